@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	roles "plantstore/deploy/postgres"
+	"plantstore/internal/auth"
+	"plantstore/internal/localpg"
+	"plantstore/internal/postgres"
+	"plantstore/migrations"
+)
+
+type devCommand struct {
+	Addr        string     `env:"PLANTSTORE_ADDR" help:"Address of the public listener. Default: 127.0.0.1:8080, or any free port when that is taken."`
+	AdminAddr   string     `env:"PLANTSTORE_ADMIN_ADDR" help:"Address of the operators' listener. Default: 127.0.0.1:9090, or any free port when that is taken."`
+	LogFormat   string     `env:"PLANTSTORE_LOG_FORMAT" enum:"json,text" default:"text" help:"Log format: ${enum}."`
+	LogLevel    slog.Level `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
+	serveTuning `embed:""`
+}
+
+// database is the name of the private database.
+const database = "plantstore"
+
+// Run serves a private database until ctx ends, and removes it.
+func (c *devCommand) Run(ctx context.Context, console *console) (err error) {
+	public, err := listenOrAny("--addr (PLANTSTORE_ADDR)", c.Addr, "127.0.0.1:8080")
+	if err != nil {
+		return err
+	}
+	admin, err := listenOrAny("--admin-addr (PLANTSTORE_ADMIN_ADDR)", c.AdminAddr, "127.0.0.1:9090")
+	if err != nil {
+		return err
+	}
+	pg, err := localpg.Start(ctx, localpg.Options{})
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil // told to stop before it had begun
+		}
+		return err
+	}
+	// An impatient second Ctrl-C must not leave the database behind.
+	ignored := make(chan os.Signal, 1)
+	signal.Notify(ignored, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(ignored)
+	defer func() { err = errors.Join(err, pg.Close()) }()
+	token, err := prepare(ctx, pg)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return explained(err)
+	}
+	fmt.Fprintf(console.out, devGreeting, public.Addr(), token, pg.Version(),
+		pg.URL("plantstore_owner", database), admin.Addr())
+	log := newLog(console.err, c.LogFormat, c.LogLevel)
+	return serve(ctx, c.serveTuning, pg.URL("plantstore_app", database), 0, log, public, admin)
+}
+
+const devGreeting = `
+The plant store runs at http://%[1]s on a private PostgreSQL %[3]s. Ctrl-C removes everything.
+
+Token: %[2]s
+
+Paste these into another terminal:
+
+  # 204: the plant is gone. The second time: 404 (40402), deleted earlier.
+  curl -i -X DELETE http://%[1]s/plants/1 -H 'Authorization: Bearer %[2]s'
+
+  # 404 (40401): there never was such a plant.
+  curl -i -X DELETE http://%[1]s/plants/999 -H 'Authorization: Bearer %[2]s'
+
+  # 409 (40900): an order still refers to the plant.
+  curl -i -X DELETE http://%[1]s/plants/3 -H 'Authorization: Bearer %[2]s'
+
+  # 401 (40100): no token.
+  curl -i -X DELETE http://%[1]s/plants/2
+
+Look inside: psql '%[4]s' -c 'TABLE plant_deletions'
+Health and metrics: curl http://%[5]s/readyz http://%[5]s/metrics
+
+`
+
+// prepare makes roles, schema, sample plants and a token.
+func prepare(ctx context.Context, pg *localpg.Server) (token string, err error) {
+	if err := postgres.Script(ctx, pg.URL("postgres", "postgres"), "CREATE DATABASE "+database); err != nil {
+		return "", err
+	}
+	if err := postgres.Script(ctx, pg.URL("postgres", database), roles.SQL); err != nil {
+		return "", err
+	}
+	owner := pg.URL("plantstore_owner", database)
+	if _, err := migrations.Up(ctx, owner); err != nil {
+		return "", err
+	}
+	// Orders are not the service's own: they stand for whatever else a store
+	// has that refers to its plants.
+	err = postgres.Script(ctx, owner, `
+		INSERT INTO plants (name) VALUES
+			('Monstera deliciosa'), ('Boston fern'), ('Peace lily'), ('Snake plant'), ('Rubber fig'),
+			('Golden pothos'), ('Aloe vera'), ('Jade plant'), ('English lavender'), ('Japanese maple');
+		CREATE TABLE order_items (
+			order_id bigint NOT NULL,
+			plant_id bigint NOT NULL REFERENCES plants ON DELETE RESTRICT,
+			quantity integer NOT NULL,
+			PRIMARY KEY (order_id, plant_id)
+		);
+		CREATE INDEX ON order_items (plant_id);
+		INSERT INTO order_items VALUES (1001, 3, 2);`)
+	if err != nil {
+		return "", err
+	}
+	db, err := postgres.Open(ctx, owner)
+	if err != nil {
+		return "", err
+	}
+	defer db.Close()
+	return db.Tokens(0).Create(ctx, "dev", []string{auth.ScopeDelete}, time.Now().AddDate(0, 0, 1))
+}
+
+// listenOrAny listens on addr or, if that is empty, on preferred or else any
+// port of the same host.
+func listenOrAny(setting, addr, preferred string) (net.Listener, error) {
+	if addr != "" {
+		return listen(setting, addr)
+	}
+	l, err := net.Listen("tcp", preferred)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		host, _, _ := net.SplitHostPort(preferred)
+		l, err = net.Listen("tcp", net.JoinHostPort(host, "0"))
+	}
+	return l, err
+}

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+)
+
+type healthcheckCommand struct {
+	AdminAddr string        `env:"PLANTSTORE_ADMIN_ADDR" default:":9090" help:"Address of the service's operators' listener."`
+	Timeout   time.Duration `default:"3s" help:"Longest wait for the answer."`
+}
+
+// Run asks /readyz. It is for containers that have no shell and no curl.
+func (c *healthcheckCommand) Run(ctx context.Context, console *console) error {
+	host, port, err := net.SplitHostPort(c.AdminAddr)
+	if err != nil {
+		return &exitError{exitUsage, fmt.Errorf("--admin-addr (PLANTSTORE_ADMIN_ADDR) is %q: %w", c.AdminAddr, err)}
+	}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = "localhost"
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return fmt.Errorf("not healthy: %w", err)
+	}
+	defer answer.Body.Close()
+	reason, err := io.ReadAll(io.LimitReader(answer.Body, 4096))
+	if err != nil {
+		return fmt.Errorf("not healthy: %w", err)
+	}
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("not healthy: %s", strings.TrimSpace(string(reason)))
+	}
+	fmt.Fprintln(console.out, "healthy")
+	return nil
+}

@@ -1,0 +1,100 @@
+// Command plantstore deletes plants over HTTP, and has what running that takes:
+// migrations, tokens, and a private database for trying it out.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+
+	"plantstore/internal/auth"
+)
+
+// Set by the linker for a release.
+var (
+	version = "dev"
+	commit  = "unknown"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// The first signal asks for an orderly end, a second one ends at once.
+	context.AfterFunc(ctx, stop)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	var e *exitError
+	switch {
+	case err == nil:
+	case errors.As(err, &e):
+		if e.err != nil {
+			fmt.Fprintf(os.Stderr, "plantstore: %v\n", e.err)
+		}
+		os.Exit(e.code)
+	default:
+		fmt.Fprintf(os.Stderr, "plantstore: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// An exitError ends the program with a code of its own.
+type exitError struct {
+	code int
+	err  error // nil: nothing more to say
+}
+
+func (e *exitError) Error() string { return fmt.Sprint(e.err) }
+func (e *exitError) Unwrap() error { return e.err }
+
+const exitUsage = 2
+
+type commands struct {
+	Dev         devCommand         `cmd:"" help:"Try it out: a private database, sample plants, a token, and curl lines to paste. Removes everything on exit."`
+	Serve       serveCommand       `cmd:"" help:"Serve deletions over HTTP."`
+	Migrate     migrateCommand     `cmd:"" help:"Change the database schema, or look at it."`
+	Token       tokenCommand       `cmd:"" help:"Issue and revoke the clients' tokens."`
+	Healthcheck healthcheckCommand `cmd:"" help:"Ask a running service whether it is ready; exit code 0 if so."`
+	Version     versionCommand     `cmd:"" help:"Print version, commit, Go and newest migration."`
+}
+
+// run runs the command that args name. Configuration comes from flags and the
+// process's environment, which libpq's PG* variables are part of.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	helped := false
+	parser, err := kong.New(&commands{},
+		kong.Name("plantstore"),
+		kong.Description("Deletes plants over HTTP: authorised, recorded, and told truthfully."),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.Writers(stdout, stderr),
+		kong.Exit(func(int) { helped = true }),
+		kong.Vars{"scope": auth.ScopeDelete},
+		kong.BindTo(ctx, (*context.Context)(nil)),
+		kong.Bind(&console{stdout, stderr}),
+	)
+	if err != nil {
+		return err
+	}
+	command, err := parser.Parse(args)
+	if helped {
+		return nil
+	}
+	if err != nil {
+		var parse *kong.ParseError
+		if errors.As(err, &parse) && parse.Context != nil && parse.Context.Error != nil {
+			// A command or flag that does not exist, or is missing.
+			parser.Stdout = stderr
+			_ = parse.Context.PrintUsage(true)
+		}
+		return &exitError{exitUsage, err}
+	}
+	return command.Run()
+}
+
+// A console is where a command writes.
+type console struct {
+	out, err io.Writer
+}

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"plantstore/internal/postgres"
+	"plantstore/internal/server"
+	"plantstore/migrations"
+)
+
+type serveCommand struct {
+	DatabaseURL string        `name:"database-url" env:"DATABASE_URL" help:"Database to serve: libpq URL or DSN, several hosts allowed. PG* variables fill the gaps."`
+	Addr        string        `env:"PLANTSTORE_ADDR" default:":8080" help:"Address of the public listener."`
+	AdminAddr   string        `env:"PLANTSTORE_ADMIN_ADDR" default:":9090" help:"Address of the operators' listener: /livez, /readyz, /metrics."`
+	DrainDelay  time.Duration `env:"PLANTSTORE_DRAIN_DELAY" default:"5s" help:"How long to go on serving, unready, after SIGTERM."`
+	LogFormat   string        `env:"PLANTSTORE_LOG_FORMAT" enum:"json,text" default:"json" help:"Log format: ${enum}."`
+	LogLevel    slog.Level    `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
+	serveTuning `embed:""`
+}
+
+// serveTuning are the settings that serve and dev share.
+type serveTuning struct {
+	RequestTimeout  time.Duration `env:"PLANTSTORE_REQUEST_TIMEOUT" default:"10s" help:"Longest work on one request."`
+	ShutdownTimeout time.Duration `env:"PLANTSTORE_SHUTDOWN_TIMEOUT" default:"20s" help:"Longest wait for requests in flight at the end."`
+	MaxInFlight     int           `env:"PLANTSTORE_MAX_IN_FLIGHT" default:"512" help:"Deletions worked on at a time; more are refused."`
+	MaxConnections  int           `env:"PLANTSTORE_MAX_CONNECTIONS" default:"16384" help:"Client connections open at a time; more wait."`
+	TokenCacheTTL   time.Duration `name:"token-cache-ttl" env:"PLANTSTORE_TOKEN_CACHE_TTL" default:"5s" help:"Longest life of a revoked token; 0s asks the database each time."`
+}
+
+// Validate refuses values that can't work.
+func (f *serveTuning) Validate() error {
+	switch {
+	case f.RequestTimeout < 100*time.Millisecond || f.RequestTimeout > 10*time.Minute:
+		return fmt.Errorf("--request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is %s: it must be from 100ms to 10m", f.RequestTimeout)
+	case f.ShutdownTimeout < 0:
+		return fmt.Errorf("--shutdown-timeout (PLANTSTORE_SHUTDOWN_TIMEOUT) is %s: it must not be negative", f.ShutdownTimeout)
+	case f.MaxInFlight < 1:
+		return fmt.Errorf("--max-in-flight (PLANTSTORE_MAX_IN_FLIGHT) is %d: it must be at least 1", f.MaxInFlight)
+	case f.MaxConnections < 1:
+		return fmt.Errorf("--max-connections (PLANTSTORE_MAX_CONNECTIONS) is %d: it must be at least 1", f.MaxConnections)
+	case f.TokenCacheTTL < 0:
+		return fmt.Errorf("--token-cache-ttl (PLANTSTORE_TOKEN_CACHE_TTL) is %s: it must not be negative", f.TokenCacheTTL)
+	}
+	return nil
+}
+
+// Validate refuses values that can't work.
+func (c *serveCommand) Validate() error {
+	if c.DrainDelay < 0 {
+		return fmt.Errorf("--drain-delay (PLANTSTORE_DRAIN_DELAY) is %s: it must not be negative", c.DrainDelay)
+	}
+	return c.serveTuning.Validate()
+}
+
+// Run serves until ctx ends. It takes both ports before anything else.
+func (c *serveCommand) Run(ctx context.Context, console *console) error {
+	public, err := listen("--addr (PLANTSTORE_ADDR)", c.Addr)
+	if err != nil {
+		return err
+	}
+	admin, err := listen("--admin-addr (PLANTSTORE_ADMIN_ADDR)", c.AdminAddr)
+	if err != nil {
+		return err
+	}
+	log := newLog(console.err, c.LogFormat, c.LogLevel)
+	return serve(ctx, c.serveTuning, c.DatabaseURL, c.DrainDelay, log, public, admin)
+}
+
+func listen(setting, addr string) (net.Listener, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) {
+			err = op.Err
+		}
+		return nil, fmt.Errorf("cannot listen on %s: %w: choose another address with %s", addr, err, setting)
+	}
+	return l, nil
+}
+
+func newLog(w io.Writer, format string, level slog.Level) *slog.Logger {
+	options := &slog.HandlerOptions{Level: level}
+	if format == "text" {
+		return slog.New(slog.NewTextHandler(w, options))
+	}
+	return slog.New(slog.NewJSONHandler(w, options))
+}
+
+// serve wires the service and runs it until ctx ends.
+func serve(ctx context.Context, f serveTuning, databaseURL string, drainDelay time.Duration, log *slog.Logger,
+	public, admin net.Listener) error {
+	// The pool outlives ctx: requests in flight end first.
+	db, err := postgres.Open(context.WithoutCancel(ctx), databaseURL)
+	if err != nil {
+		return errors.New(postgres.Explain(err))
+	}
+	defer db.Close()
+	tokens := db.Tokens(f.TokenCacheTTL)
+	versions := migrations.Versions()
+	ready := func(ctx context.Context) error { return db.Ready(ctx, versions) }
+	srv := server.New(server.Config{
+		Plants: db.Plants(), Tokens: tokens, Ready: ready,
+		Pool:           func() server.PoolStats { return server.PoolStats(db.Stats()) },
+		Log:            log,
+		RequestTimeout: f.RequestTimeout, DrainDelay: drainDelay, ShutdownTimeout: f.ShutdownTimeout,
+		MaxInFlight: f.MaxInFlight, MaxConnections: f.MaxConnections,
+		Build: server.Build{Version: version, Commit: commit, Schema: migrations.Latest()},
+	})
+
+	background, stop := context.WithCancel(ctx)
+	var tasks sync.WaitGroup
+	tasks.Go(func() { tokens.NoteUse(background) })
+	tasks.Go(func() { logReadiness(background, log, ready) })
+	defer tasks.Wait()
+	defer stop()
+
+	log.Info("serving", "addr", public.Addr().String(), "admin_addr", admin.Addr().String(),
+		"version", version, "commit", commit, "schema", migrations.Latest())
+	if err := srv.Serve(ctx, public, admin); err != nil {
+		return err
+	}
+	log.Info("stopped")
+	return nil
+}
+
+// logReadiness says when the service becomes ready, and while it is not, why:
+// once for each reason.
+func logReadiness(ctx context.Context, log *slog.Logger, ready func(context.Context) error) {
+	const every, atMost = time.Second, 5 * time.Second
+	last := "unknown"
+	for {
+		once, cancel := context.WithTimeout(ctx, atMost)
+		err := ready(once)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		switch {
+		case err == nil && last != "":
+			log.Info("ready")
+			last = ""
+		case err != nil && err.Error() != last:
+			log.Warn("not ready", "reason", err.Error())
+			last = err.Error()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(every):
+		}
+	}
+}

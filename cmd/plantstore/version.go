@@ -1,0 +1,17 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+
+	"plantstore/migrations"
+)
+
+type versionCommand struct{}
+
+// Run prints what this is.
+func (c *versionCommand) Run(console *console) error {
+	fmt.Fprintf(console.out, "plantstore %s\ncommit     %s\ngo         %s\nmigration  %d\n",
+		version, commit, runtime.Version(), migrations.Latest())
+	return nil
+}

@@ -1,0 +1,94 @@
+// Package auth knows bearer tokens: how they are made, how they arrive in a
+// request, and what their holder may do. It stores nothing.
+package auth
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"time"
+)
+
+// ScopeDelete allows deleting plants.
+const ScopeDelete = "plants:delete"
+
+// A Principal is who a request is made for: the holder of a token.
+type Principal struct {
+	Name   string
+	Scopes []string
+}
+
+// Has reports whether the principal was granted scope.
+func (p Principal) Has(scope string) bool { return slices.Contains(p.Scopes, scope) }
+
+// A Token is what is known of an issued token; the token itself is not.
+type Token struct {
+	Principal
+	CreatedAt  time.Time
+	ExpiresAt  time.Time // zero if it never expires
+	RevokedAt  time.Time // zero unless revoked
+	LastUsedAt time.Time // zero if never used; noted at most once a minute
+}
+
+// ValidAt reports whether the token is good at t.
+func (t Token) ValidAt(at time.Time) bool {
+	return (t.ExpiresAt.IsZero() || at.Before(t.ExpiresAt)) && (t.RevokedAt.IsZero() || at.Before(t.RevokedAt))
+}
+
+// Why a request is not authenticated.
+var (
+	// ErrNoCredentials: no Authorization header, or a scheme other than Bearer.
+	ErrNoCredentials = errors.New("no bearer token")
+	// ErrMalformed: an Authorization header that cannot be read, or several.
+	ErrMalformed = errors.New("malformed Authorization header")
+	// ErrInvalidToken: not one of our tokens, or unknown, expired or revoked.
+	ErrInvalidToken = errors.New("invalid token")
+)
+
+// maxToken bounds what is read as a token, in bytes.
+const maxToken = 4096
+
+// FromHeader returns the token in the values of a request's Authorization
+// headers. The scheme's case does not matter (RFC 9110, 11.1); the token has the
+// characters of b64token (RFC 6750, 2.1). It returns ErrNoCredentials or
+// ErrMalformed, and never guesses which of two headers is meant.
+func FromHeader(values []string) (string, error) {
+	switch len(values) {
+	case 0:
+		return "", ErrNoCredentials
+	case 1:
+	default:
+		return "", ErrMalformed
+	}
+	scheme, rest, _ := strings.Cut(values[0], " ")
+	if scheme == "" {
+		return "", ErrMalformed
+	}
+	if !strings.EqualFold(scheme, "Bearer") {
+		return "", ErrNoCredentials
+	}
+	token := strings.TrimLeft(rest, " ")
+	if !isB64Token(token) {
+		return "", ErrMalformed
+	}
+	return token, nil
+}
+
+// isB64Token reports whether s is 1*( ALPHA / DIGIT / "-" / "." / "_" / "~" /
+// "+" / "/" ) *"=".
+func isB64Token(s string) bool {
+	body := strings.TrimRight(s, "=")
+	if body == "" || len(s) > maxToken {
+		return false
+	}
+	for i := range len(body) {
+		c := body[i]
+		switch {
+		case 'A' <= c && c <= 'Z', 'a' <= c && c <= 'z', '0' <= c && c <= '9':
+		case strings.IndexByte("-._~+/", c) >= 0:
+		default:
+			return false
+		}
+	}
+	return true
+}

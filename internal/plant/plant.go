@@ -1,0 +1,83 @@
+// Package plant is the domain: which plant is to go, on whose behalf, and what
+// came of it. It knows neither HTTP nor SQL.
+package plant
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// ID identifies a plant. Zero and negative numbers are ids like any other.
+type ID int64
+
+// ErrBadID is returned by ParseID.
+var ErrBadID = errors.New("not a canonical decimal int64")
+
+// ParseID reads the one way of writing an id: 0, or an optional '-' and decimal
+// digits without a leading zero, in the range of int64. Everything else is
+// ErrBadID: two spellings of one id would be two resources that are one.
+func ParseID(s string) (ID, error) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || strconv.FormatInt(n, 10) != s {
+		return 0, ErrBadID
+	}
+	return ID(n), nil
+}
+
+// A Deletion is a request to delete one plant.
+type Deletion struct {
+	Plant ID
+	// Principal is who asks: the name of the API token.
+	Principal string
+	// RequestID is recorded with the deletion, for finding it in the logs.
+	RequestID string
+	// Key makes the deletion happen once, however often it is tried: principal,
+	// plant and key together name one deletion for good. Never empty.
+	Key string
+}
+
+// A Result tells how a deletion that succeeded came about.
+type Result struct {
+	// Replayed is set when an earlier request with the same key had deleted the
+	// plant already. Nothing was changed this time.
+	Replayed bool
+}
+
+// What can come of a deletion, other than success. All but ErrUnknown mean that
+// the plant was not deleted by this request.
+var (
+	// ErrNotFound: no such plant, and none was ever deleted here.
+	ErrNotFound = errors.New("no such plant")
+	// ErrUnavailable: the database could not be reached in time.
+	ErrUnavailable = errors.New("database unavailable")
+	// ErrBusy: the row or table was locked, or the statement took too long, and
+	// the database rolled it back.
+	ErrBusy = errors.New("database busy")
+	// ErrOverloaded: too much is going on already; nothing was tried.
+	ErrOverloaded = errors.New("too many requests in flight")
+	// ErrUnknown: the connection was lost while the database was committing, and
+	// what became of the deletion was not to be learned in time. The same
+	// deletion with the same key can be tried again and will tell.
+	ErrUnknown = errors.New("outcome unknown")
+)
+
+// DeletedEarlierError is returned for a plant that another request, or somebody
+// with direct access to the database, has deleted.
+type DeletedEarlierError struct {
+	At time.Time
+}
+
+func (e *DeletedEarlierError) Error() string {
+	return fmt.Sprintf("deleted earlier, at %s", e.At.UTC().Format(time.RFC3339))
+}
+
+// ReferencedError is returned for a plant that rows of another table refer to.
+type ReferencedError struct {
+	Table string
+}
+
+func (e *ReferencedError) Error() string {
+	return fmt.Sprintf("referred to by table %q", e.Table)
+}

@@ -1,0 +1,261 @@
+// Package postgres keeps the service's data: it deletes plants, reads the ledger
+// and looks tokens up. It is the one place that knows what a driver error means
+// and whether trying again is safe; no driver error leaves it undigested.
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// DB is a pool of connections to the store's database.
+type DB struct {
+	pool *pgxpool.Pool
+	// host names the server or servers, for messages.
+	host string
+}
+
+const (
+	// connectTimeout bounds one dial, unless the URL has a connect_timeout.
+	connectTimeout = 2 * time.Second
+	// pingTimeout bounds the check of a connection that idled for a second. It
+	// is what a peer that silently went away costs a request.
+	pingTimeout = 250 * time.Millisecond
+)
+
+// Open prepares a pool for the database. url is a libpq URL or DSN, in which
+// several hosts and pgxpool's own settings (pool_max_conns and friends) may
+// stand; libpq's PG* variables fill the gaps. Open does not connect: a database
+// that is down now may be up when the first request comes.
+func Open(ctx context.Context, url string) (*DB, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	conn := config.ConnConfig
+	if conn.ConnectTimeout == 0 {
+		conn.ConnectTimeout = connectTimeout
+	}
+	if config.PingTimeout == 0 {
+		config.PingTimeout = pingTimeout
+	}
+	if conn.RuntimeParams["application_name"] == "" {
+		conn.RuntimeParams["application_name"] = "plantstore"
+	}
+	conn.DialFunc = (&net.Dialer{
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 3},
+	}).DialContext
+	config.AfterConnect = prepareSession
+
+	db := &DB{host: hosts(&conn.Config)}
+	closeOnFatal := conn.OnPgError
+	conn.OnPgError = func(c *pgconn.PgConn, e *pgconn.PgError) bool {
+		if e.Code == readOnlyTransaction {
+			// A demoted primary: none of the connections to it is of use now.
+			db.pool.Reset()
+			return false
+		}
+		return closeOnFatal(c, e)
+	}
+	db.pool, err = pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	return db, nil
+}
+
+// prepareSession bounds how long anything of ours can hold a lock when we are no
+// longer there to let it go. These are plain SETs, not start-up parameters,
+// because PgBouncer refuses a connection that comes with the latter.
+func prepareSession(ctx context.Context, conn *pgx.Conn) error {
+	// Deletions set a shorter statement_timeout of their own. The keep-alives
+	// let the server notice within 8 s that we are gone. A cluster that has
+	// synchronous_commit off would answer before the commit is durable.
+	_, err := conn.Exec(ctx, `
+		SET statement_timeout = '10s';
+		SET lock_timeout = '5s';
+		SET idle_in_transaction_session_timeout = '5s';
+		SET tcp_keepalives_idle = 5;
+		SET tcp_keepalives_interval = 1;
+		SET tcp_keepalives_count = 3;
+		SELECT set_config('synchronous_commit', 'on', false)
+			WHERE current_setting('synchronous_commit') = 'off';`)
+	if err != nil {
+		return fmt.Errorf("prepare session: %w", err)
+	}
+	return nil
+}
+
+// Script runs statements, separated by semicolons, in one transaction unless they
+// say otherwise. It is for setting a database up.
+func Script(ctx context.Context, url, sql string) error {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	_, err = conn.Exec(ctx, sql)
+	return err
+}
+
+// Close waits for the connections in use to be given back, and ends them all.
+func (db *DB) Close() { db.pool.Close() }
+
+// Stats are the pool's figures. Counts are since the start.
+type Stats struct {
+	MaxConns, TotalConns, AcquiredConns, IdleConns int32
+	Acquires, EmptyAcquires, CanceledAcquires      int64
+	AcquireWait                                    time.Duration
+	NewConns                                       int64
+}
+
+// Stats returns the pool's figures as of now.
+func (db *DB) Stats() Stats {
+	s := db.pool.Stat()
+	return Stats{
+		MaxConns: s.MaxConns(), TotalConns: s.TotalConns(), AcquiredConns: s.AcquiredConns(), IdleConns: s.IdleConns(),
+		Acquires: s.AcquireCount(), EmptyAcquires: s.EmptyAcquireCount(), CanceledAcquires: s.CanceledAcquireCount(),
+		AcquireWait: s.EmptyAcquireWaitTime(), NewConns: s.NewConnsCount(),
+	}
+}
+
+// Ready returns nil when a writable primary answers and has every migration of
+// versions. Otherwise the error is a sentence for an operator.
+func (db *DB) Ready(ctx context.Context, versions []int64) error {
+	var readOnly bool
+	if err := db.pool.QueryRow(ctx,
+		`SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool`).Scan(&readOnly); err != nil {
+		return db.explain(err)
+	}
+	if readOnly {
+		return fmt.Errorf("the database at %s is read-only: a standby, or a demoted primary", db.host)
+	}
+	missing, err := db.missing(ctx, versions)
+	if err != nil {
+		return db.explain(err)
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("the schema is behind: migrations %s are missing; apply them with 'plantstore migrate up'",
+			strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// missing returns which of versions the database does not have.
+func (db *DB) missing(ctx context.Context, versions []int64) ([]string, error) {
+	rows, err := db.pool.Query(ctx, `SELECT version_id FROM goose_db_version WHERE is_applied`)
+	if err == nil {
+		var applied []int64
+		applied, err = pgx.CollectRows(rows, pgx.RowTo[int64])
+		if err == nil {
+			has := make(map[int64]bool, len(applied))
+			for _, v := range applied {
+				has[v] = true
+			}
+			var missing []string
+			for _, v := range versions {
+				if !has[v] {
+					missing = append(missing, strconv.FormatInt(v, 10))
+				}
+			}
+			return missing, nil
+		}
+	}
+	switch sqlState(err) {
+	case undefinedTable, insufficientPrivilege:
+		// Never migrated, or not as far as the grants to our role.
+		missing := make([]string, len(versions))
+		for i, v := range versions {
+			missing[i] = strconv.FormatInt(v, 10)
+		}
+		return missing, nil
+	}
+	return nil, err
+}
+
+func (db *DB) explain(err error) error { return errors.New(Explain(err)) }
+
+// Explain says in one plain sentence why a database could not be used, and what
+// to look at. It tells host, database and role, never a password.
+func Explain(err error) string {
+	var parse *pgconn.ParseConfigError
+	if errors.As(err, &parse) {
+		// The text of a parse error can quote a URL that is too broken to redact.
+		return "DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database"
+	}
+	var connect *pgconn.ConnectError
+	var pg *pgconn.PgError
+	if !errors.As(err, &connect) {
+		if errors.As(err, &pg) {
+			if pg.Hint != "" {
+				return fmt.Sprintf("%s (SQLSTATE %s; hint: %s)", pg.Message, pg.Code, pg.Hint)
+			}
+			return fmt.Sprintf("%s (SQLSTATE %s)", pg.Message, pg.Code)
+		}
+		if errors.Is(err, context.DeadlineExceeded) {
+			return "the database did not answer in time"
+		}
+		return err.Error()
+	}
+	c := connect.Config
+	at := hosts(c)
+	if errors.As(err, &pg) {
+		switch pg.Code {
+		case "28P01":
+			return fmt.Sprintf("the password for role %q is wrong at %s: correct it in DATABASE_URL", c.User, at)
+		case "28000":
+			return fmt.Sprintf("role %q may not log in to database %q at %s: %s", c.User, c.Database, at, pg.Message)
+		case "3D000":
+			return fmt.Sprintf("there is no database %q at %s: create it, or correct DATABASE_URL", c.Database, at)
+		case "53300":
+			return fmt.Sprintf("the server at %s has no connection left for role %q", at, c.User)
+		case "57P03":
+			return fmt.Sprintf("the server at %s is starting up, shutting down or recovering", at)
+		}
+		return fmt.Sprintf("the server at %s refused the connection: %s (SQLSTATE %s)", at, pg.Message, pg.Code)
+	}
+	var dns *net.DNSError
+	why := "it cannot be reached"
+	switch {
+	case errors.As(err, &dns):
+		why = "the name " + strconv.Quote(dns.Name) + " is not known"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		why = "connection refused"
+	case errors.Is(err, syscall.ENOENT):
+		why = "the socket does not exist"
+	case errors.Is(err, context.DeadlineExceeded):
+		why = "it does not answer"
+	case errors.Is(err, pgconn.ErrReadOnlyConnection), errors.Is(err, pgconn.ErrStandbyConnection):
+		why = "it is not a writable primary"
+	}
+	return fmt.Sprintf("cannot connect to PostgreSQL at %s: %s: is it running, and is DATABASE_URL right?", at, why)
+}
+
+// hosts lists the servers of a configuration, in the order they are tried.
+func hosts(c *pgconn.Config) string {
+	at := []string{address(c.Host, c.Port)}
+	for _, f := range c.Fallbacks {
+		a := address(f.Host, f.Port)
+		if a != at[len(at)-1] { // TLS and plain are two entries for one host
+			at = append(at, a)
+		}
+	}
+	return strings.Join(at, ", ")
+}
+
+func address(host string, port uint16) string {
+	if strings.HasPrefix(host, "/") {
+		return host
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(port)))
+}

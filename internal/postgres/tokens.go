@@ -1,0 +1,254 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sync/singleflight"
+
+	"plantstore/internal/auth"
+	"plantstore/internal/plant"
+)
+
+const (
+	// cachedTokens bounds the cache of tokens that are in use.
+	cachedTokens = 1024
+	// concurrentLookups bounds how many different tokens are looked up at a
+	// time, so that a flood of made-up ones cannot fill the pool's queue.
+	concurrentLookups = 64
+	// lastUseEvery is how precisely a token's last use is known.
+	lastUseEvery = time.Minute
+)
+
+// Tokens looks tokens up, and issues and revokes them.
+type Tokens struct {
+	db      *DB
+	ttl     time.Duration
+	cache   *lru.Cache[auth.Digest, cached]
+	flights singleflight.Group
+	lookups *semaphore.Weighted
+	used    chan string // names of tokens whose last use is to be noted
+}
+
+type cached struct {
+	token  auth.Token
+	readAt time.Time
+}
+
+// Tokens returns the tokens of the database. What was read of one is believed
+// for ttl: the longest that a revoked token can live.
+func (db *DB) Tokens(ttl time.Duration) *Tokens {
+	cache, err := lru.New[auth.Digest, cached](cachedTokens)
+	if err != nil {
+		panic(err) // only for a size that is not positive
+	}
+	return &Tokens{
+		db: db, ttl: ttl, cache: cache,
+		lookups: semaphore.NewWeighted(concurrentLookups),
+		used:    make(chan string, cachedTokens),
+	}
+}
+
+// Authenticate returns whom a token was issued to. It returns
+// auth.ErrInvalidToken for a token that is unknown, expired or revoked;
+// plant.ErrUnavailable when the database could not be asked before ctx's
+// deadline, which says nothing of the token; and plant.ErrOverloaded when too
+// many look-ups are under way.
+func (t *Tokens) Authenticate(ctx context.Context, token string) (auth.Principal, error) {
+	digest, err := auth.DigestOf(token)
+	if err != nil {
+		return auth.Principal{}, err
+	}
+	now := time.Now()
+	c, ok := t.cache.Get(digest)
+	if !ok || now.Sub(c.readAt) >= t.ttl {
+		if c.token, err = t.lookUp(ctx, digest); err != nil {
+			return auth.Principal{}, err
+		}
+	}
+	if !c.token.ValidAt(now) {
+		return auth.Principal{}, auth.ErrInvalidToken
+	}
+	return c.token.Principal, nil
+}
+
+// lookUp reads a token, together with whoever else wants the same one now, and
+// goes on trying until the deadline.
+func (t *Tokens) lookUp(ctx context.Context, digest auth.Digest) (auth.Token, error) {
+	pause := backoff()
+	for {
+		flight := t.flights.DoChan(string(digest[:]), func() (any, error) { return t.read(digest) })
+		var err error
+		select {
+		case <-ctx.Done():
+			return auth.Token{}, wrap(plant.ErrUnavailable, ctx.Err())
+		case r := <-flight:
+			if r.Err == nil {
+				return r.Val.(auth.Token), nil
+			}
+			err = r.Err
+		}
+		if errors.Is(err, auth.ErrInvalidToken) || errors.Is(err, plant.ErrOverloaded) {
+			return auth.Token{}, err
+		}
+		v := judge(err, false)
+		if !v.retry {
+			return auth.Token{}, wrap(plant.ErrUnavailable, err)
+		}
+		wait, _ := pause.Next()
+		select {
+		case <-ctx.Done():
+			return auth.Token{}, wrap(plant.ErrUnavailable, err)
+		case <-time.After(wait):
+		}
+	}
+}
+
+// read reads a token once. It has a time limit of its own, because no one of the
+// requests that wait for it may end it for the others.
+func (t *Tokens) read(digest auth.Digest) (auth.Token, error) {
+	if !t.lookups.TryAcquire(1) {
+		return auth.Token{}, plant.ErrOverloaded
+	}
+	defer t.lookups.Release(1)
+	ctx, cancel := context.WithTimeout(context.Background(), connectTimeout)
+	defer cancel()
+
+	readAt := time.Now()
+	tok, err := scanToken(t.db.pool.QueryRow(ctx, `
+		SELECT name, scopes, created_at, expires_at, revoked_at, last_used_at
+		FROM api_tokens WHERE digest = $1`, digest[:]))
+	if errors.Is(err, pgx.ErrNoRows) {
+		t.cache.Remove(digest)
+		return auth.Token{}, auth.ErrInvalidToken
+	}
+	if err != nil {
+		return auth.Token{}, err
+	}
+	t.cache.Add(digest, cached{tok, readAt})
+	if tok.ValidAt(readAt) && readAt.Sub(tok.LastUsedAt) >= lastUseEvery {
+		select {
+		case t.used <- tok.Name:
+		default: // it will be noted another time
+		}
+	}
+	return tok, nil
+}
+
+// NoteUse writes down the last use of the tokens that are authenticated, until
+// ctx ends. A use that cannot be written down is forgotten: it must cost no
+// request anything.
+func (t *Tokens) NoteUse(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case name := <-t.used:
+			once, cancel := context.WithTimeout(ctx, connectTimeout)
+			// The condition holds when several replicas noticed the same use.
+			_, _ = t.db.pool.Exec(once, `
+				UPDATE api_tokens SET last_used_at = now()
+				WHERE name = $1 AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')`, name)
+			cancel()
+		}
+	}
+}
+
+// Errors of issuing and revoking.
+var (
+	// ErrTokenExists: a token with that name was issued before.
+	ErrTokenExists = errors.New("a token with this name exists")
+	// ErrTokenName: the name has other characters than letters, digits and
+	// ". _ @ -", or more than 63 of them, or does not start with a letter or digit.
+	ErrTokenName = errors.New("not a token name")
+	// ErrNoToken: there is no token with that name.
+	ErrNoToken = errors.New("no token with this name")
+)
+
+// Create issues a token that is good until expires (zero: for ever) and returns
+// it. Only its digest is stored: it cannot be shown again. It returns
+// ErrTokenExists or ErrTokenName.
+func (t *Tokens) Create(ctx context.Context, name string, scopes []string, expires time.Time) (string, error) {
+	token := auth.NewToken()
+	digest, err := auth.DigestOf(token)
+	if err != nil {
+		return "", err
+	}
+	_, err = t.db.pool.Exec(ctx, `
+		INSERT INTO api_tokens (name, digest, scopes, expires_at) VALUES ($1, $2, $3, $4)`,
+		name, digest[:], scopes, orNull(expires))
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		switch pg.ConstraintName {
+		case "api_tokens_pkey":
+			return "", ErrTokenExists
+		case "api_tokens_name_check":
+			return "", ErrTokenName
+		}
+	}
+	if err != nil {
+		return "", fmt.Errorf("create token: %w", t.db.explain(err))
+	}
+	return token, nil
+}
+
+// List returns every token ever issued, by name.
+func (t *Tokens) List(ctx context.Context) ([]auth.Token, error) {
+	rows, err := t.db.pool.Query(ctx, `
+		SELECT name, scopes, created_at, expires_at, revoked_at, last_used_at FROM api_tokens ORDER BY name`)
+	if err != nil {
+		return nil, fmt.Errorf("list tokens: %w", t.db.explain(err))
+	}
+	tokens, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (auth.Token, error) { return scanToken(row) })
+	if err != nil {
+		return nil, fmt.Errorf("list tokens: %w", t.db.explain(err))
+	}
+	return tokens, nil
+}
+
+// Revoke ends a token. It returns when it had been revoked before, unless zero,
+// or ErrNoToken.
+func (t *Tokens) Revoke(ctx context.Context, name string) (before time.Time, err error) {
+	var at *time.Time
+	// The subquery reads the row as it was before this statement.
+	err = t.db.pool.QueryRow(ctx, `
+		UPDATE api_tokens SET revoked_at = coalesce(revoked_at, now()) WHERE name = $1
+		RETURNING (SELECT revoked_at FROM api_tokens WHERE name = $1)`, name).Scan(&at)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return time.Time{}, ErrNoToken
+	}
+	if err != nil {
+		return time.Time{}, fmt.Errorf("revoke token: %w", t.db.explain(err))
+	}
+	return orZero(at), nil
+}
+
+// scanToken reads name, scopes, created_at, expires_at, revoked_at and
+// last_used_at.
+func scanToken(row pgx.Row) (auth.Token, error) {
+	var t auth.Token
+	var expires, revoked, lastUsed *time.Time
+	err := row.Scan(&t.Name, &t.Scopes, &t.CreatedAt, &expires, &revoked, &lastUsed)
+	t.ExpiresAt, t.RevokedAt, t.LastUsedAt = orZero(expires), orZero(revoked), orZero(lastUsed)
+	return t, err
+}
+
+func orZero(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return *t
+}
+
+func orNull(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}

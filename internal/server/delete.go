@@ -1,0 +1,75 @@
+package server
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/labstack/echo/v4"
+
+	"plantstore/internal/plant"
+)
+
+// maxBody bounds the body of a request, in bytes. A deletion needs none, and
+// none is read (RFC 9110, 9.3.5), but some clients send an empty object.
+const maxBody = 4 << 10
+
+// deletePlant answers DELETE /plants/{id}.
+func (s *Server) deletePlant(c echo.Context) error {
+	if c.Request().ContentLength > maxBody {
+		return errTooLarge
+	}
+	key, err := idempotencyKey(c.Request().Header)
+	if err != nil {
+		return err
+	}
+	id, err := plant.ParseID(c.Param("id"))
+	if err != nil {
+		return err
+	}
+	x := exchangeOf(c)
+	x.plant = c.Param("id")
+
+	if !s.inFlight.TryAcquire(1) {
+		s.metrics.deletion(plant.Result{}, plant.ErrOverloaded)
+		return plant.ErrOverloaded
+	}
+	defer s.inFlight.Release(1)
+	s.metrics.inFlight.Inc()
+	defer s.metrics.inFlight.Dec()
+	result, err := s.Plants.Delete(c.Request().Context(), plant.Deletion{
+		Plant: id, Principal: x.principal.Name, RequestID: x.requestID, Key: key,
+	})
+	s.metrics.deletion(result, err)
+	if err != nil {
+		return err
+	}
+	if result.Replayed {
+		c.Response().Header().Set(headerReplayed, "true")
+	}
+	return c.NoContent(http.StatusNoContent)
+}
+
+// idempotencyKey returns the client's key, without the quotes of the
+// structured-field form, or a new one where the client sent none.
+func idempotencyKey(h http.Header) (string, error) {
+	values, sent := h[headerIdempotencyKey]
+	if !sent {
+		return newID(), nil
+	}
+	if len(values) != 1 {
+		return "", errBadKey
+	}
+	key := values[0]
+	if len(key) >= 2 && strings.HasPrefix(key, `"`) && strings.HasSuffix(key, `"`) {
+		key = key[1 : len(key)-1]
+	}
+	if len(key) < 1 || len(key) > 255 {
+		return "", errBadKey
+	}
+	for i := range len(key) {
+		if key[i] < '!' || key[i] > '~' {
+			return "", errBadKey
+		}
+	}
+	return key, nil
+}

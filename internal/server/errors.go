@@ -1,0 +1,147 @@
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"plantstore/internal/auth"
+	"plantstore/internal/plant"
+)
+
+// Errors of requests that get no further than this package.
+var (
+	errBadKey   = errors.New("malformed Idempotency-Key")
+	errScope    = errors.New("scope missing")
+	errNoRoute  = errors.New("no such route")
+	errMethod   = errors.New("method not allowed")
+	errTooLarge = errors.New("request body too large")
+)
+
+// errorBody is the body of every error answer.
+type errorBody struct {
+	Error   int32  `json:"error"`
+	Message string `json:"message"`
+}
+
+const (
+	realm = `Bearer realm="plantstore"`
+	// retryAfter is the Retry-After of answers that may be better next time, in
+	// seconds.
+	retryAfter = "1"
+)
+
+// A refusal is how an error is answered.
+type refusal struct {
+	is        func(error) bool
+	code      int32 // the first three digits are the status
+	message   func(error) string
+	challenge string // WWW-Authenticate
+}
+
+func (r refusal) status() int { return int(r.code / 100) }
+
+// catalogue is every error answer there is, and the codes are for good: clients
+// switch on them. The first row that fits is taken.
+var catalogue = []refusal{
+	{is(auth.ErrMalformed), 40000, text("The Authorization header cannot be read: send it once, as \"Authorization: Bearer <token>\"."),
+		realm + `, error="invalid_request"`},
+	{is(plant.ErrBadID), 40001, text("The id in the path is not a plant id: write it as a decimal 64-bit integer without leading zeros or signs other than a minus, such as 42."), ""},
+	{is(errBadKey), 40002, text("The Idempotency-Key header cannot be used: send it at most once, with 1 to 255 visible ASCII characters."), ""},
+	{is(auth.ErrNoCredentials), 40100, text("This needs a bearer token: send \"Authorization: Bearer <token>\"."), realm},
+	{is(auth.ErrInvalidToken), 40101, text("The token is unknown, expired or revoked: ask an operator for a new one."),
+		realm + `, error="invalid_token"`},
+	{is(errScope), 40300, text("The token does not allow deleting plants: it lacks the scope " + auth.ScopeDelete + "."),
+		realm + `, error="insufficient_scope", scope="` + auth.ScopeDelete + `"`},
+	{is(errNoRoute), 40400, text("There is nothing at this path: plants are deleted with DELETE /plants/{id}."), ""},
+	{is(plant.ErrNotFound), 40401, text("There is no plant with this id, and none was ever deleted here."), ""},
+	{isA[*plant.DeletedEarlierError], 40402, deletedEarlier, ""},
+	{is(errMethod), 40500, text("This method is not allowed here: see the Allow header."), ""},
+	{isA[*plant.ReferencedError], 40900, referenced, ""},
+	{is(errTooLarge), 41300, text(fmt.Sprintf("The request body is larger than %d bytes: a deletion needs none.", maxBody)), ""},
+	{is(plant.ErrUnknown), 50400, text("The connection to the database was lost while it was deleting: the plant may be gone or not. Send the same request with the same Idempotency-Key again to find out."), ""},
+	{is(plant.ErrUnavailable), 50300, text("The database cannot be reached. The plant was not deleted: try again later."), ""},
+	{is(plant.ErrBusy), 50301, text("The plant is locked by other work in the database. It was not deleted: try again later."), ""},
+	{is(plant.ErrOverloaded), 50302, text("Too many requests are in flight. The plant was not deleted: try again later."), ""},
+	{func(error) bool { return true }, 50000, text("Something is wrong in this service, and the plant was not deleted. Tell its operators the X-Request-Id of this answer."), ""},
+}
+
+func is(target error) func(error) bool {
+	return func(err error) bool { return errors.Is(err, target) }
+}
+
+func isA[T error](err error) bool {
+	_, ok := errors.AsType[T](err)
+	return ok
+}
+
+func text(s string) func(error) string {
+	return func(error) string { return s }
+}
+
+func deletedEarlier(err error) string {
+	e, _ := errors.AsType[*plant.DeletedEarlierError](err)
+	return fmt.Sprintf("This plant was deleted earlier, by another request, at %s.", e.At.UTC().Format(time.RFC3339))
+}
+
+func referenced(err error) string {
+	e, _ := errors.AsType[*plant.ReferencedError](err)
+	return fmt.Sprintf("Rows of table %q still refer to this plant: remove them first.", e.Table)
+}
+
+// fail writes the answer to a request that failed, and returns its code; 0 if an
+// answer was under way already.
+func (s *Server) fail(c echo.Context, err error) int32 {
+	if c.Response().Committed {
+		return 0
+	}
+	err = fromEcho(err)
+	i := slices.IndexFunc(catalogue, func(r refusal) bool { return r.is(err) })
+	r := catalogue[i]
+	header := c.Response().Header()
+	if r.challenge != "" {
+		header.Set(echo.HeaderWWWAuthenticate, r.challenge)
+	}
+	if r.status() >= 500 {
+		header.Set(echo.HeaderRetryAfter, retryAfter)
+	}
+	if r.status() == http.StatusMethodNotAllowed {
+		header.Set(echo.HeaderAllow, allowed(c))
+	}
+	header.Set(echo.HeaderContentType, echo.MIMEApplicationJSON)
+	c.Response().WriteHeader(r.status())
+	body := json.NewEncoder(c.Response())
+	body.SetEscapeHTML(false) // nobody renders it, people read it
+	// A client that went away needs no answer.
+	_ = body.Encode(errorBody{r.code, r.message(err)})
+	return r.code
+}
+
+// fromEcho turns the router's own errors into ours.
+func fromEcho(err error) error {
+	he, ok := errors.AsType[*echo.HTTPError](err)
+	switch {
+	case !ok:
+		return err
+	case he.Code == http.StatusNotFound:
+		return errNoRoute
+	case he.Code == http.StatusMethodNotAllowed:
+		return errMethod
+	default:
+		return err
+	}
+}
+
+// allowed is the Allow header of a path whose method was refused. Echo's own has
+// OPTIONS in it, which would be answered with a 204: the one answer that means
+// "deleted" here.
+func allowed(c echo.Context) string {
+	methods, _ := c.Get(echo.ContextKeyHeaderAllow).(string)
+	return strings.TrimPrefix(methods, http.MethodOptions+", ")
+}

@@ -1,0 +1,185 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/labstack/echo/v4"
+
+	"plantstore/internal/auth"
+)
+
+const (
+	headerRequestID      = "X-Request-Id"
+	headerIdempotencyKey = "Idempotency-Key"
+	headerReplayed       = "Idempotency-Replayed"
+)
+
+// An exchange is what is known of a request while it is served.
+type exchange struct {
+	requestID string
+	principal auth.Principal
+	plant     string // the id, once it was read
+}
+
+const exchangeKey = "exchange"
+
+func exchangeOf(c echo.Context) *exchange { return c.Get(exchangeKey).(*exchange) }
+
+// observe gives each request its id, turns an error into an answer, and puts
+// down what happened: one log line and the metrics.
+func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		start := time.Now()
+		x := &exchange{requestID: requestID(c.Request())}
+		c.Set(exchangeKey, x)
+		header := c.Response().Header()
+		header.Set(headerRequestID, x.requestID)
+		if s.draining.Load() {
+			header.Set("Connection", "close")
+		}
+
+		var err error
+		if c.Request().Method == http.MethodOptions && c.Get(echo.ContextKeyHeaderAllow) != nil {
+			err = errMethod // see allowed
+		} else {
+			err = next(c)
+		}
+		var code int32
+		if err != nil {
+			code = s.fail(c, err)
+		}
+
+		took := time.Since(start)
+		status := c.Response().Status
+		route := routeOf(c)
+		s.metrics.request(route, status, code, took)
+		level := slog.LevelInfo
+		attrs := make([]slog.Attr, 0, 9)
+		attrs = append(attrs,
+			slog.String("method", c.Request().Method),
+			slog.String("route", route),
+			slog.Int("status", status),
+			slog.Int("error", int(code)),
+			slog.Float64("duration_ms", float64(took.Microseconds())/1000),
+			slog.String("request_id", x.requestID))
+		if x.principal.Name != "" {
+			attrs = append(attrs, slog.String("principal", x.principal.Name))
+		}
+		if x.plant != "" {
+			attrs = append(attrs, slog.String("plant_id", x.plant))
+		}
+		if status >= 500 {
+			level = slog.LevelError
+			attrs = append(attrs, slog.String("cause", err.Error()))
+		}
+		s.Log.LogAttrs(context.Background(), level, "request", attrs...)
+		return nil
+	}
+}
+
+// routeOf is the route's pattern, which no client controls.
+func routeOf(c echo.Context) string {
+	if c.Path() == "" {
+		return "none"
+	}
+	return c.Path()
+}
+
+// requestID returns the client's own X-Request-Id if it is fit to be logged and
+// stored, else a new one.
+func requestID(r *http.Request) string {
+	if values := r.Header[headerRequestID]; len(values) == 1 && isRequestID(values[0]) {
+		return values[0]
+	}
+	return newID()
+}
+
+func isRequestID(s string) bool {
+	if len(s) < 1 || len(s) > 128 {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		switch {
+		case 'A' <= c && c <= 'Z', 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '.', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// newID returns a UUIDv7 (RFC 9562): unique, and in order of time.
+func newID() string {
+	id, err := uuid.NewV7()
+	if err != nil {
+		panic(err) // the system's random source never fails, see crypto/rand
+	}
+	return id.String()
+}
+
+// recover makes a panic an error like any other. Its text and stack are for the
+// log only.
+func (s *Server) recover(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) (err error) {
+		defer func() {
+			p := recover()
+			if p == nil {
+				return
+			}
+			if e, ok := p.(error); ok && errors.Is(e, http.ErrAbortHandler) {
+				panic(p)
+			}
+			s.Log.Error("panic", "request_id", exchangeOf(c).requestID, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = fmt.Errorf("panic: %v", p)
+		}()
+		return next(c)
+	}
+}
+
+// deadline gives the work on a request its time limit, and detaches it from the
+// connection: a client that hangs up does not stop its deletion half-way.
+func (s *Server) deadline(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		r := c.Request()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), s.RequestTimeout)
+		defer cancel()
+		c.SetRequest(r.WithContext(ctx))
+		return next(c)
+	}
+}
+
+// bearer authenticates the request (RFC 6750, 2.1).
+func (s *Server) bearer(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		token, err := auth.FromHeader(c.Request().Header[echo.HeaderAuthorization])
+		if err != nil {
+			return err
+		}
+		principal, err := s.Tokens.Authenticate(c.Request().Context(), token)
+		if err != nil {
+			return err
+		}
+		exchangeOf(c).principal = principal
+		return next(c)
+	}
+}
+
+// requireScope refuses principals without scope.
+func requireScope(scope string) echo.MiddlewareFunc {
+	return func(next echo.HandlerFunc) echo.HandlerFunc {
+		return func(c echo.Context) error {
+			if !exchangeOf(c).principal.Has(scope) {
+				return errScope
+			}
+			return next(c)
+		}
+	}
+}

@@ -1,0 +1,164 @@
+// Package server is the HTTP side: it turns a request into a plant.Deletion and
+// what came of it into an answer. Every error answer is written in one place,
+// from one table (errors.go).
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/labstack/echo/v4"
+	"golang.org/x/net/netutil"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
+
+	"plantstore/internal/auth"
+	"plantstore/internal/plant"
+)
+
+// A plantRepository deletes plants. The errors of Delete are those of package
+// plant; anything else is answered as a fault of ours.
+type plantRepository interface {
+	Delete(context.Context, plant.Deletion) (plant.Result, error)
+}
+
+// An authenticator tells whom a token was issued to. It returns
+// auth.ErrInvalidToken, or errors of package plant when it could not find out.
+type authenticator interface {
+	Authenticate(ctx context.Context, token string) (auth.Principal, error)
+}
+
+// Config is what a Server needs. All of it is required.
+type Config struct {
+	Plants plantRepository
+	Tokens authenticator
+	// Ready returns nil when requests can be served, else why not.
+	Ready func(context.Context) error
+	// Pool returns the figures of the database connections, for the metrics.
+	Pool func() PoolStats
+	Log  *slog.Logger
+	// RequestTimeout bounds the work on one request, however long its client
+	// stays.
+	RequestTimeout time.Duration
+	// DrainDelay is how long requests are still taken after the end was asked
+	// for, so that load balancers can notice.
+	DrainDelay time.Duration
+	// ShutdownTimeout bounds the wait for requests in flight after that.
+	ShutdownTimeout time.Duration
+	// MaxInFlight bounds how many deletions are worked on at a time. The
+	// others are refused at once.
+	MaxInFlight int
+	// MaxConnections bounds the open client connections. Further clients wait
+	// to be accepted.
+	MaxConnections int
+	Build          Build
+}
+
+// Build says what is running.
+type Build struct {
+	Version, Commit string
+	Schema          int64 // newest migration
+}
+
+// A Server serves the public interface and, on a listener of its own, what
+// operators need.
+type Server struct {
+	Config
+	inFlight *semaphore.Weighted
+	metrics  *metrics
+	draining atomic.Bool
+	public   *echo.Echo
+}
+
+// New makes a Server.
+func New(c Config) *Server {
+	s := &Server{Config: c, inFlight: semaphore.NewWeighted(int64(c.MaxInFlight))}
+	s.metrics = newMetrics(c)
+	s.public = s.routes()
+	return s
+}
+
+// routes is the public interface, whole. Authentication is attached to the
+// route, not to a group: a group's 404 and 405 would become answers about
+// tokens.
+func (s *Server) routes() *echo.Echo {
+	e := echo.New()
+	e.HTTPErrorHandler = func(err error, c echo.Context) { s.fail(c, err) }
+	e.IPExtractor = echo.ExtractIPDirect()
+	e.Use(s.observe, s.recover)
+
+	e.DELETE("/plants/:id", s.deletePlant, s.deadline, s.bearer, requireScope(auth.ScopeDelete))
+	e.Match(readMethods, "/openapi.yaml", serveOpenAPI)
+	return e
+}
+
+var readMethods = []string{http.MethodGet, http.MethodHead}
+
+// Public returns the handler of the public listener.
+func (s *Server) Public() http.Handler { return s.public }
+
+// maxHeaderBytes bounds a request's line and headers.
+const maxHeaderBytes = 16 << 10
+
+// Serve answers on both listeners until ctx ends. Then it reports itself not
+// ready, goes on for the drain delay, takes no more requests, and returns when
+// those in flight are answered; nil means that all of them were.
+func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
+	publicServer := &http.Server{
+		Handler:                      s.public,
+		ReadHeaderTimeout:            5 * time.Second,
+		ReadTimeout:                  10 * time.Second,
+		WriteTimeout:                 s.RequestTimeout + 5*time.Second,
+		IdleTimeout:                  2 * time.Minute,
+		MaxHeaderBytes:               maxHeaderBytes,
+		DisableGeneralOptionsHandler: true, // "OPTIONS *" is answered like any other path
+		ErrorLog:                     slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
+	}
+	adminServer := &http.Server{
+		Handler:           s.Admin(),
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       5 * time.Second,
+		WriteTimeout:      15 * time.Second,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ErrorLog:          publicServer.ErrorLog,
+	}
+	failed, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	var group errgroup.Group
+	serve := func(srv *http.Server, l net.Listener) {
+		group.Go(func() error {
+			err := srv.Serve(l)
+			if errors.Is(err, http.ErrServerClosed) {
+				return nil
+			}
+			err = fmt.Errorf("serve on %s: %w", l.Addr(), err)
+			fail(err)
+			return err
+		})
+	}
+	serve(publicServer, netutil.LimitListener(public, s.MaxConnections))
+	serve(adminServer, admin)
+
+	<-failed.Done()
+	s.draining.Store(true)
+	if ctx.Err() != nil {
+		s.Log.Info("draining", "delay", s.DrainDelay.String())
+		time.Sleep(s.DrainDelay)
+	}
+	// The operators' listener stays to the last: unready, but there.
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.ShutdownTimeout)
+	defer cancel()
+	err := publicServer.Shutdown(end)
+	if err != nil {
+		err = fmt.Errorf("requests were still in flight after %s", s.ShutdownTimeout)
+		publicServer.Close()
+	}
+	adminServer.Close()
+	return errors.Join(err, group.Wait())
+}

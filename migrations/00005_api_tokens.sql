@@ -1,0 +1,29 @@
+-- Bearer tokens, as digests only: the token itself is shown once, when made.
+
+-- +goose Up
+CREATE TABLE public.api_tokens (
+    name text PRIMARY KEY CHECK (name ~ '^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$'),
+    digest bytea NOT NULL UNIQUE CHECK (octet_length(digest) = 32),
+    scopes text[] NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    expires_at timestamptz,
+    revoked_at timestamptz,
+    last_used_at timestamptz
+);
+COMMENT ON COLUMN public.api_tokens.digest IS 'SHA-256 of the token.';
+COMMENT ON COLUMN public.api_tokens.expires_at IS 'Null: never.';
+COMMENT ON COLUMN public.api_tokens.last_used_at IS 'Noted at most once a minute.';
+
+-- +goose Down
+-- +goose StatementBegin
+DO $$
+BEGIN
+    LOCK TABLE public.api_tokens IN ACCESS EXCLUSIVE MODE;
+    IF EXISTS (SELECT FROM public.api_tokens) THEN
+        RAISE EXCEPTION 'refusing to drop public.api_tokens: it holds tokens'
+            USING HINT = 'Clients would be locked out. Delete the rows first if that is what you want.';
+    END IF;
+    DROP TABLE public.api_tokens;
+END
+$$;
+-- +goose StatementEnd

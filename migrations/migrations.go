@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/lock"
@@ -87,8 +86,18 @@ type State struct {
 	Unknown   bool      // applied, but not part of this binary
 }
 
+// A FailedError says which migration failed. Nothing of it was applied or taken
+// back; those before it were.
+type FailedError struct {
+	Name string // of the file
+	Err  error
+}
+
+func (e *FailedError) Error() string { return fmt.Sprintf("migration %s: %v", e.Name, e.Err) }
+func (e *FailedError) Unwrap() error { return e.Err }
+
 // Up applies every pending migration and returns those it applied, also when a
-// later one failed.
+// later one failed: that is a FailedError.
 func Up(ctx context.Context, databaseURL string) ([]Change, error) {
 	return run(ctx, databaseURL, func(p *goose.Provider) ([]*goose.MigrationResult, error) {
 		return p.Up(ctx)
@@ -197,8 +206,7 @@ func run(ctx context.Context, databaseURL string,
 	var partial *goose.PartialError
 	if errors.As(err, &partial) {
 		results = partial.Applied
-		name := path.Base(partial.Failed.Source.Path)
-		err = fmt.Errorf("migration %s: %w", name, innermost(partial.Err))
+		err = &FailedError{Name: path.Base(partial.Failed.Source.Path), Err: partial.Err}
 	}
 	changes := make([]Change, len(results))
 	for i, r := range results {
@@ -243,14 +251,4 @@ func setDefault(params map[string]string, name, value string) {
 	if _, ok := params[name]; !ok {
 		params[name] = value
 	}
-}
-
-// innermost returns PostgreSQL's own error where there is one: goose's text
-// around it repeats the whole statement.
-func innermost(err error) error {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg
-	}
-	return err
 }

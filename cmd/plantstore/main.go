@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -84,14 +85,27 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	if err != nil {
 		var parse *kong.ParseError
-		if errors.As(err, &parse) && parse.Context != nil && parse.Context.Error != nil {
-			// A command or flag that does not exist, or is missing.
+		if errors.As(err, &parse) && misused(parse.Context) {
 			parser.Stdout = stderr
-			_ = parse.Context.PrintUsage(true)
+			if err := parse.Context.PrintUsage(true); err != nil {
+				return err
+			}
 		}
 		return &exitError{exitUsage, err}
 	}
 	return command.Run()
+}
+
+// misused reports whether a command or argument is missing, or one was given that
+// does not exist: then its usage helps. A setting with a bad value is told in one
+// line.
+func misused(c *kong.Context) bool {
+	selected := c.Selected()
+	if c.Error != nil || selected == nil || len(selected.Children) > 0 {
+		return true
+	}
+	given := slices.ContainsFunc(c.Path, func(p *kong.Path) bool { return p.Positional != nil })
+	return len(selected.Positional) > 0 && !given
 }
 
 // A console is where a command writes.

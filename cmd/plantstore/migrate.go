@@ -142,7 +142,13 @@ func (c *migrateVersion) Run(ctx context.Context, console *console) error {
 }
 
 // explained is err in words for an operator.
-func explained(err error) error { return errors.New(postgres.Explain(err)) }
+func explained(err error) error {
+	var failed *migrations.FailedError
+	if errors.As(err, &failed) {
+		return fmt.Errorf("migration %s: %s", failed.Name, postgres.Explain(failed.Err))
+	}
+	return errors.New(postgres.Explain(err))
+}
 
 func writeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)

@@ -25,7 +25,8 @@ BEGIN
     EXECUTE format('REVOKE TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
     -- A plants table that was there before the service stays its owner's: the
     -- migrations only need to put triggers on it and to pass rights on.
-    IF to_regclass('public.plants') IS NOT NULL THEN
+    IF EXISTS (SELECT FROM pg_class WHERE oid = to_regclass('public.plants')
+               AND relowner <> 'plantstore_owner'::regrole) THEN
         GRANT TRIGGER ON public.plants TO plantstore_owner;
         GRANT SELECT, INSERT, DELETE ON public.plants TO plantstore_owner WITH GRANT OPTION;
     END IF;

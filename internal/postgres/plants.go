@@ -206,6 +206,7 @@ func readHistory(ctx context.Context, conn *pgx.Conn, d plant.Deletion) (history
 			ORDER BY own DESC, id DESC LIMIT 1
 		) l ON true`,
 		int64(d.Plant), d.Principal, d.Key).Scan(&h.exists, &h.own, &h.requestID, &h.deletedAt)
+	h.own = h.own && ledgerIsAsked
 	return h, err
 }
 

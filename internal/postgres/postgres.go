@@ -108,8 +108,19 @@ func Script(ctx context.Context, url, sql string) error {
 	return err
 }
 
-// Close waits for the connections in use to be given back, and ends them all.
-func (db *DB) Close() { db.pool.Close() }
+// Close ends all connections, once those in use are given back. It does not wait
+// longer than two seconds: a peer that fell silent never says good-bye.
+func (db *DB) Close() {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		db.pool.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(2 * time.Second):
+	}
+}
 
 // Stats are the pool's figures. Counts are since the start.
 type Stats struct {

@@ -1,0 +1,35 @@
+# The two commands of a newcomer are `make run` and `make test`.
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint fuzz chaos
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+COMMIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+LDFLAGS := -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: ## Start the service on a private Postgres, with sample plants and a token
+	@deploy/postgres/ensure.sh
+	@mkdir -p .bin
+	@go build -ldflags "$(LDFLAGS)" -o .bin/plantstore ./cmd/plantstore
+	@.bin/plantstore dev
+
+test: ## Run every test, with the race detector, on a real Postgres
+	@deploy/postgres/ensure.sh or-docker
+	@go run ./internal/pgtest/run go test -race ./...
+
+lint: ## Check format, vet, staticcheck and go.mod
+	@test -z "$$(gofmt -l .)" || { gofmt -l . ; echo "run gofmt -w on these"; exit 1; }
+	go vet ./...
+	go run $(STATICCHECK) ./...
+	go mod tidy -diff
+
+fuzz: ## Throw generated requests at the server for a minute
+	go test -run '^$$' -fuzz FuzzRequest -fuzztime $(or $(FUZZTIME),60s) ./internal/server
+
+chaos: ## Break everything at random for 10 minutes and check that no answer lied
+	go run ./internal/chaos -duration $(or $(DURATION),10m)

@@ -1,0 +1,341 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"plantstore/internal/pgtest"
+)
+
+func TestMain(m *testing.M) {
+	// What is set on this machine must not reach the tests.
+	for _, setting := range os.Environ() {
+		name, _, _ := strings.Cut(setting, "=")
+		if name == "DATABASE_URL" || strings.HasPrefix(name, "PLANTSTORE_") && !strings.HasPrefix(name, "PLANTSTORE_TEST_") {
+			os.Unsetenv(name)
+		}
+	}
+	os.Exit(pgtest.Main(m))
+}
+
+// command runs the command line and returns what it printed and its exit code.
+func command(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	err := run(t.Context(), args, &out, &errOut)
+	var exit *exitError
+	switch {
+	case errors.As(err, &exit):
+		code = exit.code
+	case err != nil:
+		code = 1
+	}
+	if err != nil {
+		fmt.Fprintf(&errOut, "plantstore: %v\n", err)
+	}
+	return out.String(), errOut.String(), code
+}
+
+func lastLine(s string) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return lines[len(lines)-1]
+}
+
+func TestBadCommandLines(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		args  string
+		code  int
+		last  string // the last line on standard error
+		usage bool
+	}{
+		{"", 2, `plantstore: expected one of "dev", "serve", "migrate", "token", "healthcheck", ...`, true},
+		{"nonsense", 2, `plantstore: unexpected argument nonsense`, true},
+		{"serve --nonsense", 2, `plantstore: unknown flag --nonsense`, true},
+		{"serve --request-timeout=soon", 2, `plantstore: --request-timeout: expected duration but got "soon": time: invalid duration "soon"`, true},
+		{"serve --request-timeout=1ms", 2, `plantstore: serve: --request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is 1ms: it must be from 100ms to 10m`, false},
+		{"serve --max-in-flight=0", 2, `plantstore: serve: --max-in-flight (PLANTSTORE_MAX_IN_FLIGHT) is 0: it must be at least 1`, false},
+		{"serve --drain-delay=-1s", 2, `plantstore: serve: --drain-delay (PLANTSTORE_DRAIN_DELAY) is -1s: it must not be negative`, false},
+		{"serve --log-format=xml", 2, `plantstore: --log-format must be one of "json","text" but got "xml"`, false},
+		{"serve --addr=127.0.0.1:99999", 1, `plantstore: cannot listen on 127.0.0.1:99999: address 99999: invalid port: choose another address with --addr (PLANTSTORE_ADDR)`, false},
+		{"serve --addr=127.0.0.1:0 --admin-addr=127.0.0.1:0 --database-url=postgres://u:geheim@h:p/d", 1,
+			`plantstore: DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database`, false},
+		{"migrate up --database-url=postgres://u:geheim@127.0.0.1:1/d?sslmode=disable", 1,
+			`plantstore: cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is DATABASE_URL right?`, false},
+		{"token create x --days=-1", 2, `plantstore: token create: --days is -1: it must be from 0 to 36500`, false},
+		{"token create", 2, `plantstore: expected "<name>"`, true},
+		{"healthcheck --admin-addr=nonsense", 2, `plantstore: --admin-addr (PLANTSTORE_ADMIN_ADDR) is "nonsense": address nonsense: missing port in address`, false},
+		{"healthcheck --admin-addr=127.0.0.1:1", 1, `plantstore: not healthy: Get "http://127.0.0.1:1/readyz": dial tcp 127.0.0.1:1: connect: connection refused`, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.args, func(t *testing.T) {
+			t.Parallel()
+			_, stderr, code := command(t, strings.Fields(tt.args)...)
+			if code != tt.code || lastLine(stderr) != tt.last {
+				t.Errorf("exit code %d, last line %q\nwant      %d,           %q", code, lastLine(stderr), tt.code, tt.last)
+			}
+			if usage := strings.HasPrefix(stderr, "Usage: plantstore"); usage != tt.usage {
+				t.Errorf("usage shown: %v, want %v:\n%s", usage, tt.usage, stderr)
+			}
+			if strings.Contains(stderr, "geheim") {
+				t.Errorf("a password is shown:\n%s", stderr)
+			}
+		})
+	}
+}
+
+func TestPortTaken(t *testing.T) {
+	t.Parallel()
+	l, err := listen("--addr", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, stderr, code := command(t, "serve", "--addr", l.Addr().String())
+	want := "plantstore: cannot listen on " + l.Addr().String() + ": bind: address already in use: choose another address with --addr (PLANTSTORE_ADDR)\n"
+	if code != 1 || stderr != want {
+		t.Errorf("exit code %d, %q; want 1, %q", code, stderr, want)
+	}
+}
+
+func TestHelpNamesEverySetting(t *testing.T) {
+	t.Parallel()
+	stdout, _, code := command(t, "serve", "--help")
+	for _, name := range []string{
+		"DATABASE_URL", "PLANTSTORE_ADDR", "PLANTSTORE_ADMIN_ADDR", "PLANTSTORE_REQUEST_TIMEOUT", "PLANTSTORE_DRAIN_DELAY",
+		"PLANTSTORE_SHUTDOWN_TIMEOUT", "PLANTSTORE_MAX_IN_FLIGHT", "PLANTSTORE_MAX_CONNECTIONS", "PLANTSTORE_TOKEN_CACHE_TTL",
+		"PLANTSTORE_LOG_LEVEL", "PLANTSTORE_LOG_FORMAT",
+	} {
+		if !strings.Contains(stdout, name) {
+			t.Errorf("serve --help does not name %s", name)
+		}
+	}
+	if code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+}
+
+func TestMigrateAndToken(t *testing.T) {
+	t.Parallel()
+	url := "--database-url=" + pgtest.Empty(t).Owner
+	step := func(wantCode int, wantOut, wantErr string, args ...string) string {
+		t.Helper()
+		stdout, stderr, code := command(t, append(args, url)...)
+		if code != wantCode || !regexp.MustCompile(`(?s)^`+wantOut+`$`).MatchString(stdout) || !regexp.MustCompile(`(?s)^`+wantErr+`$`).MatchString(stderr) {
+			t.Errorf("%v: exit code %d, stdout %q, stderr %q\nwant %d, %q, %q", args, code, stdout, stderr, wantCode, wantOut, wantErr)
+		}
+		return stdout
+	}
+	step(0, "0\n", "", "migrate", "version")
+	step(0, "MIGRATION .*00001_plants.sql +pending +-\n.*", "", "migrate", "status")
+	step(0, `applied 00001_plants.sql \(\d+ms\)\n.*applied 00006_grants.sql \(\d+ms\)\n`, "", "migrate", "up")
+	step(0, "nothing to do: the database is at version 6\n", "", "migrate", "up")
+	step(0, "6\n", "", "migrate", "version")
+	step(0, `\{\n  "binary": 6,\n  "version": 6\n\}\n`, "", "migrate", "version", "--json")
+	token := step(0, `pst_[0-9A-Za-z]{36}\n`, `token "shop" expires \d{4}-\d\d-\d\d; it cannot be shown again\n`, "token", "create", "shop")
+	step(1, "", `plantstore: a token named "shop" exists already, and a name is never used twice: choose another\n`, "token", "create", "shop")
+	step(1, "", `plantstore: "a b" cannot be a token's name: .*\n`, "token", "create", "a b")
+	step(0, `NAME +STATE .*shop +valid +plants:delete .*never\n`, "", "token", "list")
+	step(0, `token "shop" is revoked; .*\n`, "", "token", "revoke", "shop")
+	step(0, `token "shop" had been revoked at .*\n`, "", "token", "revoke", "shop")
+	step(1, "", `plantstore: there is no token named "nobody": see 'plantstore token list'\n`, "token", "revoke", "nobody")
+	list := step(0, `\[.*"state": "revoked".*\]\n`, "", "token", "list", "--json")
+	if strings.Contains(list, strings.TrimSpace(token)) {
+		t.Error("token list shows a token")
+	}
+	step(1, "took back 00006_grants.sql .*", `plantstore: migration 00005_api_tokens.sql: refusing to drop public.api_tokens: it holds tokens .*`,
+		"migrate", "down", "--to", "4")
+}
+
+// A process is the command line running in the background.
+type process struct {
+	cancel context.CancelFunc
+	done   chan error
+	log    *syncBuffer
+	out    io.Reader
+}
+
+func start(t *testing.T, args ...string) *process {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	p := &process{cancel: cancel, done: make(chan error, 1), log: new(syncBuffer), out: r}
+	go func() {
+		err := run(ctx, args, w, p.log)
+		w.Close()
+		p.done <- err
+	}()
+	t.Cleanup(func() { p.stop(t) })
+	return p
+}
+
+func (p *process) stop(t *testing.T) {
+	t.Helper()
+	p.cancel()
+	select {
+	case err, open := <-p.done:
+		if open && err != nil {
+			t.Errorf("it ended with %v, want no error; its log:\n%s", err, p.log)
+		}
+		if open {
+			close(p.done)
+		}
+	case <-time.After(30 * time.Second):
+		t.Errorf("it did not end in 30s; its log:\n%s", p.log)
+	}
+}
+
+// address waits for the listeners' addresses in the log.
+func (p *process) addresses(t *testing.T) (public, admin string) {
+	t.Helper()
+	for range 500 {
+		for line := range strings.Lines(p.log.String()) {
+			var entry struct{ Msg, Addr, Admin_addr string }
+			if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "serving" {
+				return "http://" + entry.Addr, "http://" + entry.Admin_addr
+			}
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("it does not serve; its log:\n%s", p.log)
+	return "", ""
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func send(t *testing.T, method, url, token string) (int, string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), method, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.StatusCode, string(body)
+}
+
+func waitReady(t *testing.T, admin string, want int) string {
+	t.Helper()
+	var code int
+	var body string
+	for range 1000 {
+		if code, body = send(t, http.MethodGet, admin+"/readyz", ""); code == want {
+			return body
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("/readyz says %d %q, want %d", code, body, want)
+	return ""
+}
+
+func TestServeFromBehindToDeleted(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Empty(t)
+	p := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
+	public, admin := p.addresses(t)
+	reason := waitReady(t, admin, http.StatusServiceUnavailable)
+	if want := "the schema is behind: migrations 1, 2, 3, 4, 5, 6 are missing; apply them with 'plantstore migrate up'\n"; reason != want {
+		t.Errorf("/readyz says %q, want %q", reason, want)
+	}
+	if code, body := send(t, http.MethodDelete, public+"/plants/1", "pst_unknown"); code != http.StatusUnauthorized {
+		t.Errorf("a token of no shape of ours: %d %s, want 401", code, body)
+	}
+
+	command(t, "migrate", "up", "--database-url="+database.Owner)
+	out, _, _ := command(t, "token", "create", "shop", "--database-url="+database.Owner)
+	token := strings.TrimSpace(out)
+	waitReady(t, admin, http.StatusOK)
+	if stdout, stderr, code := command(t, "healthcheck", "--admin-addr="+strings.TrimPrefix(admin, "http://")); code != 0 || stdout != "healthy\n" {
+		t.Errorf("healthcheck: exit code %d, %q, %q; want 0, healthy", code, stdout, stderr)
+	}
+	if code, body := send(t, http.MethodDelete, public+"/plants/1?token="+token, token); code != http.StatusNotFound || !strings.Contains(body, "40401") {
+		t.Errorf("DELETE of no plant: %d %s, want 404 with 40401", code, body)
+	}
+	if code, body := send(t, http.MethodGet, admin+"/metrics", ""); code != http.StatusOK || strings.Contains(body, token) ||
+		!strings.Contains(body, `plantstore_deletions_total{outcome="not_found"} 1`) {
+		t.Errorf("/metrics: %d, want 200, one deletion not_found and no token:\n%s", code, body)
+	}
+	p.stop(t)
+	if log := p.log.String(); strings.Contains(log, token) || !strings.Contains(log, `"msg":"stopped"`) {
+		t.Errorf("the log holds the token, or does not end with stopped:\n%s", log)
+	}
+}
+
+func TestDevPrintsCurlLinesThatWork(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	p := start(t, "dev", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--log-format=json")
+	type line struct{ url, token string }
+	var lines []line
+	curl := regexp.MustCompile(`curl -i -X DELETE (\S+)(?: -H 'Authorization: Bearer (\S+)')?$`)
+	psql := ""
+	for scanner := bufio.NewScanner(p.out); scanner.Scan(); {
+		if m := curl.FindStringSubmatch(scanner.Text()); m != nil {
+			lines = append(lines, line{m[1], m[2]})
+		}
+		if m := regexp.MustCompile(`host=([^&]+)`).FindStringSubmatch(scanner.Text()); m != nil {
+			psql = m[1]
+		}
+		if strings.HasPrefix(scanner.Text(), "Health") {
+			break
+		}
+	}
+	if len(lines) != 4 {
+		t.Fatalf("%d curl lines printed, want 4", len(lines))
+	}
+	want := func(l line, status int, bodyPart string) {
+		t.Helper()
+		code, body := send(t, http.MethodDelete, l.url, l.token)
+		if code != status || !strings.Contains(body, bodyPart) {
+			t.Errorf("DELETE %s: %d %s; want %d and %q", l.url, code, body, status, bodyPart)
+		}
+	}
+	want(lines[0], http.StatusNoContent, "")
+	t.Logf("from start to first 204: %s", time.Since(began).Round(time.Millisecond))
+	want(lines[0], http.StatusNotFound, `"error":40402`)
+	want(lines[1], http.StatusNotFound, `"error":40401`)
+	want(lines[2], http.StatusConflict, `"order_items\"`)
+	want(lines[3], http.StatusUnauthorized, `"error":40100`)
+	p.stop(t)
+	if left, _ := filepath.Glob(filepath.Join(psql, "..", filepath.Base(psql))); psql == "" || len(left) != 0 {
+		t.Errorf("dev left %v behind", left)
+	}
+}

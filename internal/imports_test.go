@@ -1,0 +1,89 @@
+// Package internal_test holds the direction of imports between the packages.
+package internal_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "plantstore/"
+
+// mayImport is what each package may import of this module, outside its tests.
+// A package that is not here may not exist.
+var mayImport = map[string][]string{
+	"cmd/plantstore":      {"deploy/postgres", "internal/auth", "internal/localpg", "internal/postgres", "internal/server", "migrations"},
+	"deploy/postgres":     {},
+	"internal/plant":      {},
+	"internal/auth":       {},
+	"internal/server":     {"internal/auth", "internal/plant"},
+	"internal/postgres":   {"internal/auth", "internal/plant"},
+	"internal/localpg":    {},
+	"migrations":          {},
+	"internal/pgtest":     {"deploy/postgres", "internal/localpg", "migrations"},
+	"internal/pgtest/run": {"internal/pgtest"},
+	"internal/chaos":      {"deploy/postgres", "internal/auth", "internal/localpg", "internal/pgtest", "internal/postgres", "migrations"},
+	"internal/bench":      {"deploy/postgres", "internal/auth", "internal/localpg", "internal/postgres", "migrations"},
+}
+
+// onlyIn says which packages may import a module of somebody else's, tests aside.
+var onlyIn = map[string][]string{
+	"github.com/labstack/echo/":  {"internal/server", "internal/bench"},
+	"github.com/jackc/pgx/":      {"internal/postgres", "migrations", "internal/pgtest", "internal/chaos", "internal/bench"},
+	"github.com/pressly/goose/":  {"migrations"},
+	"github.com/testcontainers/": {"internal/pgtest"},
+	"github.com/prometheus/":     {"internal/server"},
+	"github.com/alecthomas/kong": {"cmd/plantstore"},
+	"testing":                    {"internal/pgtest"},
+}
+
+func TestImportsRunOneWay(t *testing.T) {
+	t.Parallel()
+	var stderr bytes.Buffer
+	list := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports,Standard", module+"...")
+	list.Stderr = &stderr
+	out, err := list.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.Bytes())
+	}
+	decoder := json.NewDecoder(bytes.NewReader(out))
+	for {
+		var pkg struct {
+			ImportPath string
+			Imports    []string
+		}
+		if err := decoder.Decode(&pkg); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		name := strings.TrimPrefix(pkg.ImportPath, module)
+		if name == "internal" {
+			continue // this test
+		}
+		allowed, known := mayImport[name]
+		if !known {
+			t.Errorf("package %s is not part of the layout: add it to mayImport if it shall be", name)
+			continue
+		}
+		for _, path := range pkg.Imports {
+			if inside, ok := strings.CutPrefix(path, module); ok && !slices.Contains(allowed, inside) {
+				t.Errorf("package %s imports %s; it may import %v", name, inside, allowed)
+			}
+			for prefix, where := range onlyIn {
+				if strings.HasPrefix(path, prefix) && !slices.Contains(where, name) {
+					t.Errorf("package %s imports %s; only %v may", name, path, where)
+				}
+			}
+			isDomain := name == "internal/plant" || name == "internal/auth"
+			if isDomain && strings.Contains(path, ".") {
+				t.Errorf("package %s imports %s; it may import the standard library only", name, path)
+			}
+		}
+	}
+}

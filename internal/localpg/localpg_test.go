@@ -1,0 +1,319 @@
+package localpg
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+)
+
+func TestStartQueryClose(t *testing.T) {
+	t.Parallel()
+	dir := folder(t)
+	s, err := Start(t.Context(), Options{Dir: dir, Settings: map[string]string{"application_name": "it's set"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var version, name string
+	var backend int
+	query(t, s, `SELECT split_part(current_setting('server_version'), ' ', 1), current_setting('application_name'), pg_backend_pid()`,
+		&version, &name, &backend)
+	if version != s.Version() {
+		t.Errorf("Version() = %q, the server says %q", s.Version(), version)
+	}
+	if name != "it's set" {
+		t.Errorf("application_name = %q, want the setting asked for", name)
+	}
+	postmaster := s.process.pid
+	if err := s.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Errorf("Close again: %v", err)
+	}
+	if left := entries(t, dir); len(left) > 0 {
+		t.Errorf("files left after Close: %v", left)
+	}
+	for _, pid := range []int{postmaster, backend} {
+		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+			t.Errorf("process %d after Close: %v, want %v", pid, err, syscall.ESRCH)
+		}
+	}
+}
+
+func TestDataSurviveEveryStop(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	query(t, s, `CREATE TABLE t (n int)`)
+	modes := []Mode{Fast, Immediate, Kill}
+	for _, mode := range modes {
+		query(t, s, `INSERT INTO t VALUES (1)`)
+		open := connect(t, s)
+		if err := s.Stop(t.Context(), mode); err != nil {
+			t.Fatalf("Stop(%v): %v", syscall.Signal(mode), err)
+		}
+		if err := open.Ping(t.Context()); err == nil {
+			t.Errorf("a connection outlived Stop(%v)", syscall.Signal(mode))
+		}
+		if _, err := pgx.Connect(t.Context(), s.URL(superuser, "postgres")); err == nil {
+			t.Errorf("a stopped server accepted a connection")
+		}
+		if err := s.Start(t.Context()); err != nil {
+			t.Fatalf("Start after Stop(%v): %v", syscall.Signal(mode), err)
+		}
+	}
+	var rows int
+	query(t, s, `SELECT count(*) FROM t`, &rows)
+	if rows != len(modes) {
+		t.Errorf("%d rows, want %d", rows, len(modes))
+	}
+}
+
+func TestStandby(t *testing.T) {
+	t.Parallel()
+	primary := startServer(t)
+	query(t, primary, `CREATE TABLE t (n int)`)
+	standby, err := primary.Standby(t.Context(), Options{Settings: map[string]string{"work_mem": "5MB"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeServer(t, standby) })
+	query(t, primary, `INSERT INTO t VALUES (42)`)
+
+	var n int
+	for n == 0 {
+		var recovering bool
+		query(t, standby, `SELECT pg_is_in_recovery(), coalesce((SELECT n FROM t), 0)`, &recovering, &n)
+		if !recovering {
+			t.Fatal("the standby is no standby")
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+
+	if err := primary.Stop(t.Context(), Immediate); err != nil {
+		t.Fatal(err)
+	}
+	if err := standby.Promote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	query(t, standby, `UPDATE t SET n = n + 1`)
+	var workMem, fsync string
+	query(t, standby, `SELECT n, current_setting('work_mem'), current_setting('fsync') FROM t`, &n, &workMem, &fsync)
+	got := []any{n, workMem, fsync}
+	if want := []any{43, "5MB", "off"}; !cmp.Equal(got, want) {
+		t.Errorf("row, own setting and copied setting after promotion: got %v, want %v", got, want)
+	}
+}
+
+func TestStartFailures(t *testing.T) {
+	t.Parallel()
+	long := filepath.Join(folder(t), strings.Repeat("long", 30))
+	if err := os.Mkdir(long, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	found := programFolders(t.Context())
+	broken := folder(t)
+	for _, name := range []string{"initdb", "postgres"} {
+		if err := os.WriteFile(filepath.Join(broken, name), []byte("#!/bin/sh\necho share is missing >&2; exit 1\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	for _, test := range []struct {
+		name    string
+		timeout time.Duration // zero: none
+		o       Options
+		folders []string
+		is      error
+		text    string
+	}{
+		{"no binaries", 0, Options{}, nil, ErrNoBinaries, "apt-get install postgresql"},
+		{"binaries that don't work", 0, Options{}, []string{broken}, nil, "share is missing"},
+		{"context over", -1, Options{}, found, context.DeadlineExceeded, ""},
+		{"context ends amid initdb", 150 * time.Millisecond, Options{}, found, context.DeadlineExceeded, ""},
+		{"no such folder", 0, Options{Dir: "/no/such/folder"}, found, os.ErrNotExist, ""},
+		{"long path", 0, Options{Dir: long}, found, nil, "choose a shorter Dir"},
+		{"bad setting", 0, Options{Settings: map[string]string{"fsync": "perhaps"}}, found, nil,
+			`parameter "fsync" requires a Boolean value`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			if test.o.Dir == "" {
+				test.o.Dir = folder(t)
+			}
+			ctx := t.Context()
+			if test.timeout != 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, test.timeout)
+				defer cancel()
+			}
+			s, err := start(ctx, test.o, test.folders)
+			if err == nil {
+				closeServer(t, s)
+				t.Fatal("the server started")
+			}
+			if test.is != nil && !errors.Is(err, test.is) {
+				t.Errorf("error %v, want %v", err, test.is)
+			}
+			if !strings.Contains(err.Error(), test.text) {
+				t.Errorf("error %v, want it to say %q", err, test.text)
+			}
+			if left := entries(t, test.o.Dir); len(left) > 0 {
+				t.Errorf("files left: %v", left)
+			}
+		})
+	}
+}
+
+func TestFallsBackToProgramsThatWork(t *testing.T) {
+	t.Parallel()
+	found := programFolders(t.Context())
+	s, err := start(t.Context(), Options{Dir: folder(t)}, append([]string{"/no/such/folder"}, found...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeServer(t, s)
+	if s.Programs() != found[0] {
+		t.Errorf("Programs() = %q, want %q", s.Programs(), found[0])
+	}
+}
+
+func TestNewestFirst(t *testing.T) {
+	t.Parallel()
+	got := newestFirst([]string{"/usr/lib/postgresql/9/bin", "/usr/lib/postgresql/18/bin", "/opt/postgresql/bin", "/usr/pgsql-17/bin"})
+	want := []string{"/usr/lib/postgresql/18/bin", "/usr/pgsql-17/bin", "/usr/lib/postgresql/9/bin", "/opt/postgresql/bin"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestServerLogKeepsTheEnd(t *testing.T) {
+	t.Parallel()
+	var passedOn strings.Builder
+	l := &serverLog{w: &passedOn}
+	text := strings.Repeat("a", tailSize) + "the end"
+	for _, part := range strings.SplitAfter(text, "aaa") {
+		if _, err := io.WriteString(l, part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if passedOn.String() != text {
+		t.Error("not all of the log was passed on")
+	}
+	if got, want := l.tail(), text[len(text)-tailSize:]; got != want {
+		t.Errorf("tail of %d bytes ending in %q, want the last %d bytes", len(got), got[max(0, len(got)-20):], tailSize)
+	}
+}
+
+// TestAsOrdinaryUser runs one of the other tests under an ordinary account when
+// this one is root's.
+func TestAsOrdinaryUser(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("all tests of this run are under an ordinary account")
+	}
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := folder(t)
+	program := filepath.Join(dir, "test")
+	b, err := os.ReadFile(executable) // in a folder that only root can enter
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(program, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	credential, err := serverCredential()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, "-test.run=^TestStartQueryClose$", "-test.v")
+	cmd.Dir = dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestStartQueryClose") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// folder returns a new folder with a short path that every account can enter,
+// unlike that of t.TempDir.
+func folder(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "localpg-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func entries(t *testing.T, dir string) []string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func startServer(t *testing.T) *Server {
+	t.Helper()
+	s, err := Start(t.Context(), Options{Settings: map[string]string{"fsync": "off"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeServer(t, s) })
+	return s
+}
+
+func closeServer(t *testing.T, s *Server) {
+	t.Helper()
+	if err := s.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+}
+
+func connect(t *testing.T, s *Server) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), s.URL(superuser, "postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) }) // the server may be gone
+	return conn
+}
+
+// query runs a statement that gives one row for dest, or none without dest.
+func query(t *testing.T, s *Server, sql string, dest ...any) {
+	t.Helper()
+	conn := connect(t, s)
+	var err error
+	if len(dest) == 0 {
+		_, err = conn.Exec(t.Context(), sql)
+	} else {
+		err = conn.QueryRow(t.Context(), sql).Scan(dest...)
+	}
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}

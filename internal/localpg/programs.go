@@ -1,0 +1,73 @@
+package localpg
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// ErrNoBinaries is returned by Start when no folder with PostgreSQL's server
+// programs was found.
+var ErrNoBinaries = errors.New("PostgreSQL's server programs (initdb, postgres) were not found: " +
+	"install them with `apt-get install postgresql` or the like, or put their folder on PATH")
+
+// programFolders lists the folders that hold initdb and postgres, the preferred
+// one first: on PATH, what pg_config says, then where packages put them, the
+// newest version first. Links are resolved, as PostgreSQL looks for its other
+// files next to its programs. Whether a folder is fit for use only trying tells.
+func programFolders(ctx context.Context) []string {
+	var candidates []string
+	for _, name := range []string{"initdb", "postgres"} {
+		if path, err := exec.LookPath(name); err == nil {
+			if path, err = filepath.EvalSymlinks(path); err == nil {
+				candidates = append(candidates, filepath.Dir(path))
+			}
+		}
+	}
+	if out, err := exec.CommandContext(ctx, "pg_config", "--bindir").Output(); err == nil {
+		candidates = append(candidates, strings.TrimSpace(string(out)))
+	}
+	for _, pattern := range []string{
+		"/usr/lib/postgresql/*/bin", // Debian
+		"/usr/pgsql-*/bin",          // the PostgreSQL project's RPMs
+		"/usr/local/pgsql/bin",      // built from source
+		"/opt/homebrew/opt/postgresql*/bin",
+		"/usr/local/opt/postgresql*/bin",
+	} {
+		found, _ := filepath.Glob(pattern) // fails for a malformed pattern only
+		candidates = append(candidates, newestFirst(found)...)
+	}
+
+	var folders []string
+	for _, dir := range candidates {
+		if !slices.Contains(folders, dir) && isFile(dir, "initdb") && isFile(dir, "postgres") {
+			folders = append(folders, dir)
+		}
+	}
+	return folders
+}
+
+// newestFirst sorts folders by the first number in their path, descending.
+func newestFirst(folders []string) []string {
+	number := regexp.MustCompile(`[0-9]+`)
+	version := func(dir string) int {
+		n, _ := strconv.Atoi(number.FindString(dir)) // no number sorts last
+		return n
+	}
+	slices.SortStableFunc(folders, func(a, b string) int {
+		return cmp.Compare(version(b), version(a))
+	})
+	return folders
+}
+
+func isFile(dir, name string) bool {
+	info, err := os.Stat(filepath.Join(dir, name))
+	return err == nil && info.Mode().IsRegular()
+}

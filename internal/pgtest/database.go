@@ -1,0 +1,162 @@
+package pgtest
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	roles "plantstore/deploy/postgres"
+	"plantstore/migrations"
+)
+
+const (
+	ownerRole = "plantstore_owner"
+	appRole   = "plantstore_app"
+
+	// password is that of both roles.
+	password = "plantstore-test"
+
+	// templateLock is the advisory lock that test processes which share a server
+	// make roles and the template under. Any number would do.
+	templateLock = 7_526_884_111
+)
+
+// Database is a database of one test. The fields but Name are URLs.
+type Database struct {
+	Name  string
+	Super string // as a superuser
+	Owner string // as plantstore_owner, who migrates
+	App   string // as plantstore_app, as the service does
+}
+
+// prepare makes the roles and the migrated database that New's are copies of,
+// unless another process has, and returns its name, which tells what is in it.
+func (s *Server) prepare(ctx context.Context) (template string, err error) {
+	if template, err = templateName(); err != nil {
+		return "", err
+	}
+	conn, err := pgx.Connect(ctx, s.URL)
+	if err != nil {
+		return "", fmt.Errorf("prepare the template: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) // gives the lock back
+	if _, err := conn.Exec(ctx, `SELECT pg_advisory_lock($1)`, int64(templateLock)); err != nil {
+		return "", fmt.Errorf("prepare the template: lock: %w", err)
+	}
+	var exists bool
+	if err := conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)`, template).Scan(&exists); err != nil {
+		return "", fmt.Errorf("look for the template: %w", err)
+	}
+	if exists {
+		return template, nil
+	}
+
+	// It gets its name when it is complete: an earlier attempt may have been cut
+	// short.
+	unfinished := s.database(template + "_unfinished")
+	if err := drop(ctx, conn, unfinished.Name); err != nil {
+		return "", err
+	}
+	if err := create(ctx, conn, unfinished, "template0"); err != nil {
+		return "", err
+	}
+	for _, role := range []string{ownerRole, appRole} {
+		if _, err := conn.Exec(ctx, `ALTER ROLE `+role+` PASSWORD '`+password+`'`); err != nil {
+			return "", fmt.Errorf("set the password of %s: %w", role, err)
+		}
+	}
+	if _, err := migrations.Up(ctx, unfinished.Owner); err != nil {
+		return "", fmt.Errorf("migrate the template: %w", err)
+	}
+	// A database with connections can't be copied.
+	for _, sql := range []string{
+		`ALTER DATABASE ` + quote(unfinished.Name) + ` ALLOW_CONNECTIONS false`,
+		`ALTER DATABASE ` + quote(unfinished.Name) + ` RENAME TO ` + quote(template),
+	} {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			return "", fmt.Errorf("finish the template: %w", err)
+		}
+	}
+	return template, nil
+}
+
+// templateName depends on everything that the template is made from.
+func templateName() (string, error) {
+	hash := sha256.New()
+	fmt.Fprintf(hash, "%s\n%s\n", password, roles.SQL)
+	err := fs.WalkDir(migrations.Files, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		b, err := fs.ReadFile(migrations.Files, path)
+		fmt.Fprintf(hash, "%s\n%s\n", path, b)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("read the migrations: %w", err)
+	}
+	return "plantstore_template_" + hex.EncodeToString(hash.Sum(nil)[:8]), nil
+}
+
+// newDatabase makes a copy of template, with the roles' rights in it.
+func (s *Server) newDatabase(ctx context.Context, template string) (Database, error) {
+	db := s.database("plantstore_test_" + strings.ToLower(rand.Text()))
+	conn, err := pgx.Connect(ctx, s.URL)
+	if err != nil {
+		return Database{}, fmt.Errorf("create a database: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	return db, create(ctx, conn, db, template)
+}
+
+// dropDatabase drops a database that may still have connections.
+func (s *Server) dropDatabase(ctx context.Context, name string) error {
+	conn, err := pgx.Connect(ctx, s.URL)
+	if err != nil {
+		return fmt.Errorf("drop database %s: %w", name, err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	return drop(ctx, conn, name)
+}
+
+func (s *Server) database(name string) Database {
+	return Database{
+		Name:  name,
+		Super: s.databaseURL(nil, name),
+		Owner: s.databaseURL(url.UserPassword(ownerRole, password), name),
+		App:   s.databaseURL(url.UserPassword(appRole, password), name),
+	}
+}
+
+// create copies template. Rights on a database as a whole are not copied, so the
+// roles' script runs in every copy.
+func create(ctx context.Context, conn *pgx.Conn, db Database, template string) error {
+	if _, err := conn.Exec(ctx, `CREATE DATABASE `+quote(db.Name)+` TEMPLATE `+quote(template)); err != nil {
+		return fmt.Errorf("create database %s: %w", db.Name, err)
+	}
+	in, err := pgx.Connect(ctx, db.Super)
+	if err != nil {
+		return fmt.Errorf("connect to database %s: %w", db.Name, err)
+	}
+	defer in.Close(context.WithoutCancel(ctx))
+	if _, err := in.Exec(ctx, roles.SQL); err != nil {
+		return fmt.Errorf("roles in database %s: %w", db.Name, err)
+	}
+	return nil
+}
+
+func drop(ctx context.Context, conn *pgx.Conn, name string) error {
+	if _, err := conn.Exec(ctx, `DROP DATABASE IF EXISTS `+quote(name)+` WITH (FORCE)`); err != nil {
+		return fmt.Errorf("drop database %s: %w", name, err)
+	}
+	return nil
+}
+
+func quote(identifier string) string { return pgx.Identifier{identifier}.Sanitize() }

@@ -1,0 +1,114 @@
+// Package pgtest gives each test a PostgreSQL database of its own. A test
+// process has one server, see StartServer, which ends with it:
+//
+//	func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+//
+// Where there is no PostgreSQL, tests that ask for a database fail.
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	startTimeout    = 5 * time.Minute // an image may have to be pulled
+	databaseTimeout = time.Minute
+)
+
+// shared is the server of this test process. It is here because tests have
+// nothing else in common.
+var shared struct {
+	inMain   bool
+	once     sync.Once
+	server   *Server
+	template string
+	err      error
+}
+
+// Main runs the tests, ends the server if one of them needed it, and returns the
+// exit code for TestMain, also after SIGINT or SIGTERM.
+func Main(m *testing.M) int {
+	shared.inMain = true
+	interrupted, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	result := make(chan int, 1)
+	go func() { result <- m.Run() }()
+	var code int
+	select {
+	case code = <-result:
+	case <-interrupted.Done():
+		code = 1
+	}
+
+	// From here on no server is started; one that is being started is awaited.
+	shared.once.Do(func() { shared.err = errors.New("the tests are over") })
+	if shared.server != nil {
+		if err := shared.server.Close(); err != nil {
+			fmt.Fprintln(os.Stderr, "pgtest:", err)
+			code = 1
+		}
+	}
+	return code
+}
+
+// New returns a fresh database with all migrations applied. It is dropped at the
+// end of the test.
+func New(t testing.TB) Database {
+	t.Helper()
+	startShared(t)
+	return newDatabase(t, shared.template)
+}
+
+// Empty returns a fresh database with the roles but no migration applied. It is
+// dropped at the end of the test.
+func Empty(t testing.TB) Database {
+	t.Helper()
+	startShared(t)
+	return newDatabase(t, "template0")
+}
+
+func startShared(t testing.TB) {
+	t.Helper()
+	if !shared.inMain {
+		t.Fatal("pgtest: TestMain has to call pgtest.Main")
+	}
+	shared.once.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+		defer cancel()
+		if shared.server, shared.err = StartServer(ctx, os.Getenv); shared.err == nil {
+			shared.template, shared.err = shared.server.prepare(ctx)
+		}
+	})
+	if shared.err != nil {
+		t.Fatalf("pgtest: %v", shared.err)
+	}
+}
+
+func newDatabase(t testing.TB, template string) Database {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), databaseTimeout)
+	defer cancel()
+	db, err := shared.server.newDatabase(ctx, template)
+	if db.Name != "" {
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), databaseTimeout)
+			defer cancel()
+			if err := shared.server.dropDatabase(ctx, db.Name); err != nil {
+				t.Errorf("pgtest: %v", err)
+			}
+		})
+	}
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Logf("database %s on %v", db.Name, shared.server)
+	return db
+}

@@ -1,0 +1,412 @@
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"plantstore/internal/pgtest"
+	"plantstore/internal/plant"
+)
+
+func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+
+// A store is a database of its own, seen by the service's role and by its owner.
+type store struct {
+	*DB
+	plants *Plants
+	owner  *pgxpool.Pool
+}
+
+func newStore(t *testing.T) store {
+	t.Helper()
+	return storeOn(t, pgtest.New(t), "")
+}
+
+// storeOn opens a database; parameters are added to the service's URL.
+func storeOn(t *testing.T, database pgtest.Database, parameters string) store {
+	t.Helper()
+	db, err := Open(t.Context(), withParameters(database.App, parameters))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.Close)
+	return store{db, db.Plants(), pool(t, database.Owner)}
+}
+
+func pool(t *testing.T, url string) *pgxpool.Pool {
+	t.Helper()
+	p, err := pgxpool.New(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+func withParameters(url, parameters string) string {
+	switch {
+	case parameters == "":
+		return url
+	case strings.Contains(url, "?"):
+		return url + "&" + parameters
+	default:
+		return url + "?" + parameters
+	}
+}
+
+func (s store) exec(t *testing.T, sql string, args ...any) {
+	t.Helper()
+	if _, err := s.owner.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+func (s store) plant(t *testing.T, id int64) {
+	t.Helper()
+	s.exec(t, `INSERT INTO plants (id, name) VALUES ($1, 'Boston fern')`, id)
+}
+
+func (s store) has(t *testing.T, id int64) bool {
+	t.Helper()
+	var has bool
+	if err := s.owner.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM plants WHERE id = $1)`, id).Scan(&has); err != nil {
+		t.Fatal(err)
+	}
+	return has
+}
+
+type ledgerRow struct {
+	PlantID   int64
+	Name      string
+	DeletedBy string
+	RequestID *string
+	Key       *string
+}
+
+func (s store) ledger(t *testing.T) []ledgerRow {
+	t.Helper()
+	rows, err := s.owner.Query(t.Context(),
+		`SELECT plant_id, plant->>'name', deleted_by, request_id, idempotency_key FROM plant_deletions ORDER BY id`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[ledgerRow])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func deletion(id int64, key string) plant.Deletion {
+	return plant.Deletion{Plant: plant.ID(id), Principal: "tester", RequestID: "request-" + key, Key: key}
+}
+
+// in returns a context with a deadline, as the server gives one.
+func in(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestDeleteIsRecorded(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.exec(t, `ALTER TABLE plants ADD price numeric, ADD tags text[]`)
+	s.exec(t, `INSERT INTO plants (id, name, price, tags) VALUES (7, 'Peace lily', 12.50, '{white,shade}')`)
+	s.plant(t, 8)
+	var before []byte
+	if err := s.owner.QueryRow(t.Context(), `SELECT to_jsonb(p) FROM plants p WHERE id = 7`).Scan(&before); err != nil {
+		t.Fatal(err)
+	}
+
+	result, err := s.plants.Delete(in(t, 5*time.Second), deletion(7, "k1"))
+	if err != nil || result.Replayed {
+		t.Fatalf("Delete = %+v, %v; want deleted, no error", result, err)
+	}
+	if s.has(t, 7) {
+		t.Error("plant 7 is still there")
+	}
+	if !s.has(t, 8) {
+		t.Error("plant 8 is gone, and nobody asked for that")
+	}
+	want := []ledgerRow{{7, "Peace lily", "tester", ptr("request-k1"), ptr("k1")}}
+	if diff := cmp.Diff(want, s.ledger(t)); diff != "" {
+		t.Errorf("ledger (-want +got):\n%s", diff)
+	}
+	var image []byte
+	if err := s.owner.QueryRow(t.Context(), `SELECT plant FROM plant_deletions`).Scan(&image); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(asMap(t, before), asMap(t, image)); diff != "" {
+		t.Errorf("row image (-row +ledger):\n%s", diff)
+	}
+}
+
+func asMap(t *testing.T, b []byte) map[string]any {
+	t.Helper()
+	var m map[string]any
+	if err := json.Unmarshal(b, &m); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func TestDeleteOfAMissingPlant(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.plant(t, 1)
+	if _, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "first")); err != nil {
+		t.Fatal(err)
+	}
+	before := time.Now()
+
+	_, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "second"))
+	var earlier *plant.DeletedEarlierError
+	if !errors.As(err, &earlier) {
+		t.Fatalf("second Delete: %v, want a DeletedEarlierError", err)
+	}
+	if age := before.Sub(earlier.At).Abs(); age > time.Minute {
+		t.Errorf("deleted at %s, want about %s", earlier.At, before)
+	}
+	for _, id := range []int64{2, 0, -1, 1<<63 - 1, -1 << 63} {
+		if _, err := s.plants.Delete(in(t, 5*time.Second), deletion(id, "k")); !errors.Is(err, plant.ErrNotFound) {
+			t.Errorf("Delete(%d): %v, want ErrNotFound", id, err)
+		}
+	}
+	if got := len(s.ledger(t)); got != 1 {
+		t.Errorf("%d ledger rows, want 1", got)
+	}
+}
+
+func TestDeleteOfAReferredToPlant(t *testing.T) {
+	t.Parallel()
+	tests := []struct{ name, column string }{
+		{"restrict", "plant_id bigint REFERENCES plants ON DELETE RESTRICT"},
+		{"no action", "plant_id bigint REFERENCES plants"},
+		{"deferred to the commit", "plant_id bigint REFERENCES plants DEFERRABLE INITIALLY DEFERRED"},
+		{"set null that may not be null", "plant_id bigint NOT NULL REFERENCES plants ON DELETE SET NULL"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t)
+			s.plant(t, 1)
+			s.exec(t, `CREATE TABLE order_items (`+tt.column+`)`)
+			s.exec(t, `INSERT INTO order_items VALUES (1)`)
+			_, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "k"))
+			var referenced *plant.ReferencedError
+			if !errors.As(err, &referenced) || referenced.Table != "order_items" {
+				t.Fatalf("Delete: %v, want a ReferencedError that names order_items", err)
+			}
+			if !s.has(t, 1) || len(s.ledger(t)) != 0 {
+				t.Errorf("plant there: %v, ledger %v; want it there and nothing recorded", s.has(t, 1), s.ledger(t))
+			}
+		})
+	}
+}
+
+func TestReplay(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.plant(t, 1)
+	s.plant(t, 2)
+	mustDelete := func(d plant.Deletion, replayed bool) {
+		t.Helper()
+		result, err := s.plants.Delete(in(t, 5*time.Second), d)
+		if err != nil || result.Replayed != replayed {
+			t.Errorf("Delete(%+v) = %+v, %v; want Replayed %v", d, result, err, replayed)
+		}
+	}
+	mustDelete(deletion(1, "k"), false)
+	mustDelete(deletion(1, "k"), true)
+	// The key of another plant is that plant's own.
+	mustDelete(deletion(2, "k"), false)
+	// A late retry leaves a plant that came back alone.
+	s.plant(t, 1)
+	mustDelete(deletion(1, "k"), true)
+	if !s.has(t, 1) {
+		t.Fatal("a late retry deleted the plant that came back")
+	}
+	// The key of another principal means nothing.
+	other := deletion(1, "k")
+	other.Principal = "somebody else"
+	mustDelete(other, false)
+	if s.has(t, 1) {
+		t.Error("plant 1 is still there")
+	}
+	if got := len(s.ledger(t)); got != 3 {
+		t.Errorf("%d ledger rows, want 3", got)
+	}
+}
+
+func TestManyAtOnce(t *testing.T) {
+	t.Parallel()
+	const clients = 64
+	s := newStore(t)
+	race := func(id int64, key func(i int) string) (deleted, replayed, earlier int) {
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		for i := range clients {
+			wg.Go(func() {
+				result, err := s.plants.Delete(in(t, 20*time.Second), deletion(id, key(i)))
+				mu.Lock()
+				defer mu.Unlock()
+				var e *plant.DeletedEarlierError
+				switch {
+				case errors.As(err, &e):
+					earlier++
+				case err != nil:
+					t.Errorf("client %d: %v", i, err)
+				case result.Replayed:
+					replayed++
+				default:
+					deleted++
+				}
+			})
+		}
+		wg.Wait()
+		return
+	}
+	s.plant(t, 1)
+	if d, r, e := race(1, func(i int) string { return fmt.Sprint("key", i) }); d != 1 || r != 0 || e != clients-1 {
+		t.Errorf("own keys: %d deleted, %d replayed, %d deleted earlier; want 1, 0, %d", d, r, e, clients-1)
+	}
+	s.plant(t, 2)
+	if d, r, e := race(2, func(int) string { return "same" }); d != 1 || r != clients-1 || e != 0 {
+		t.Errorf("one key: %d deleted, %d replayed, %d deleted earlier; want 1, %d, 0", d, r, e, clients-1)
+	}
+	if got := len(s.ledger(t)); got != 2 {
+		t.Errorf("%d ledger rows, want 2", got)
+	}
+}
+
+func TestLockedRow(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.plant(t, 1)
+	tx, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT FROM plants WHERE id = 1 FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.plants.Delete(in(t, 1500*time.Millisecond), deletion(1, "k")); !errors.Is(err, plant.ErrBusy) || errors.Is(err, plant.ErrUnknown) {
+		t.Errorf("Delete of a locked plant: %v, want ErrBusy and nothing unknown", err)
+	}
+	var unlocked sync.WaitGroup
+	defer unlocked.Wait()
+	unlocked.Go(func() {
+		time.Sleep(1500 * time.Millisecond)
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := s.plants.Delete(in(t, 10*time.Second), deletion(1, "k")); err != nil {
+		t.Errorf("Delete of a plant that was locked for 1.5 s: %v, want none", err)
+	}
+}
+
+func TestPoolExhausted(t *testing.T) {
+	t.Parallel()
+	s := storeOn(t, pgtest.New(t), "pool_max_conns=1")
+	s.plant(t, 1)
+	conn, err := s.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	_, err = s.plants.Delete(in(t, 300*time.Millisecond), deletion(1, "k"))
+	if !errors.Is(err, plant.ErrUnavailable) || errors.Is(err, plant.ErrUnknown) {
+		t.Errorf("Delete without a connection: %v, want ErrUnavailable and nothing unknown", err)
+	}
+}
+
+func TestDirectSQLIsRecorded(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.plant(t, 1)
+	s.exec(t, `DELETE FROM plants WHERE id = 1`)
+	s.exec(t, `
+		CREATE TABLE nurseries (id bigint PRIMARY KEY);
+		INSERT INTO nurseries VALUES (1);
+		ALTER TABLE plants ADD nursery_id bigint REFERENCES nurseries ON DELETE CASCADE;
+		INSERT INTO plants (id, name, nursery_id) VALUES (2, 'Snake plant', 1), (3, 'Aloe vera', 1);
+		DELETE FROM nurseries`)
+	want := []ledgerRow{
+		{1, "Boston fern", "plantstore_owner", nil, nil},
+		{2, "Snake plant", "plantstore_owner", nil, nil},
+		{3, "Aloe vera", "plantstore_owner", nil, nil},
+	}
+	if diff := cmp.Diff(want, s.ledger(t)); diff != "" {
+		t.Errorf("ledger (-want +got):\n%s", diff)
+	}
+	s.plant(t, 4)
+	if _, err := s.owner.Exec(t.Context(), `TRUNCATE plants CASCADE`); sqlState(err) != insufficientPrivilege {
+		t.Errorf("TRUNCATE: %v, want SQLSTATE %s", err, insufficientPrivilege)
+	}
+	if !s.has(t, 4) {
+		t.Error("TRUNCATE removed plant 4")
+	}
+}
+
+func TestARowThatWillNotGoIsNotCalledMissing(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.plant(t, 1)
+	s.exec(t, `CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+		CREATE TRIGGER keep BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION keep()`)
+	_, err := s.plants.Delete(in(t, 300*time.Millisecond), deletion(1, "k"))
+	if !errors.Is(err, plant.ErrBusy) {
+		t.Errorf("Delete of a plant that a trigger keeps: %v, want ErrBusy", err)
+	}
+}
+
+func TestDurabilityCannotBeTurnedOff(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	super := pool(t, database.Super)
+	if _, err := super.Exec(t.Context(),
+		`ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` SET synchronous_commit = off`); err != nil {
+		t.Fatal(err)
+	}
+	s := storeOn(t, database, "")
+	var setting string
+	if err := s.pool.QueryRow(t.Context(), `SHOW synchronous_commit`).Scan(&setting); err != nil || setting != "on" {
+		t.Errorf("synchronous_commit = %q, %v; want on", setting, err)
+	}
+}
+
+func TestReady(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	if err := s.Ready(in(t, 5*time.Second), []int64{1, 2, 3, 4, 5, 6}); err != nil {
+		t.Errorf("Ready: %v, want none", err)
+	}
+	const behind = "the schema is behind: migrations 98, 99 are missing; apply them with 'plantstore migrate up'"
+	if err := s.Ready(in(t, 5*time.Second), []int64{1, 98, 99}); err == nil || err.Error() != behind {
+		t.Errorf("Ready with unknown migrations: %v, want %s", err, behind)
+	}
+	never := storeOn(t, pgtest.Empty(t), "")
+	const all = "the schema is behind: migrations 1, 2 are missing; apply them with 'plantstore migrate up'"
+	if err := never.Ready(in(t, 5*time.Second), []int64{1, 2}); err == nil || err.Error() != all {
+		t.Errorf("Ready on an empty database: %v, want %s", err, all)
+	}
+	readOnly := storeOn(t, pgtest.New(t), "default_transaction_read_only=on")
+	if err := readOnly.Ready(in(t, 5*time.Second), nil); err == nil {
+		t.Error("Ready on a read-only database: no error")
+	}
+}

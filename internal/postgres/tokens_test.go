@@ -1,0 +1,159 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"plantstore/internal/auth"
+	"plantstore/internal/pgtest"
+	"plantstore/internal/plant"
+)
+
+// issuer returns the tokens as the owner, who may issue them, sees them.
+func issuer(t *testing.T, database pgtest.Database) *Tokens {
+	t.Helper()
+	db, err := Open(t.Context(), database.Owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.Close)
+	return db.Tokens(0)
+}
+
+func create(t *testing.T, tokens *Tokens, name string, expires time.Time) string {
+	t.Helper()
+	token, err := tokens.Create(t.Context(), name, []string{auth.ScopeDelete}, expires)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token
+}
+
+func TestAuthenticate(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	issued := issuer(t, database)
+	s := storeOn(t, database, "")
+	const ttl = 200 * time.Millisecond
+	tokens := s.Tokens(ttl)
+
+	good := create(t, issued, "back-office", time.Now().Add(time.Hour))
+	for name, token := range map[string]string{
+		"a new token":              good,
+		"one that never expires":   create(t, issued, "forever", time.Time{}),
+		"the same one, from cache": good,
+	} {
+		if _, err := tokens.Authenticate(in(t, 5*time.Second), token); err != nil {
+			t.Errorf("Authenticate with %s: %v, want none", name, err)
+		}
+	}
+	principal, err := tokens.Authenticate(in(t, 5*time.Second), good)
+	if diff := cmp.Diff(auth.Principal{Name: "back-office", Scopes: []string{auth.ScopeDelete}}, principal); err != nil || diff != "" {
+		t.Errorf("Authenticate: %v; principal (-want +got):\n%s", err, diff)
+	}
+	for name, token := range map[string]string{
+		"an unknown token":  auth.NewToken(),
+		"an expired token":  create(t, issued, "expired", time.Now().Add(-time.Second)),
+		"no token of ours":  "abc",
+		"a mistyped token":  good[:len(good)-1] + "_",
+		"the token's start": good[:10],
+	} {
+		if _, err := tokens.Authenticate(in(t, 5*time.Second), token); !errors.Is(err, auth.ErrInvalidToken) {
+			t.Errorf("Authenticate with %s: %v, want ErrInvalidToken", name, err)
+		}
+	}
+
+	if before, err := issued.Revoke(t.Context(), "back-office"); err != nil || !before.IsZero() {
+		t.Fatalf("Revoke = %v, %v; want zero, none", before, err)
+	}
+	time.Sleep(ttl)
+	if _, err := tokens.Authenticate(in(t, 5*time.Second), good); !errors.Is(err, auth.ErrInvalidToken) {
+		t.Errorf("Authenticate with a token revoked %s ago: %v, want ErrInvalidToken", ttl, err)
+	}
+	if before, err := issued.Revoke(t.Context(), "back-office"); err != nil || before.IsZero() {
+		t.Errorf("second Revoke = %v, %v; want when it was revoked, none", before, err)
+	}
+	if _, err := issued.Revoke(t.Context(), "nobody"); !errors.Is(err, ErrNoToken) {
+		t.Errorf("Revoke of no token: %v, want ErrNoToken", err)
+	}
+}
+
+func TestAuthenticateWithoutDatabase(t *testing.T) {
+	t.Parallel()
+	db, err := Open(t.Context(), "postgres://nobody@127.0.0.1:1/none?sslmode=disable")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.Close)
+	start := time.Now()
+	_, err = db.Tokens(time.Second).Authenticate(in(t, 500*time.Millisecond), auth.NewToken())
+	if !errors.Is(err, plant.ErrUnavailable) || errors.Is(err, auth.ErrInvalidToken) {
+		t.Errorf("Authenticate without a database: %v, want ErrUnavailable", err)
+	}
+	if took := time.Since(start); took < 300*time.Millisecond || took > 2*time.Second {
+		t.Errorf("it took %s, want it to try until about the deadline of 500ms", took)
+	}
+}
+
+func TestCreateRefusals(t *testing.T) {
+	t.Parallel()
+	issued := issuer(t, pgtest.New(t))
+	create(t, issued, "taken", time.Time{})
+	if _, err := issued.Create(t.Context(), "taken", []string{auth.ScopeDelete}, time.Time{}); !errors.Is(err, ErrTokenExists) {
+		t.Errorf("Create with a taken name: %v, want ErrTokenExists", err)
+	}
+	for _, name := range []string{"", " ", "-x", "a b", "a\n", strings.Repeat("a", 64), "naïve"} {
+		if _, err := issued.Create(t.Context(), name, []string{auth.ScopeDelete}, time.Time{}); !errors.Is(err, ErrTokenName) {
+			t.Errorf("Create(%q): %v, want ErrTokenName", name, err)
+		}
+	}
+}
+
+func TestTheDatabaseHoldsNoToken(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	issued := issuer(t, database)
+	token := create(t, issued, "back-office", time.Time{})
+	s := storeOn(t, database, "")
+	var row string
+	if err := s.owner.QueryRow(t.Context(), `SELECT a::text || encode(digest, 'escape') FROM api_tokens a`).Scan(&row); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(row, token) || strings.Contains(row, token[4:]) {
+		t.Errorf("api_tokens holds the token: %s", row)
+	}
+}
+
+func TestLastUseIsNoted(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	issued := issuer(t, database)
+	token := create(t, issued, "back-office", time.Time{})
+	s := storeOn(t, database, "")
+	tokens := s.Tokens(time.Hour)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { tokens.NoteUse(ctx); close(done) }()
+	defer func() { cancel(); <-done }()
+
+	if _, err := tokens.Authenticate(in(t, 5*time.Second), token); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		list, err := issued.List(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(list) == 1 && time.Since(list[0].LastUsedAt) < time.Minute {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("tokens %+v, want the last use noted", list)
+		}
+	}
+}

@@ -1,0 +1,233 @@
+package migrations_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/pgtest"
+	"plantstore/migrations"
+)
+
+func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+
+func connect(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(context.Background()) })
+	return conn
+}
+
+func exec(t *testing.T, conn *pgx.Conn, sql string) {
+	t.Helper()
+	if _, err := conn.Exec(t.Context(), sql); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// schema describes what the migrations make, and what an adopted table had, in a
+// form that two databases can be compared by.
+func schema(t *testing.T, conn *pgx.Conn) []string {
+	t.Helper()
+	rows, err := conn.Query(t.Context(), `
+		SELECT 'column ' || table_name || '.' || column_name || ' ' || data_type || ' ' || is_nullable || ' ' || coalesce(column_default, '')
+			FROM information_schema.columns WHERE table_schema = 'public'
+		UNION ALL SELECT 'constraint ' || conrelid::regclass || ' ' || pg_get_constraintdef(oid)
+			FROM pg_constraint WHERE connamespace = 'public'::regnamespace
+		UNION ALL SELECT 'index ' || indexdef FROM pg_indexes WHERE schemaname = 'public'
+		UNION ALL SELECT 'trigger ' || pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal
+		UNION ALL SELECT 'function ' || oid::regprocedure || md5(pg_get_functiondef(oid)) FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+		UNION ALL SELECT 'grant ' || relname || ' ' || coalesce(relacl::text, '') FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'
+		UNION ALL SELECT 'grant ' || attrelid::regclass || '.' || attname || ' ' || attacl::text FROM pg_attribute WHERE attacl IS NOT NULL
+			AND attrelid IN (SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace)
+		ORDER BY 1`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func applied(t *testing.T, url string) int {
+	t.Helper()
+	states, err := migrations.Status(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, s := range states {
+		if !s.AppliedAt.IsZero() {
+			n++
+		}
+	}
+	return n
+}
+
+func TestNamesAreInOrder(t *testing.T) {
+	t.Parallel()
+	for i, m := range migrations.All() {
+		if want := fmt.Sprintf("%05d_", i+1); !strings.HasPrefix(m.Name, want) {
+			t.Errorf("migration %d is %s; want its name to start with %s", i+1, m.Name, want)
+		}
+	}
+}
+
+// Each Down must undo its Up exactly, and each Up must work again after it.
+func TestEachDownUndoesItsUp(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	conn := connect(t, database.Owner)
+	full := schema(t, conn)
+	empty := pgtest.Empty(t)
+	for n := len(migrations.All()) - 1; n >= 0; n-- {
+		changes, err := migrations.Down(t.Context(), database.Owner)
+		if err != nil || len(changes) != 1 || changes[0].Version != int64(n+1) {
+			t.Fatalf("Down = %v, %v; want version %d taken back", changes, err, n+1)
+		}
+		if got := applied(t, database.Owner); got != n {
+			t.Fatalf("%d migrations applied after Down, want %d", got, n)
+		}
+	}
+	left := []string{}
+	for _, s := range schema(t, conn) {
+		if !strings.Contains(s, "goose_db_version") {
+			left = append(left, s)
+		}
+	}
+	if diff := cmp.Diff(schema(t, connect(t, empty.Owner)), left); diff != "" {
+		t.Errorf("after all Downs (-empty database +got):\n%s", diff)
+	}
+	if changes, err := migrations.Down(t.Context(), database.Owner); err != nil || len(changes) != 0 {
+		t.Errorf("Down of nothing = %v, %v; want nothing", changes, err)
+	}
+	if _, err := migrations.Up(t.Context(), database.Owner); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(full, schema(t, conn)); diff != "" {
+		t.Errorf("after Up again (-before +after):\n%s", diff)
+	}
+}
+
+func TestADownThatWouldLoseRowsRefuses(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		row, refusal string
+		left         int // migrations that stay
+	}{
+		{`INSERT INTO api_tokens (name, digest, scopes) VALUES ('x', decode(repeat('00', 32), 'hex'), '{}')`, "refusing to drop public.api_tokens", 5},
+		{`INSERT INTO plants (id, name) VALUES (1, 'Jade plant'); DELETE FROM plants`, "refusing to drop public.plant_deletions", 2},
+		{`INSERT INTO plants (id, name) VALUES (1, 'Jade plant')`, "refusing to drop public.plants", 1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.refusal, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			exec(t, connect(t, database.Owner), tt.row)
+			_, err := migrations.DownTo(t.Context(), database.Owner, 0)
+			if err == nil || !strings.Contains(err.Error(), tt.refusal) {
+				t.Errorf("DownTo(0): %v, want %q", err, tt.refusal)
+			}
+			if got := applied(t, database.Owner); got != tt.left {
+				t.Errorf("%d migrations left, want %d", got, tt.left)
+			}
+		})
+	}
+}
+
+func TestAdoption(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name, table string
+		refusal     string // "" if adopted
+	}{
+		{"other columns", `CREATE TABLE plants (sku text UNIQUE, id bigint PRIMARY KEY, price numeric); INSERT INTO plants VALUES ('a', 1, 9.5)`, ""},
+		{"serial", `CREATE TABLE plants (id bigserial PRIMARY KEY)`, ""},
+		{"integer id", `CREATE TABLE plants (id integer PRIMARY KEY)`, `cannot adopt public.plants: column "id" is of type integer, not bigint`},
+		{"no id", `CREATE TABLE plants (plant_id bigint PRIMARY KEY)`, `cannot adopt public.plants: it has no column "id"`},
+		{"no key", `CREATE TABLE plants (id bigint)`, `cannot adopt public.plants: its primary key is (none), not (id)`},
+		{"another key", `CREATE TABLE plants (id bigint UNIQUE, sku text PRIMARY KEY)`, `cannot adopt public.plants: its primary key is (sku), not (id)`},
+		{"a wider key", `CREATE TABLE plants (id bigint, shop bigint, PRIMARY KEY (id, shop))`, `cannot adopt public.plants: its primary key is (id, shop), not (id)`},
+		{"a view", `CREATE VIEW plants AS SELECT 1::bigint AS id`, `cannot adopt public.plants: it is not an ordinary table (relkind v)`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.Empty(t)
+			conn := connect(t, database.Owner)
+			exec(t, conn, tt.table)
+			before := schema(t, conn)
+			_, err := migrations.Up(t.Context(), database.Owner)
+			if tt.refusal != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.refusal) {
+					t.Errorf("Up: %v, want %q", err, tt.refusal)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			after := strings.Join(schema(t, conn), "\n")
+			for _, s := range before {
+				if !strings.HasPrefix(s, "grant ") && !strings.Contains(after, s) {
+					t.Errorf("adoption changed %q", s)
+				}
+			}
+			exec(t, conn, `DELETE FROM plants`)
+			exec(t, conn, `DELETE FROM plant_deletions`)
+			if _, err := migrations.DownTo(t.Context(), database.Owner, 0); err != nil {
+				t.Fatal(err)
+			}
+			exec(t, conn, `SELECT id FROM plants`) // still there
+		})
+	}
+}
+
+func TestConcurrentUps(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Empty(t)
+	const replicas = 8
+	counts := make([]int, replicas)
+	var wg sync.WaitGroup
+	for i := range replicas {
+		wg.Go(func() {
+			changes, err := migrations.Up(t.Context(), database.Owner)
+			if err != nil {
+				t.Errorf("replica %d: %v", i, err)
+			}
+			counts[i] = len(changes)
+		})
+	}
+	wg.Wait()
+	total := 0
+	for _, n := range counts {
+		total += n
+	}
+	if want := len(migrations.All()); total != want {
+		t.Errorf("%v migrations applied by the replicas, want %d in all", counts, want)
+	}
+}
+
+func TestStatusOnlyReads(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Empty(t)
+	conn := connect(t, database.Owner)
+	before := schema(t, conn)
+	if got := applied(t, database.Owner); got != 0 {
+		t.Errorf("%d migrations applied, want none", got)
+	}
+	if diff := cmp.Diff(before, schema(t, conn)); diff != "" {
+		t.Errorf("Status changed the database (-before +after):\n%s", diff)
+	}
+}

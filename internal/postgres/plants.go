@@ -10,17 +10,25 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/sethvargo/go-retry"
+	"golang.org/x/sync/semaphore"
 
 	"plantstore/internal/plant"
 )
 
 // Plants deletes plants.
 type Plants struct {
-	db *DB
+	db    *DB
+	group group
+	// alone bounds the deletions that wait for a lock on a connection of their
+	// own, so that there are always connections left for the others.
+	alone *semaphore.Weighted
 }
 
 // Plants returns the repository of plants.
-func (db *DB) Plants() *Plants { return &Plants{db: db} }
+func (db *DB) Plants() *Plants {
+	own := max(int64(db.pool.Config().MaxConns)-maxLanes, 1)
+	return &Plants{db: db, group: group{db: db}, alone: semaphore.NewWeighted(own)}
+}
 
 // Back-off between attempts: doubling from first to most, each shortened or
 // lengthened at random by up to half, so that requests that failed together do
@@ -49,38 +57,59 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 	// unsure is set once an attempt may have been committed without our knowing.
 	// From then on the ledger is asked before anything else is tried or told.
 	unsure := false
-	for attempt := 1; ; attempt++ {
-		result, v := p.try(ctx, d, attempt, unsure)
+	// alone is set once the deletion turned out to hold others up.
+	alone := false
+	for lone := 0; ; {
+		var result plant.Result
+		var v *verdict
+		if unsure || alone {
+			lone++
+			result, v = p.deleteAlone(ctx, d, lone, unsure)
+		} else {
+			o := p.group.delete(ctx, d)
+			if o.alone {
+				alone = true
+				continue // at once: it is waiting, not failing
+			}
+			v = o.verdict
+			if v == nil && !o.deleted {
+				result, v = p.whyNotDeleted(ctx, d)
+			}
+		}
 		if v == nil {
 			return result, nil
 		}
 		unsure = unsure || v.fate == unknown
 		if !v.retry {
-			return plant.Result{}, v.err
+			return plant.Result{}, conclude(unsure, v.err)
 		}
 		wait, _ := pause.Next()
 		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= wait {
-			return plant.Result{}, last(unsure, v.err)
+			return plant.Result{}, conclude(unsure, v.err)
 		}
 		select {
 		case <-ctx.Done():
-			return plant.Result{}, last(unsure, v.err)
+			return plant.Result{}, conclude(unsure, v.err)
 		case <-time.After(wait):
 		}
 	}
 }
 
-// last is what a deletion that ran out of time ends with.
-func last(unsure bool, err error) error {
-	if unsure {
-		return fmt.Errorf("%w: %w", plant.ErrUnknown, err)
+// conclude is what a deletion that is given up ends with. When an earlier attempt
+// may have been committed, only what was read from the ledger since is certain.
+func conclude(unsure bool, err error) error {
+	var earlier *plant.DeletedEarlierError
+	var referenced *plant.ReferencedError
+	if !unsure || errors.Is(err, plant.ErrNotFound) || errors.As(err, &earlier) || errors.As(err, &referenced) {
+		return err
 	}
-	return err
+	return fmt.Errorf("%w: %w", plant.ErrUnknown, err)
 }
 
-// budget is how long an attempt may take. The first ones are short, because a
-// peer that stopped answering looks like a slow statement and a new connection
-// helps; after that a deletion that is slow by nature gets all that is left.
+// budget is how long an attempt on a connection of its own may take. The first
+// ones are short, because a peer that stopped answering looks like a slow
+// statement and a new connection helps; after that a deletion that is slow by
+// nature gets all that is left.
 func budget(ctx context.Context, attempt int) time.Duration {
 	left := 10 * time.Second
 	if deadline, ok := ctx.Deadline(); ok {
@@ -92,11 +121,16 @@ func budget(ctx context.Context, attempt int) time.Duration {
 	return left
 }
 
-// try makes one attempt. A nil verdict means success.
-func (p *Plants) try(ctx context.Context, d plant.Deletion, attempt int, unsure bool) (plant.Result, *verdict) {
+// deleteAlone makes an attempt on a connection of its own. A nil verdict means
+// success.
+func (p *Plants) deleteAlone(ctx context.Context, d plant.Deletion, attempt int, unsure bool) (plant.Result, *verdict) {
 	left := budget(ctx, attempt)
 	ctx, cancel := context.WithTimeout(ctx, left)
 	defer cancel()
+	if err := p.alone.Acquire(ctx, 1); err != nil {
+		return plant.Result{}, &verdict{wrap(plant.ErrBusy, err), nothing, true}
+	}
+	defer p.alone.Release(1)
 	conn, err := p.db.pool.Acquire(ctx)
 	if err != nil {
 		v := judge(err, false)
@@ -107,40 +141,53 @@ func (p *Plants) try(ctx context.Context, d plant.Deletion, attempt int, unsure 
 	if unsure {
 		h, err := readHistory(ctx, conn.Conn(), d)
 		if err != nil {
-			v := judge(err, true)
-			v.fate = nothing // of this attempt: it only read
-			return plant.Result{}, &v
+			return plant.Result{}, onlyRead(err)
 		}
 		if h.own {
-			return p.replay(ctx, conn.Conn(), d, h, attempt)
+			return replay(ctx, conn.Conn(), d, h, unsure)
 		}
 	}
-
 	// The server gives up before we do, so that a lock that is not had in time
 	// is a certain "rolled back" and not a connection cut in mid-statement.
-	deleted, err := deleteOnce(ctx, conn.Conn(), d, left*9/10)
+	deleted, err := deleteOne(ctx, conn.Conn(), d, left*9/10)
 	switch {
-	case err == nil && deleted:
-		return plant.Result{}, nil
 	case err != nil && !isRecordedAlready(err):
 		v := judge(err, true)
 		return plant.Result{}, &v
+	case deleted:
+		return plant.Result{}, nil
+	default:
+		return explainMissing(ctx, conn.Conn(), d, unsure)
 	}
+}
 
-	// No such row, or this very deletion is in the ledger already.
-	h, err := readHistory(ctx, conn.Conn(), d)
+// whyNotDeleted finds out what a DELETE that was committed without a row, or was
+// refused because it is in the ledger already, means. A nil verdict means
+// success.
+func (p *Plants) whyNotDeleted(ctx context.Context, d plant.Deletion) (plant.Result, *verdict) {
+	ctx, cancel := context.WithTimeout(ctx, budget(ctx, 1))
+	defer cancel()
+	conn, err := p.db.pool.Acquire(ctx)
 	if err != nil {
-		v := judge(err, true)
-		v.fate = nothing // the deletion itself came to a certain end
+		v := judge(err, false)
 		return plant.Result{}, &v
 	}
+	defer conn.Release()
+	return explainMissing(ctx, conn.Conn(), d, false)
+}
+
+func explainMissing(ctx context.Context, conn *pgx.Conn, d plant.Deletion, unsure bool) (plant.Result, *verdict) {
+	h, err := readHistory(ctx, conn, d)
 	switch {
+	case err != nil:
+		return plant.Result{}, onlyRead(err)
 	case h.own:
-		return p.replay(ctx, conn.Conn(), d, h, attempt)
+		return replay(ctx, conn, d, h, unsure)
 	case h.exists:
 		// It came between the two statements, or something in the database
 		// keeps the row although the DELETE ran.
-		return plant.Result{}, &verdict{wrap(plant.ErrBusy, errors.New("the row is there, but DELETE did not touch it")), nothing, true}
+		err := fmt.Errorf("%w: the row is there, but DELETE did not touch it", plant.ErrBusy)
+		return plant.Result{}, &verdict{err, nothing, true}
 	case h.deletedAt != nil:
 		return plant.Result{}, &verdict{&plant.DeletedEarlierError{At: *h.deletedAt}, nothing, false}
 	default:
@@ -148,37 +195,51 @@ func (p *Plants) try(ctx context.Context, d plant.Deletion, attempt int, unsure 
 	}
 }
 
-// deleteOnce runs the deletion as one implicit transaction in one round trip and
-// reports whether there was a row.
-//
-// The DELETE locks the row and, by their foreign keys, looks for rows that refer
-// to it (a scan of the referring table if that has no index on the column). The
-// trigger plantstore_record_deletion writes the ledger from the settings made
-// before it, which end with the transaction. Somebody else deleting the same row
-// is waited for; whoever comes second finds no row.
-func deleteOnce(ctx context.Context, conn *pgx.Conn, d plant.Deletion, timeout time.Duration) (bool, error) {
-	var batch pgx.Batch
-	batch.Queue(`SELECT set_config('plantstore.principal', $1, true),
-		set_config('plantstore.request_id', $2, true),
-		set_config('plantstore.idempotency_key', $3, true),
-		set_config('statement_timeout', $4, true)`,
-		d.Principal, d.RequestID, d.Key, strconv.FormatInt(max(timeout.Milliseconds(), 1), 10))
-	batch.Queue(`DELETE FROM plants WHERE id = $1`, int64(d.Plant))
-	results := conn.SendBatch(ctx, &batch)
+// onlyRead judges the error of a statement that changes nothing.
+func onlyRead(err error) *verdict {
+	v := judge(err, true)
+	v.fate = nothing
+	return &v
+}
+
+// deleteOne runs one deletion as deleteAll runs many.
+func deleteOne(ctx context.Context, conn *pgx.Conn, d plant.Deletion, timeout time.Duration) (bool, error) {
+	var pipeline pgx.Batch
+	pipeline.Queue(`SELECT set_config('statement_timeout', $1, true)`, milliseconds(timeout))
+	queueDeletion(&pipeline, d)
+	results := conn.SendBatch(ctx, &pipeline)
 	_, err := results.Exec()
-	var tag pgconn.CommandTag
+	deleted := false
 	if err == nil {
-		tag, err = results.Exec()
+		deleted, err = readDeletion(results)
 	}
-	// The commit is only known when everything was read to the end.
 	if closeErr := results.Close(); err == nil {
 		err = closeErr
 	}
-	if err != nil {
+	return deleted, err
+}
+
+// queueDeletion puts a deletion's two statements into a pipeline.
+func queueDeletion(pipeline *pgx.Batch, d plant.Deletion) {
+	pipeline.Queue(`SELECT set_config('plantstore.principal', $1, true),
+		set_config('plantstore.request_id', $2, true), set_config('plantstore.idempotency_key', $3, true)`,
+		d.Principal, d.RequestID, d.Key)
+	pipeline.Queue(`DELETE FROM plants WHERE id = $1`, int64(d.Plant))
+}
+
+// readDeletion reads the answers to what queueDeletion put in, and reports
+// whether there was a row. It says nothing of the commit.
+func readDeletion(results pgx.BatchResults) (deleted bool, err error) {
+	if _, err := results.Exec(); err != nil {
 		return false, err
 	}
-	return tag.RowsAffected() > 0, nil
+	tag, err := results.Exec()
+	return tag.RowsAffected() > 0, err
 }
+
+// milliseconds writes a duration as PostgreSQL's time settings have it. None is
+// written as 0, which would mean no limit.
+func milliseconds(d time.Duration) string { return strconv.FormatInt(max(d.Milliseconds(), 1), 10) }
 
 // isRecordedAlready reports whether the ledger refused a second record of the
 // same principal, plant and key, and so undid the delete.
@@ -217,14 +278,14 @@ func readHistory(ctx context.Context, conn *pgx.Conn, d plant.Deletion) (history
 // locally and only there. The answer must outlive a failover like any other, so
 // replay commits a record of its own behind it (the smallest there is, a logical
 // decoding message) and waits for that: the log is replicated in order.
-func (p *Plants) replay(ctx context.Context, conn *pgx.Conn, d plant.Deletion, h history, attempt int) (plant.Result, *verdict) {
+func replay(ctx context.Context, conn *pgx.Conn, d plant.Deletion, h history, unsure bool) (plant.Result, *verdict) {
 	if _, err := conn.Exec(ctx, `SELECT pg_logical_emit_message(true, 'plantstore', '')`); err != nil {
 		v := judge(err, true)
 		v.fate = unknown
 		return plant.Result{}, &v
 	}
-	// Found at a later attempt under our own request id: an earlier attempt of
-	// this request was committed after all.
-	ours := attempt > 1 && h.requestID != nil && *h.requestID == d.RequestID
+	// Under our own request id, after an attempt of ours that may have been
+	// committed: that attempt was.
+	ours := unsure && h.requestID != nil && *h.requestID == d.RequestID
 	return plant.Result{Replayed: !ours}, nil
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -56,6 +57,10 @@ func Open(ctx context.Context, url string) (*DB, error) {
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 3},
 	}).DialContext
 	config.AfterConnect = prepareSession
+	if conn.ValidateConnect == nil && several(&conn.Config) {
+		// Of several hosts only the one that can be written to is of use.
+		conn.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+	}
 
 	db := &DB{host: hosts(&conn.Config)}
 	closeOnFatal := conn.OnPgError
@@ -149,6 +154,7 @@ func (db *DB) Ready(ctx context.Context, versions []int64) error {
 		return db.explain(err)
 	}
 	if readOnly {
+		db.pool.Reset() // with several hosts, the next connection may find the new primary
 		return fmt.Errorf("the database at %s is read-only: a standby, or a demoted primary", db.host)
 	}
 	missing, err := db.missing(ctx, versions)
@@ -250,6 +256,13 @@ func Explain(err error) string {
 		why = "it is not a writable primary"
 	}
 	return fmt.Sprintf("cannot connect to PostgreSQL at %s: %s: is it running, and is DATABASE_URL right?", at, why)
+}
+
+// several reports whether a configuration has more than one server.
+func several(c *pgconn.Config) bool {
+	return slices.ContainsFunc(c.Fallbacks, func(f *pgconn.FallbackConfig) bool {
+		return address(f.Host, f.Port) != address(c.Host, c.Port)
+	})
 }
 
 // hosts lists the servers of a configuration, in the order they are tried.

@@ -1,0 +1,224 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"plantstore/internal/plant"
+)
+
+// sample fills plants with ids from 1 to n.
+func (s store) sample(t *testing.T, n int) {
+	t.Helper()
+	s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, $1::bigint) i`, n)
+}
+
+// deleteAtOnce deletes ids concurrently and returns what came of each, and how
+// long the slowest took.
+func (s store) deleteAtOnce(t *testing.T, ids []int64) (errs []error, slowest time.Duration) {
+	t.Helper()
+	errs = make([]error, len(ids))
+	took := make([]time.Duration, len(ids))
+	var wg sync.WaitGroup
+	for i, id := range ids {
+		wg.Go(func() {
+			start := time.Now()
+			_, errs[i] = s.plants.Delete(in(t, 20*time.Second), deletion(id, fmt.Sprint("k", i)))
+			took[i] = time.Since(start)
+		})
+	}
+	wg.Wait()
+	for _, d := range took {
+		slowest = max(slowest, d)
+	}
+	return errs, slowest
+}
+
+func ids(from, to int64) []int64 {
+	var all []int64
+	for id := from; id <= to; id++ {
+		all = append(all, id)
+	}
+	return all
+}
+
+func (s store) transactions(t *testing.T) (n int) {
+	t.Helper()
+	if err := s.owner.QueryRow(t.Context(), `SELECT count(DISTINCT xmin::text) FROM plant_deletions`).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestDeletionsAreCommittedTogether(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 400)
+	errs, _ := s.deleteAtOnce(t, ids(1, 400))
+	for i, err := range errs {
+		if err != nil {
+			t.Errorf("Delete(%d): %v, want none", i+1, err)
+		}
+	}
+	if got := len(s.ledger(t)); got != 400 {
+		t.Errorf("%d ledger rows, want 400", got)
+	}
+	if got := s.transactions(t); got > 200 {
+		t.Errorf("400 concurrent deletions took %d transactions, want a fraction", got)
+	}
+}
+
+func TestFatesInABatchAreSeparate(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 300)
+	s.exec(t, `CREATE TABLE order_items (plant_id bigint REFERENCES plants ON DELETE RESTRICT)`)
+	s.exec(t, `CREATE TABLE baskets (plant_id bigint REFERENCES plants DEFERRABLE INITIALLY DEFERRED)`)
+	s.exec(t, `INSERT INTO order_items VALUES (50), (100), (150)`)
+	s.exec(t, `INSERT INTO baskets VALUES (51), (151)`)
+	errs, slowest := s.deleteAtOnce(t, ids(1, 310))
+	refused := map[int64]string{50: "order_items", 100: "order_items", 150: "order_items", 51: "baskets", 151: "baskets"}
+	for i, err := range errs {
+		id := int64(i + 1)
+		var referenced *plant.ReferencedError
+		switch table, is := refused[id]; {
+		case is && (!errors.As(err, &referenced) || referenced.Table != table):
+			t.Errorf("Delete(%d): %v, want a reference by %s", id, err, table)
+		case id > 300 && !errors.Is(err, plant.ErrNotFound):
+			t.Errorf("Delete(%d): %v, want ErrNotFound", id, err)
+		case !is && id <= 300 && err != nil:
+			t.Errorf("Delete(%d): %v, want none", id, err)
+		}
+	}
+	if got, want := len(s.ledger(t)), 300-len(refused); got != want {
+		t.Errorf("%d ledger rows, want %d", got, want)
+	}
+	if slowest > 5*time.Second {
+		t.Errorf("the slowest took %s", slowest)
+	}
+}
+
+func TestLateRetriesInABatch(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 100)
+	deleteAll := func() (replayed int) {
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		for id := range int64(100) {
+			wg.Go(func() {
+				result, err := s.plants.Delete(in(t, 20*time.Second), deletion(id+1, "same"))
+				if err != nil {
+					t.Errorf("Delete(%d): %v", id+1, err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if result.Replayed {
+					replayed++
+				}
+			})
+		}
+		wg.Wait()
+		return replayed
+	}
+	if got := deleteAll(); got != 0 {
+		t.Errorf("%d of the first deletions were replays, want 0", got)
+	}
+	s.sample(t, 50) // half of them come back
+	if got := deleteAll(); got != 100 {
+		t.Errorf("%d of the retries were replays, want 100", got)
+	}
+	var left int
+	if err := s.owner.QueryRow(t.Context(), `SELECT count(*) FROM plants`).Scan(&left); err != nil || left != 50 {
+		t.Errorf("%d plants left, %v; want the 50 that came back", left, err)
+	}
+}
+
+func TestALockedRowDelaysItsOwnDeletionOnly(t *testing.T) {
+	t.Parallel()
+	const locked = 2500 * time.Millisecond
+	s := newStore(t)
+	s.sample(t, 500)
+	tx, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT FROM plants WHERE id = 250 FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := s.plants.Delete(in(t, 20*time.Second), deletion(250, "k")); err != nil {
+			t.Errorf("Delete of the locked plant: %v, want none in the end", err)
+		}
+		if took := time.Since(start); took < locked {
+			t.Errorf("Delete of the locked plant took %s, though it was locked for %s", took, locked)
+		}
+	})
+	wg.Go(func() {
+		time.Sleep(locked)
+		if err := tx.Rollback(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	for round := range int64(4) {
+		errs, slowest := s.deleteAtOnce(t, ids(round*50+1, round*50+50))
+		if err := errors.Join(errs...); err != nil {
+			t.Error(err)
+		}
+		if slowest > locked/2 {
+			t.Errorf("the slowest neighbour took %s, want far less than the lock of %s", slowest, locked)
+		}
+	}
+	wg.Wait()
+}
+
+func TestBatchesDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 200)
+	// Everybody wants the same plants, in opposite orders.
+	var all []int64
+	for id := range int64(200) {
+		all = append(all, id+1, 200-id, id+1)
+	}
+	errs, _ := s.deleteAtOnce(t, all)
+	deleted := 0
+	for _, err := range errs {
+		var earlier *plant.DeletedEarlierError
+		switch {
+		case err == nil:
+			deleted++
+		case !errors.As(err, &earlier):
+			t.Errorf("Delete: %v, want none or a DeletedEarlierError", err)
+		}
+	}
+	if deleted != 200 || len(s.ledger(t)) != 200 {
+		t.Errorf("%d deletions succeeded, %d ledger rows; want 200 and 200", deleted, len(s.ledger(t)))
+	}
+	var deadlocks int
+	if err := s.owner.QueryRow(t.Context(),
+		`SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()`).Scan(&deadlocks); err != nil || deadlocks != 0 {
+		t.Errorf("%d deadlocks, %v; want none", deadlocks, err)
+	}
+}
+
+func TestADeletionThatIsSlowByNatureSucceeds(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 2)
+	s.exec(t, `CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS
+			'BEGIN IF OLD.id = 1 THEN PERFORM pg_sleep(3); END IF; RETURN OLD; END';
+		CREATE TRIGGER dawdle BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION dawdle()`)
+	if _, err := s.plants.Delete(in(t, 20*time.Second), deletion(1, "k")); err != nil {
+		t.Errorf("Delete that takes 3s: %v, want none", err)
+	}
+	if got := len(s.ledger(t)); got != 1 {
+		t.Errorf("%d ledger rows, want 1", got)
+	}
+}

@@ -28,13 +28,14 @@ var mayImport = map[string][]string{
 	"internal/pgtest":     {"deploy/postgres", "internal/localpg", "migrations"},
 	"internal/pgtest/run": {"internal/pgtest"},
 	"internal/chaos":      {"deploy/postgres", "internal/auth", "internal/localpg", "internal/pgtest", "internal/postgres", "migrations"},
+	"internal/bench/bare": {},
 	"internal/bench":      {"deploy/postgres", "internal/auth", "internal/localpg", "internal/postgres", "migrations"},
 }
 
 // onlyIn says which packages may import a module of somebody else's, tests aside.
 var onlyIn = map[string][]string{
-	"github.com/labstack/echo/":  {"internal/server", "internal/bench"},
-	"github.com/jackc/pgx/":      {"internal/postgres", "migrations", "internal/pgtest", "internal/chaos", "internal/bench"},
+	"github.com/labstack/echo/":  {"internal/server", "internal/bench/bare"},
+	"github.com/jackc/pgx/":      {"internal/postgres", "migrations", "internal/pgtest", "internal/chaos", "internal/bench", "internal/bench/bare"},
 	"github.com/pressly/goose/":  {"migrations"},
 	"github.com/testcontainers/": {"internal/pgtest"},
 	"github.com/prometheus/":     {"internal/server"},

@@ -9,8 +9,8 @@ import (
 	"plantstore/internal/plant"
 )
 
-// maxBody bounds the body of a request, in bytes. A deletion needs none, and
-// none is read (RFC 9110, 9.3.5), but some clients send an empty object.
+// maxBody bounds the body that a request may announce, in bytes. A deletion needs
+// none, and none is read (RFC 9110, 9.3.5), but some clients send an empty object.
 const maxBody = 4 << 10
 
 // deletePlant answers DELETE /plants/{id}.

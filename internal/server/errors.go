@@ -69,7 +69,7 @@ var catalogue = []refusal{
 	{is(plant.ErrUnavailable), 50300, text("The database cannot be reached. The plant was not deleted: try again later."), ""},
 	{is(plant.ErrBusy), 50301, text("The plant is locked by other work in the database. It was not deleted: try again later."), ""},
 	{is(plant.ErrOverloaded), 50302, text("Too many requests are in flight. The plant was not deleted: try again later."), ""},
-	{func(error) bool { return true }, 50000, text("Something is wrong in this service, and the plant was not deleted. Tell its operators the X-Request-Id of this answer."), ""},
+	{func(error) bool { return true }, 50000, text("Something went wrong in this service. Tell its operators the X-Request-Id of this answer, and send the same request with the same Idempotency-Key again to find out what became of the plant."), ""},
 }
 
 func is(target error) func(error) bool {

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -118,11 +117,7 @@ func isRequestID(s string) bool {
 
 // newID returns a UUIDv7 (RFC 9562): unique, and in order of time.
 func newID() string {
-	id, err := uuid.NewV7()
-	if err != nil {
-		panic(err) // the system's random source never fails, see crypto/rand
-	}
-	return id.String()
+	return uuid.Must(uuid.NewV7()).String() // the random source never fails, see crypto/rand
 }
 
 // recover makes a panic an error like any other. Its text and stack are for the
@@ -133,9 +128,6 @@ func (s *Server) recover(next echo.HandlerFunc) echo.HandlerFunc {
 			p := recover()
 			if p == nil {
 				return
-			}
-			if e, ok := p.(error); ok && errors.Is(e, http.ErrAbortHandler) {
-				panic(p)
 			}
 			s.Log.Error("panic", "request_id", exchangeOf(c).requestID, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 			err = fmt.Errorf("panic: %v", p)

@@ -95,6 +95,8 @@ func (s *Server) routes() *echo.Echo {
 
 	e.DELETE("/plants/:id", s.deletePlant, s.deadline, s.bearer, requireScope(auth.ScopeDelete))
 	e.Match(readMethods, "/openapi.yaml", serveOpenAPI)
+	e.Match(readMethods, "/docs", serveDocs)
+	e.Match(readMethods, "/docs/:asset", serveDocsAsset)
 	return e
 }
 
@@ -118,7 +120,7 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 		IdleTimeout:                  2 * time.Minute,
 		MaxHeaderBytes:               maxHeaderBytes,
 		DisableGeneralOptionsHandler: true, // "OPTIONS *" is answered like any other path
-		ErrorLog:                     slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
+		ErrorLog:                     slog.NewLogLogger(s.Log.Handler(), slog.LevelWarn),
 	}
 	adminServer := &http.Server{
 		Handler:           s.Admin(),

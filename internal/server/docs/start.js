@@ -1,0 +1,7 @@
+SwaggerUIBundle({
+  url: "openapi.yaml",
+  dom_id: "#page",
+  validatorUrl: null, // it would send the interface to another host
+  defaultModelsExpandDepth: -1,
+  docExpansion: "full",
+});

@@ -1,0 +1,70 @@
+package server
+
+import (
+	"bytes"
+	"compress/gzip"
+	"io"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestOpenAPIIsServed(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig())
+	_, header, body := exchangeRaw(t, dial(t, s.public), request{method: "GET", target: "/openapi.yaml"})
+	if got, want := header.Get("Content-Type"), "application/yaml"; got != want {
+		t.Errorf("Content-Type %q, want %q", got, want)
+	}
+	if diff := cmp.Diff(string(openAPI), string(body)); diff != "" {
+		t.Errorf("/openapi.yaml (-file +answer):\n%s", diff)
+	}
+}
+
+func TestDocsLoadFromHereOnly(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig())
+	_, header, page := exchangeRaw(t, dial(t, s.public), request{method: "GET", target: "/docs"})
+	if got := header.Get("Content-Security-Policy"); !strings.Contains(got, "default-src 'none'") || !strings.Contains(got, "connect-src 'self'") {
+		t.Errorf("Content-Security-Policy %q, want one that allows this host only", got)
+	}
+	if got, want := header.Get("Content-Type"), "text/html; charset=UTF-8"; got != want {
+		t.Errorf("Content-Type %q of the page, want %q", got, want)
+	}
+
+	var loaded []string
+	for _, match := range regexp.MustCompile(`(?:src|href)="([^"]*)"`).FindAllSubmatch(page, -1) {
+		if name, ok := strings.CutPrefix(string(match[1]), "docs/"); ok {
+			loaded = append(loaded, name)
+		} else if string(match[1]) != "openapi.yaml" {
+			t.Errorf("page refers to %s, want relative paths to what is served here", match[1])
+		}
+	}
+	slices.Sort(loaded)
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(docsAssets)), loaded); diff != "" {
+		t.Errorf("files that are served (-) and that the page loads (+) differ:\n%s", diff)
+	}
+	for _, name := range loaded {
+		status, header, body := exchangeRaw(t, dial(t, s.public), request{method: "GET", target: "/docs/" + name})
+		if status != http.StatusOK || header.Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%s: %d %v, want 200 and nosniff", name, status, header)
+		}
+		if header.Get("Content-Encoding") == "gzip" {
+			r, err := gzip.NewReader(bytes.NewReader(body))
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if body, err = io.ReadAll(r); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if got, want := http.DetectContentType(body), header.Get("Content-Type"); got != want && !strings.HasPrefix(want, "text/") {
+			t.Errorf("%s: Content-Type %q, want %q", name, want, got)
+		}
+	}
+}

@@ -1,0 +1,106 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"plantstore/internal/plant"
+)
+
+// logOf serves one request and returns what was logged, line by line.
+func logOf(t *testing.T, c Config, q request) []map[string]any {
+	t.Helper()
+	var log bytes.Buffer
+	c.Log = slog.New(slog.NewJSONHandler(&log, nil))
+	s := start(t, c)
+	s.ask(t, q)
+	s.stop(t)
+	if strings.Contains(log.String(), secret) {
+		t.Errorf("log has a secret:\n%s", &log)
+	}
+	var lines []map[string]any
+	for decoder := json.NewDecoder(&log); ; {
+		var line map[string]any
+		if err := decoder.Decode(&line); err == io.EOF {
+			return lines
+		} else if err != nil {
+			t.Fatalf("log: %v", err)
+		}
+		if line["msg"] != "draining" {
+			lines = append(lines, line)
+		}
+	}
+}
+
+func TestLogHasOneLineForEachRequest(t *testing.T) {
+	t.Parallel()
+	failing := testConfig()
+	failing.Plants = fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) { return plant.Result{}, errDriver })
+	tests := []struct {
+		name string
+		c    Config
+		q    request
+		want map[string]any
+	}{
+		{"deleted", testConfig(), request{"DELETE", "/plants/1?token=" + secret, []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
+			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 204., "error": 0.,
+			"request_id": "r1", "principal": "alice", "plant_id": "1"}},
+		{"bad id", testConfig(), request{"DELETE", "/plants/" + secret, []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
+			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 400., "error": 40001.,
+			"request_id": "r1", "principal": "alice"}},
+		{"not allowed", testConfig(), request{"DELETE", "/plants/1", []string{asBob, "X-Request-Id: r1"}, ""}, map[string]any{
+			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 403., "error": 40300.,
+			"request_id": "r1", "principal": "bob"}},
+		{"no route", testConfig(), request{"GET", "/" + secret, []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
+			"level": "INFO", "msg": "request", "method": "GET", "route": "none", "status": 404., "error": 40400.,
+			"request_id": "r1"}},
+		{"a fault of ours", failing, del("X-Request-Id: r1"), map[string]any{
+			"level": "ERROR", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 500., "error": 50000.,
+			"request_id": "r1", "principal": "alice", "plant_id": "1", "cause": errDriver.Error()}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			lines := logOf(t, tt.c, tt.q)
+			if len(lines) != 1 {
+				t.Fatalf("%d lines %v, want one", len(lines), lines)
+			}
+			for _, key := range []string{"time", "duration_ms"} {
+				if _, ok := lines[0][key]; !ok {
+					t.Errorf("line without %s", key)
+				}
+				delete(lines[0], key)
+			}
+			if diff := cmp.Diff(tt.want, lines[0]); diff != "" {
+				t.Errorf("line (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestLogHasTheStackOfAPanicOnce(t *testing.T) {
+	t.Parallel()
+	c := testConfig()
+	c.Plants = fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) { panic("boom") })
+	lines := logOf(t, c, del("X-Request-Id: r1"))
+	if len(lines) != 2 {
+		t.Fatalf("%d lines %v, want one of the panic and one of the request", len(lines), lines)
+	}
+	got, stack := lines[0], lines[0]["stack"].(string)
+	if got["msg"] != "panic" || got["panic"] != "boom" || got["request_id"] != "r1" || !strings.Contains(stack, "TestLogHasTheStack") {
+		t.Errorf("first line %v, want the panic with its stack", got)
+	}
+	if got, want := lines[1]["cause"], "panic: boom"; got != want {
+		t.Errorf("cause %q, want %q", got, want)
+	}
+	if _, ok := lines[1]["stack"]; ok {
+		t.Errorf("line of the request %v has a stack, want it in the first only", lines[1])
+	}
+}

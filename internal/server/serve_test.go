@@ -1,0 +1,207 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"plantstore/internal/plant"
+)
+
+// slowPlants takes its time for every deletion.
+func slowPlants(d time.Duration) fakePlants {
+	return func(context.Context, plant.Deletion) (plant.Result, error) {
+		time.Sleep(d)
+		return plant.Result{}, nil
+	}
+}
+
+func TestEndIsGraceful(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := testConfig()
+		c.DrainDelay = 5 * time.Second
+		c.Plants = slowPlants(8 * time.Second)
+		s := run(t, c, newPipeListener(), newPipeListener())
+		readyz := request{method: "GET", target: "/readyz"}
+		if status, _, body := exchangeRaw(t, dial(t, s.admin), readyz); status != 200 {
+			t.Errorf("/readyz: %d %q, want 200", status, body)
+		}
+
+		asked := time.Now()
+		before, during := make(chan answer, 1), make(chan answer, 1)
+		conn := dial(t, s.public)
+		go func() { before <- askOn(t, conn, del()) }()
+		synctest.Wait()
+		s.end()
+		synctest.Wait()
+
+		if status, _, body := exchangeRaw(t, dial(t, s.admin), readyz); status != 503 || string(body) != "shutting down\n" {
+			t.Errorf("/readyz: %d %q, want 503 and that it is shutting down", status, body)
+		}
+		quick := s.ask(t, request{method: "GET", target: "/openapi.yaml"})
+		if got, want := quick.header.Get("Connection"), "close"; quick.status != 200 || got != want {
+			t.Errorf("request during the drain delay: answer %d, Connection %q; want 200, %q", quick.status, got, want)
+		}
+		conn = dial(t, s.public)
+		go func() { during <- askOn(t, conn, del()) }()
+
+		time.Sleep(c.DrainDelay + time.Second)
+		if _, err := s.public.(*pipeListener).dial(); err == nil {
+			t.Error("a connection is taken after the drain delay, want it refused")
+		}
+		if status, _, _ := exchangeRaw(t, dial(t, s.admin), request{method: "GET", target: "/livez"}); status != 200 {
+			t.Errorf("/livez: %d while requests are in flight, want 200", status)
+		}
+		if got, want := (<-before).status, 204; got != want {
+			t.Errorf("request from before the end: answer %d, want %d", got, want)
+		}
+		if got, want := (<-during).status, 204; got != want {
+			t.Errorf("slow request from during the drain delay: answer %d, want %d", got, want)
+		}
+		s.stop(t)
+		if took := time.Since(asked); took > 9*time.Second {
+			t.Errorf("Serve returned %v after the last request came, want it as soon as that was answered", took)
+		}
+	})
+}
+
+func TestEndWithoutRequestsTakesTheDrainDelay(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := testConfig()
+		c.DrainDelay = 5 * time.Second
+		s := run(t, c, newPipeListener(), newPipeListener())
+		dial(t, s.public) // idle
+		ended := time.Now()
+		s.stop(t)
+		if took := time.Since(ended); took < c.DrainDelay || took > c.DrainDelay+6*time.Second {
+			t.Errorf("Serve returned after %v, want about the drain delay of %v", took, c.DrainDelay)
+		}
+	})
+}
+
+func TestEndDoesNotWaitForEver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := testConfig()
+		c.DrainDelay = time.Second
+		c.RequestTimeout = time.Minute
+		c.Plants = slowPlants(20 * time.Second)
+		s := run(t, c, newPipeListener(), newPipeListener())
+		conn := dial(t, s.public)
+		io.WriteString(conn, "DELETE /plants/1 HTTP/1.1\r\nHost: plants.example\r\n"+asAlice+"\r\n\r\n")
+		synctest.Wait()
+		s.end()
+		ended := time.Now()
+		err := <-s.stopped
+		if err == nil || !strings.Contains(err.Error(), "still in flight after 10s") {
+			t.Errorf("Serve: %v, want an error that tells of requests in flight", err)
+		}
+		if took, want := time.Since(ended), c.DrainDelay+c.ShutdownTimeout; took != want {
+			t.Errorf("Serve returned after %v, want %v", took, want)
+		}
+		if _, err := http.ReadResponse(bufio.NewReader(conn), nil); err == nil {
+			t.Error("the request was answered, want its connection cut")
+		}
+		time.Sleep(20 * time.Second) // until the deletion is done, too
+	})
+}
+
+func TestServeReportsALostListener(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := testConfig()
+		c.DrainDelay = time.Hour // is for an end that was asked for
+		s := run(t, c, newPipeListener(), newPipeListener())
+		synctest.Wait()
+		lost := time.Now()
+		close(s.public.(*pipeListener).broken)
+		if err := <-s.stopped; err == nil || !strings.Contains(err.Error(), "serve on pipe") {
+			t.Errorf("Serve: %v, want an error that names the listener", err)
+		}
+		if took := time.Since(lost); took > time.Second {
+			t.Errorf("Serve returned after %v, want it at once", took)
+		}
+	})
+}
+
+func TestSlowHeadersAreCut(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := run(t, testConfig(), newPipeListener(), newPipeListener())
+		conn := dial(t, s.public)
+		started := time.Now()
+		io.WriteString(conn, "DELETE /plants/1 HTTP/1.1\r\nHost: plants.example\r\n")
+		answered, err := io.ReadAll(conn)
+		if err != nil || len(answered) > 0 {
+			t.Errorf("read %q, %v; want the connection closed without an answer", answered, err)
+		}
+		if took, want := time.Since(started), 5*time.Second; took != want {
+			t.Errorf("connection closed after %v, want %v", took, want)
+		}
+	})
+}
+
+func TestSlowDeletionIsAnswered(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := testConfig()
+		c.RequestTimeout = 29 * time.Second // more than net/http has for reading
+		c.Plants = slowPlants(28 * time.Second)
+		s := run(t, c, newPipeListener(), newPipeListener())
+		if got, want := s.ask(t, del()).status, 204; got != want {
+			t.Errorf("answer %d, want %d", got, want)
+		}
+	})
+}
+
+func TestMaxConnections(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := testConfig()
+		c.MaxConnections = 1
+		s := run(t, c, newPipeListener(), newPipeListener())
+		first := dial(t, s.public)
+		second := make(chan net.Conn)
+		go func() { second <- dial(t, s.public) }()
+		synctest.Wait()
+		select {
+		case <-second:
+			t.Error("a second connection was taken, want it to wait")
+		default:
+		}
+		first.Close()
+		if got, want := askOn(t, <-second, del()).status, 204; got != want {
+			t.Errorf("second connection: answer %d, want %d", got, want)
+		}
+	})
+}
+
+func TestLargeHeadersAreRefused(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig())
+	large := strings.Repeat("1", 2*maxHeaderBytes)
+	for name, head := range map[string]string{
+		"header": "DELETE /plants/1 HTTP/1.1\r\nHost: plants.example\r\nX-Large: " + large + "\r\n\r\n",
+		"path":   "DELETE /plants/" + large + " HTTP/1.1\r\nHost: plants.example\r\n\r\n",
+	} {
+		conn := dial(t, s.public)
+		io.WriteString(conn, head)
+		// The answer is that of net/http, which gets no further: plain text, without
+		// X-Request-Id. It closes the connection on what it did not read.
+		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || response.StatusCode != http.StatusRequestHeaderFieldsTooLarge || !response.Close {
+			t.Errorf("large %s: answer %v, %v; want 431 and Connection: close", name, response, err)
+		}
+	}
+	if got, want := s.ask(t, del("X-Large: "+large[:maxHeaderBytes/2])).status, 204; got != want {
+		t.Errorf("header of half the limit: answer %d, want %d", got, want)
+	}
+}

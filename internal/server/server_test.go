@@ -1,0 +1,520 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"plantstore/internal/auth"
+	"plantstore/internal/plant"
+)
+
+func TestOutcomes(t *testing.T) {
+	t.Parallel()
+	deletedAt := time.Date(2026, 11, 20, 10, 30, 0, 0, time.FixedZone("CET", 3600))
+	tests := []struct {
+		name     string
+		result   plant.Result
+		err      error
+		want     int
+		replayed string
+		mentions string // in the message
+	}{
+		{name: "deleted", want: 204},
+		{name: "replayed", result: plant.Result{Replayed: true}, want: 204, replayed: "true"},
+		{name: "never existed", err: plant.ErrNotFound, want: 40401},
+		{name: "deleted earlier", err: &plant.DeletedEarlierError{At: deletedAt}, want: 40402, mentions: "2026-11-20T09:30:00Z"},
+		{name: "referred to", err: &plant.ReferencedError{Table: "order_items"}, want: 40900, mentions: `"order_items"`},
+		{name: "out of reach", err: plant.ErrUnavailable, want: 50300, mentions: "not deleted"},
+		{name: "locked", err: plant.ErrBusy, want: 50301, mentions: "not deleted"},
+		{name: "overloaded", err: plant.ErrOverloaded, want: 50302, mentions: "not deleted"},
+		{name: "unknown", err: fmt.Errorf("%w: %w", plant.ErrUnknown, plant.ErrUnavailable), want: 50400, mentions: "same Idempotency-Key"},
+		{name: "a fault of ours", err: errors.New("permission denied"), want: 50000, mentions: "X-Request-Id"},
+		{name: "deadline of unknown origin", err: context.DeadlineExceeded, want: 50000},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			c := testConfig()
+			c.Plants = fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) {
+				if tt.err != nil {
+					return plant.Result{}, fmt.Errorf("delete: %w: %w", tt.err, errDriver)
+				}
+				return tt.result, nil
+			})
+			got := start(t, c).ask(t, del())
+			if got.code() != tt.want {
+				t.Errorf("answer %d, want %d", got.code(), tt.want)
+			}
+			if got := got.header.Get("Idempotency-Replayed"); got != tt.replayed {
+				t.Errorf("Idempotency-Replayed: %q, want %q", got, tt.replayed)
+			}
+			if !strings.Contains(got.error.Message, tt.mentions) {
+				t.Errorf("message %q, want it to mention %s", got.error.Message, tt.mentions)
+			}
+		})
+	}
+}
+
+func TestPanicIsAnError(t *testing.T) {
+	t.Parallel()
+	c := testConfig()
+	c.Plants = fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) { panic(errDriver) })
+	s := start(t, c)
+	for range 2 { // the second shows that the server survived, and freed its slot
+		if got, want := s.ask(t, del()).code(), 50000; got != want {
+			t.Errorf("answer %d, want %d", got, want)
+		}
+	}
+}
+
+func TestErrorIsPlainJSON(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig())
+	_, _, body := exchangeRaw(t, dial(t, s.public), request{method: "DELETE", target: "/plants/1"})
+	want := `{"error":40100,"message":"This needs a bearer token: send \"Authorization: Bearer <token>\"."}` + "\n"
+	if got := string(body); got != want {
+		t.Errorf("body %q, want %q", got, want)
+	}
+}
+
+func TestAuthentication(t *testing.T) {
+	t.Parallel()
+	const (
+		invalidRequest = `Bearer realm="plantstore", error="invalid_request"`
+		noToken        = `Bearer realm="plantstore"`
+		invalidToken   = `Bearer realm="plantstore", error="invalid_token"`
+		noScope        = `Bearer realm="plantstore", error="insufficient_scope", scope="plants:delete"`
+	)
+	tests := []struct {
+		name      string
+		headers   []string
+		want      int
+		challenge string
+	}{
+		{"good", []string{asAlice}, 204, ""},
+		{"scheme in another case", []string{"authorization: bEaReR alice" + secret}, 204, ""},
+		{"missing", nil, 40100, noToken},
+		{"another scheme", []string{"Authorization: Basic " + secret}, 40100, noToken},
+		{"token in another header", []string{"X-Api-Key: alice" + secret}, 40100, noToken},
+		{"empty", []string{"Authorization:"}, 40000, invalidRequest},
+		{"no token", []string{"Authorization: Bearer"}, 40000, invalidRequest},
+		{"two tokens", []string{asAlice + " bob" + secret}, 40000, invalidRequest},
+		{"two tokens with a comma", []string{asAlice + ", Bearer bob" + secret}, 40000, invalidRequest},
+		{"not ASCII", []string{"Authorization: Bearer ä" + secret}, 40000, invalidRequest},
+		{"sent twice", []string{asAlice, asAlice}, 40000, invalidRequest},
+		{"sent twice, once good", []string{asAlice, "Authorization: Basic " + secret}, 40000, invalidRequest},
+		{"unknown", []string{"Authorization: Bearer mallory" + secret}, 40101, invalidToken},
+		{"scope missing", []string{asBob}, 40300, noScope},
+	}
+	s := start(t, testConfig())
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			got := s.ask(t, request{method: "DELETE", target: "/plants/1", headers: tt.headers})
+			if got.code() != tt.want {
+				t.Errorf("answer %d, want %d", got.code(), tt.want)
+			}
+			if got := got.header.Get("WWW-Authenticate"); got != tt.challenge {
+				t.Errorf("WWW-Authenticate: %q, want %q", got, tt.challenge)
+			}
+		})
+	}
+}
+
+func TestTokenThatCannotBeLookedUpIsNot401(t *testing.T) {
+	t.Parallel()
+	for err, want := range map[error]int{
+		plant.ErrUnavailable:  50300,
+		plant.ErrOverloaded:   50302,
+		errors.New("bad SQL"): 50000,
+	} {
+		c := testConfig()
+		c.Tokens = fakeTokens(func(context.Context, string) (auth.Principal, error) {
+			return auth.Principal{}, fmt.Errorf("%w: %w", err, errDriver)
+		})
+		if got := start(t, c).ask(t, del()).code(); got != want {
+			t.Errorf("%v: answer %d, want %d", err, got, want)
+		}
+	}
+}
+
+func TestOrderOfChecks(t *testing.T) {
+	t.Parallel()
+	// Each request has every fault that a later one has.
+	const badKey, badLength = "Idempotency-Key: a b", "Content-Length: 5000"
+	body := strings.Repeat(" ", 5000)
+	tests := []struct {
+		name string
+		q    request
+		want int
+	}{
+		{"path", request{"PUT", "/plant/x", []string{"Authorization:", badKey, badLength}, body}, 40400},
+		{"method", request{"PUT", "/plants/x", []string{"Authorization:", badKey, badLength}, body}, 40500},
+		{"credentials", request{"DELETE", "/plants/x", []string{"Authorization:", badKey, badLength}, body}, 40000},
+		{"token", request{"DELETE", "/plants/x", []string{"Authorization: Bearer x", badKey, badLength}, body}, 40101},
+		{"scope", request{"DELETE", "/plants/x", []string{asBob, badKey, badLength}, body}, 40300},
+		{"size", request{"DELETE", "/plants/x", []string{asAlice, badKey, badLength}, body}, 41300},
+		{"key", request{"DELETE", "/plants/x", []string{asAlice, badKey}, ""}, 40002},
+		{"id", request{"DELETE", "/plants/x", []string{asAlice}, ""}, 40001},
+	}
+	c := testConfig()
+	c.Plants = fakePlants(func(_ context.Context, d plant.Deletion) (plant.Result, error) {
+		t.Errorf("deletion of %d was tried, want none", d.Plant)
+		return plant.Result{}, nil
+	})
+	s := start(t, c)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if got := s.ask(t, tt.q).code(); got != tt.want {
+				t.Errorf("answer %d, want %d", got, tt.want)
+			}
+		})
+	}
+}
+
+// recorder is a configuration that hands the deletions over.
+func recorder() (Config, <-chan plant.Deletion) {
+	deletions := make(chan plant.Deletion, 1)
+	c := testConfig()
+	c.Plants = fakePlants(func(_ context.Context, d plant.Deletion) (plant.Result, error) {
+		deletions <- d
+		return plant.Result{}, nil
+	})
+	return c, deletions
+}
+
+func TestDeletionHasWhatTheRequestSaid(t *testing.T) {
+	t.Parallel()
+	c, deletions := recorder()
+	s := start(t, c)
+	s.ask(t, request{method: "DELETE", target: "/plants/-42?id=43", headers: []string{asAlice, "Idempotency-Key: k1", "X-Request-Id: r1"}})
+	want := plant.Deletion{Plant: -42, Principal: "alice", RequestID: "r1", Key: "k1"}
+	if diff := cmp.Diff(want, <-deletions); diff != "" {
+		t.Errorf("deletion (-want +got):\n%s", diff)
+	}
+}
+
+func TestID(t *testing.T) {
+	t.Parallel()
+	tests := map[string]int{
+		"0":                       204,
+		"1":                       204,
+		"-1":                      204,
+		"9223372036854775807":     204,
+		"-9223372036854775808":    204,
+		"1?x=y":                   204,
+		"+1":                      40001,
+		"01":                      40001,
+		"-0":                      40001,
+		"00":                      40001,
+		"-":                       40001,
+		"1.0":                     40001,
+		"1e3":                     40001,
+		"1_000":                   40001,
+		"0x1":                     40001,
+		"abc":                     40001,
+		"%31":                     40001,
+		"%2B1":                    40001,
+		"%00":                     40001,
+		"1%00":                    40001,
+		"%20":                     40001,
+		"1%20":                    40001,
+		"%201":                    40001,
+		"1%0A":                    40001,
+		"1/":                      40001,
+		"1/2":                     40001,
+		"/1":                      40001,
+		"../1":                    40001,
+		"1;x":                     40001,
+		"1,2":                     40001,
+		"%D9%A1":                  40001, // Arabic-Indic one
+		"١":                       40001, // the same, not escaped
+		"%EF%BC%91":               40001, // fullwidth one
+		"9223372036854775808":     40001,
+		"-9223372036854775809":    40001,
+		strings.Repeat("1", 5000): 40001,
+		"":                        40400,
+	}
+	s := start(t, testConfig())
+	for id, want := range tests {
+		t.Run(id[:min(len(id), 20)], func(t *testing.T) {
+			t.Parallel()
+			if got := s.ask(t, request{method: "DELETE", target: "/plants/" + id, headers: []string{asAlice}}).code(); got != want {
+				t.Errorf("DELETE /plants/%s: answer %d, want %d", id, got, want)
+			}
+		})
+	}
+}
+
+func TestIdempotencyKey(t *testing.T) {
+	t.Parallel()
+	const header = "Idempotency-Key: "
+	long := strings.Repeat("k", 255)
+	tests := []struct {
+		name    string
+		headers []string
+		want    string // empty: refused
+	}{
+		{"one character", []string{header + "k"}, "k"},
+		{"every visible character", []string{header + `!#$%&'()*+,-./09:;<=>?@AZ[\]^_az{|}~"`}, `!#$%&'()*+,-./09:;<=>?@AZ[\]^_az{|}~"`},
+		{"quoted", []string{header + `"k-1"`}, "k-1"},
+		{"one quote", []string{header + `"`}, `"`},
+		{"quote at the front", []string{header + `"k`}, `"k`},
+		{"space around", []string{header + "  k  "}, "k"},
+		{"255 characters", []string{header + long}, long},
+		{"255 characters, quoted", []string{header + `"` + long + `"`}, long},
+		{"empty", []string{header}, ""},
+		{"empty, quoted", []string{header + `""`}, ""},
+		{"256 characters", []string{header + long + "k"}, ""},
+		{"space inside", []string{header + "a b"}, ""},
+		{"space inside quotes", []string{header + `" k"`}, ""},
+		{"tab inside", []string{header + "a\tb"}, ""},
+		{"not ASCII", []string{header + "clé"}, ""},
+		{"not UTF-8", []string{header + "cl\xe9"}, ""},
+		{"sent twice", []string{header + "a", header + "b"}, ""},
+		{"sent twice, the same", []string{header + "a", header + "a"}, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			c, deletions := recorder()
+			code := start(t, c).ask(t, del(tt.headers...)).code()
+			if tt.want == "" {
+				if code != 40002 || len(deletions) > 0 {
+					t.Errorf("%q: answer %d and %d deletions, want 40002 and none", tt.headers, code, len(deletions))
+				}
+				return
+			}
+			if code != 204 {
+				t.Fatalf("%q: answer %d, want 204", tt.headers, code)
+			}
+			if got := (<-deletions).Key; got != tt.want {
+				t.Errorf("%q: key %q, want %q", tt.headers, got, tt.want)
+			}
+		})
+	}
+}
+
+func TestIdempotencyKeyIsMadeWhereThereIsNone(t *testing.T) {
+	t.Parallel()
+	c, deletions := recorder()
+	s := start(t, c)
+	seen := map[string]bool{"": true, "r1": true}
+	for range 10 {
+		s.ask(t, del("X-Request-Id: r1"))
+		key := (<-deletions).Key
+		if seen[key] {
+			t.Errorf("key %q is empty, the request's id, or was used before", key)
+		}
+		seen[key] = true
+	}
+}
+
+var uuidV7 = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
+
+func TestRequestID(t *testing.T) {
+	t.Parallel()
+	const header = "X-Request-Id: "
+	long := strings.Repeat("r", 128)
+	tests := []struct {
+		name    string
+		headers []string
+		want    string // empty: a new one
+	}{
+		{"every character", []string{header + "azAZ09._-"}, "azAZ09._-"},
+		{"128 characters", []string{header + long}, long},
+		{"absent", nil, ""},
+		{"empty", []string{header}, ""},
+		{"129 characters", []string{header + long + "r"}, ""},
+		{"space", []string{header + "a b"}, ""},
+		{"quoted", []string{header + `"a"`}, ""},
+		{"control", []string{header + "a\tb"}, ""},
+		{"not ASCII", []string{header + "é"}, ""},
+		{"sent twice", []string{header + "a", header + "a"}, ""},
+	}
+	c, deletions := recorder()
+	s := start(t, c)
+	seen := make(map[string]bool)
+	for _, tt := range tests {
+		got := s.ask(t, del(tt.headers...)).header.Get("X-Request-Id")
+		if recorded := (<-deletions).RequestID; recorded != got {
+			t.Errorf("%s: X-Request-Id %q, but %q on the deletion", tt.name, got, recorded)
+		}
+		switch {
+		case tt.want != "" && got != tt.want:
+			t.Errorf("%s: X-Request-Id %q, want %q", tt.name, got, tt.want)
+		case tt.want == "" && (!uuidV7.MatchString(got) || seen[got]):
+			t.Errorf("%s: X-Request-Id %q, want a new UUIDv7", tt.name, got)
+		}
+		seen[got] = true
+	}
+	refused := s.ask(t, request{method: "GET", target: "/nowhere", headers: []string{"X-Request-Id: r1"}})
+	if got, want := refused.header.Get("X-Request-Id"), "r1"; got != want {
+		t.Errorf("X-Request-Id %q of an error, want %q", got, want)
+	}
+}
+
+func TestRoutes(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		method, target string
+		want           int
+		allow          string
+	}{
+		{"GET", "/openapi.yaml", 200, ""},
+		{"HEAD", "/openapi.yaml", 200, ""},
+		{"GET", "/docs", 200, ""},
+		{"HEAD", "/docs", 200, ""},
+		{"GET", "/docs/start.js", 200, ""},
+		{"HEAD", "/docs/start.js", 200, ""},
+		{"GET", "/docs/swagger-ui.js", 40400, ""},
+		{"GET", "/docs/../openapi.yaml", 40400, ""},
+		{"GET", "/docs/", 40400, ""},
+		{"GET", "/", 40400, ""},
+		{"DELETE", "/", 40400, ""},
+		{"DELETE", "/plants", 40400, ""},
+		{"DELETE", "/plants/", 40400, ""},
+		{"DELETE", "//plants/1", 40400, ""},
+		{"DELETE", "/Plants/1", 40400, ""},
+		{"DELETE", "/api/plants/1", 40400, ""},
+		{"OPTIONS", "/nowhere", 40400, ""},
+		{"OPTIONS", "*", 40400, ""},
+		{"CONNECT", "plants.example:80", 40400, ""},
+		{"GET", "/metrics", 40400, ""},
+		{"GET", "/plants/1", 40500, "DELETE"},
+		{"HEAD", "/plants/1", 405, "DELETE"},
+		{"POST", "/plants/1", 40500, "DELETE"},
+		{"PUT", "/plants/1", 40500, "DELETE"},
+		{"PATCH", "/plants/1", 40500, "DELETE"},
+		{"OPTIONS", "/plants/1", 40500, "DELETE"},
+		{"TRACE", "/plants/1", 40500, "DELETE"},
+		{"CONNECT", "/plants/1", 40500, "DELETE"},
+		{"delete", "/plants/1", 40500, "DELETE"},
+		{"PRUNE", "/plants/1", 40500, "DELETE"},
+		{"echo_route_not_found", "/plants/1", 40500, "DELETE"}, // means something inside Echo
+		{"GET", "/plants/x", 40500, "DELETE"},
+		{"DELETE", "/openapi.yaml", 40500, "GET, HEAD"},
+		{"OPTIONS", "/openapi.yaml", 40500, "GET, HEAD"},
+		{"POST", "/docs", 40500, "GET, HEAD"},
+		{"POST", "/docs/nowhere", 40500, "GET, HEAD"},
+		{"DELETE", "http://elsewhere.example/plants/1", 40100, ""},
+	}
+	s := start(t, testConfig())
+	for _, tt := range tests {
+		t.Run(tt.method+" "+tt.target, func(t *testing.T) {
+			t.Parallel()
+			got := s.ask(t, request{method: tt.method, target: tt.target}) // without a token
+			if got.code() != tt.want {
+				t.Errorf("answer %d, want %d", got.code(), tt.want)
+			}
+			if got := got.header.Get("Allow"); got != tt.allow {
+				t.Errorf("Allow: %q, want %q", got, tt.allow)
+			}
+		})
+	}
+}
+
+func TestBody(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name    string
+		headers []string
+		body    string
+		want    int
+	}{
+		{"empty object", []string{"Content-Length: 2", "Content-Type: application/json"}, "{}", 204},
+		{"of unknown length", []string{"Transfer-Encoding: chunked"}, "2\r\n{}\r\n0\r\n\r\n", 204},
+		{"largest", []string{"Content-Length: 4096"}, strings.Repeat(" ", 4096), 204},
+		{"too large", []string{"Content-Length: 4097"}, strings.Repeat(" ", 4097), 41300},
+	}
+	s := start(t, testConfig())
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			q := del(tt.headers...)
+			q.body = tt.body
+			if got := s.ask(t, q).code(); got != tt.want {
+				t.Errorf("answer %d, want %d", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestDeletionOutlivesItsClient(t *testing.T) {
+	t.Parallel()
+	started, noticed, release := make(chan context.Context), make(chan struct{}), make(chan struct{})
+	c := testConfig()
+	c.RequestTimeout = time.Hour
+	c.Plants = fakePlants(func(ctx context.Context, _ plant.Deletion) (plant.Result, error) {
+		started <- ctx
+		<-release
+		return plant.Result{}, nil
+	})
+	public := New(c).Public()
+	listener := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		go func() { <-r.Context().Done(); close(noticed) }()
+		public.ServeHTTP(w, r)
+	}))
+	t.Cleanup(listener.Close)
+
+	conn := dial(t, listener.Listener)
+	fmt.Fprintf(conn, "DELETE /plants/1 HTTP/1.1\r\nHost: plants.example\r\n%s\r\n\r\n", asAlice)
+	ctx := <-started
+	deadline, _ := ctx.Deadline()
+	if left := time.Until(deadline); left > c.RequestTimeout || left < c.RequestTimeout-time.Minute {
+		t.Errorf("deadline of the deletion in %v, want %v", left, c.RequestTimeout)
+	}
+	conn.Close()
+	<-noticed
+	if err := ctx.Err(); err != nil {
+		t.Errorf("context of the deletion when its client hung up: %v, want it to go on", err)
+	}
+	close(release)
+}
+
+func TestMaxInFlight(t *testing.T) {
+	t.Parallel()
+	started, release := make(chan struct{}, 8), make(chan struct{})
+	c := testConfig()
+	c.MaxInFlight = 3
+	c.Plants = fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) {
+		started <- struct{}{}
+		<-release
+		return plant.Result{}, nil
+	})
+	s := start(t, c)
+	answers := make(chan answer)
+	for range c.MaxInFlight {
+		conn := dial(t, s.public)
+		go func() { answers <- askOn(t, conn, del()) }()
+	}
+	for range c.MaxInFlight {
+		<-started
+	}
+	if got, want := s.ask(t, del()).code(), 50302; got != want {
+		t.Errorf("one more: answer %d, want %d", got, want)
+	}
+	wrong := request{method: "DELETE", target: "/plants/x", headers: []string{asAlice}}
+	if got, want := s.ask(t, wrong).code(), 40001; got != want {
+		t.Errorf("one more, with a bad id: answer %d, want %d", got, want)
+	}
+	close(release)
+	for range c.MaxInFlight {
+		if got, want := (<-answers).code(), 204; got != want {
+			t.Errorf("one of the first: answer %d, want %d", got, want)
+		}
+	}
+	if got, want := s.ask(t, del()).code(), 204; got != want {
+		t.Errorf("afterwards: answer %d, want %d", got, want)
+	}
+}

@@ -39,6 +39,11 @@ const (
 	pauseJitter = 50 // per cent
 )
 
+// margin is how much earlier than we the server gives up on a statement, so that
+// a lock that is not had in time is a certain "rolled back" and not a connection
+// cut in mid-statement. What can't be tried with that margin is not tried.
+const margin = 200 * time.Millisecond
+
 func backoff() retry.Backoff {
 	return retry.WithJitterPercent(pauseJitter, retry.WithCappedDuration(mostPause, retry.NewExponential(firstPause)))
 }
@@ -84,7 +89,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 			return plant.Result{}, conclude(unsure, v.err)
 		}
 		wait, _ := pause.Next()
-		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= wait {
+		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < wait+margin {
 			return plant.Result{}, conclude(unsure, v.err)
 		}
 		select {
@@ -124,8 +129,8 @@ func budget(ctx context.Context, attempt int) time.Duration {
 // deleteAlone makes an attempt on a connection of its own. A nil verdict means
 // success.
 func (p *Plants) deleteAlone(ctx context.Context, d plant.Deletion, attempt int, unsure bool) (plant.Result, *verdict) {
-	left := budget(ctx, attempt)
-	ctx, cancel := context.WithTimeout(ctx, left)
+	end := time.Now().Add(budget(ctx, attempt))
+	ctx, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
 	if err := p.alone.Acquire(ctx, 1); err != nil {
 		return plant.Result{}, &verdict{wrap(plant.ErrBusy, err), nothing, true}
@@ -147,9 +152,11 @@ func (p *Plants) deleteAlone(ctx context.Context, d plant.Deletion, attempt int,
 			return replay(ctx, conn.Conn(), d, h, unsure)
 		}
 	}
-	// The server gives up before we do, so that a lock that is not had in time
-	// is a certain "rolled back" and not a connection cut in mid-statement.
-	deleted, err := deleteOne(ctx, conn.Conn(), d, left*9/10)
+	left := time.Until(end) - margin
+	if left <= 0 {
+		return plant.Result{}, &verdict{wrap(plant.ErrUnavailable, context.DeadlineExceeded), nothing, true}
+	}
+	deleted, err := deleteOne(ctx, conn.Conn(), d, left)
 	switch {
 	case err != nil && !isRecordedAlready(err):
 		v := judge(err, true)

@@ -62,7 +62,7 @@ func schema(t *testing.T, conn *pgx.Conn) []string {
 
 func applied(t *testing.T, url string) int {
 	t.Helper()
-	states, err := migrations.Status(t.Context(), url)
+	states, _, err := migrations.Status(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestEachDownUndoesItsUp(t *testing.T) {
 	full := schema(t, conn)
 	empty := pgtest.Empty(t)
 	for n := len(migrations.All()) - 1; n >= 0; n-- {
-		changes, err := migrations.Down(t.Context(), database.Owner)
+		changes, err := migrations.Down(t.Context(), database.Owner, migrations.Options{})
 		if err != nil || len(changes) != 1 || changes[0].Version != int64(n+1) {
 			t.Fatalf("Down = %v, %v; want version %d taken back", changes, err, n+1)
 		}
@@ -109,7 +109,7 @@ func TestEachDownUndoesItsUp(t *testing.T) {
 	if diff := cmp.Diff(schema(t, connect(t, empty.Owner)), left); diff != "" {
 		t.Errorf("after all Downs (-empty database +got):\n%s", diff)
 	}
-	if changes, err := migrations.Down(t.Context(), database.Owner); err != nil || len(changes) != 0 {
+	if changes, err := migrations.Down(t.Context(), database.Owner, migrations.Options{}); err != nil || len(changes) != 0 {
 		t.Errorf("Down of nothing = %v, %v; want nothing", changes, err)
 	}
 	if _, err := migrations.Up(t.Context(), database.Owner); err != nil {
@@ -135,7 +135,7 @@ func TestADownThatWouldLoseRowsRefuses(t *testing.T) {
 			t.Parallel()
 			database := pgtest.New(t)
 			exec(t, connect(t, database.Owner), tt.row)
-			_, err := migrations.DownTo(t.Context(), database.Owner, 0)
+			_, err := migrations.DownTo(t.Context(), database.Owner, 0, migrations.Options{})
 			if err == nil || !strings.Contains(err.Error(), tt.refusal) {
 				t.Errorf("DownTo(0): %v, want %q", err, tt.refusal)
 			}
@@ -186,7 +186,7 @@ func TestAdoption(t *testing.T) {
 			}
 			exec(t, conn, `DELETE FROM plants`)
 			exec(t, conn, `DELETE FROM plant_deletions`)
-			if _, err := migrations.DownTo(t.Context(), database.Owner, 0); err != nil {
+			if _, err := migrations.DownTo(t.Context(), database.Owner, 0, migrations.Options{}); err != nil {
 				t.Fatal(err)
 			}
 			exec(t, conn, `SELECT id FROM plants`) // still there

@@ -141,10 +141,10 @@ func TestMigrateAndToken(t *testing.T) {
 	}
 	step(0, "0\n", "", "migrate", "version")
 	step(0, "MIGRATION .*00001_plants.sql +pending +-\n.*", "", "migrate", "status")
-	step(0, `applied 00001_plants.sql \(\d+ms\)\n.*applied 00006_grants.sql \(\d+ms\)\n`, "", "migrate", "up")
-	step(0, "nothing to do: the database is at version 6\n", "", "migrate", "up")
-	step(0, "6\n", "", "migrate", "version")
-	step(0, `\{\n  "binary": 6,\n  "version": 6\n\}\n`, "", "migrate", "version", "--json")
+	step(0, `applied 00001_plants.sql \(\d+ms\)\n.*applied 00006_grants.sql \(\d+ms\)\n.*`, "", "migrate", "up")
+	step(0, `nothing to do: every migration up to \d+ is applied\n`, "", "migrate", "up")
+	step(0, `\d+\n`, "", "migrate", "version")
+	step(0, `\{\n  "binary": \d+,\n  "version": \d+\n\}\n`, "", "migrate", "version", "--json")
 	token := step(0, `pst_[0-9A-Za-z]{36}\n`, `token "shop" expires \d{4}-\d\d-\d\d; it cannot be shown again\n`, "token", "create", "shop")
 	step(1, "", `plantstore: a token named "shop" exists already, and a name is never used twice: choose another\n`, "token", "create", "shop")
 	step(1, "", `plantstore: "a b" cannot be a token's name: .*\n`, "token", "create", "a b")
@@ -156,7 +156,7 @@ func TestMigrateAndToken(t *testing.T) {
 	if strings.Contains(list, strings.TrimSpace(token)) {
 		t.Error("token list shows a token")
 	}
-	step(1, "took back 00006_grants.sql .*", `plantstore: migration 00005_api_tokens.sql: refusing to drop public.api_tokens: it holds tokens .*`,
+	step(1, ".*took back 00006_grants.sql .*", `plantstore: migration 00005_api_tokens.sql: refusing to drop public.api_tokens: it holds tokens .*`,
 		"migrate", "down", "--to", "4")
 }
 
@@ -272,7 +272,7 @@ func TestServeFromBehindToDeleted(t *testing.T) {
 	p := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
 	public, admin := p.addresses(t)
 	reason := waitReady(t, admin, http.StatusServiceUnavailable)
-	if want := "the schema is behind: migrations 1, 2, 3, 4, 5, 6 are missing; apply them with 'plantstore migrate up'\n"; reason != want {
+	if want := "the schema is behind: migrations 1, 2, "; !strings.HasPrefix(reason, want) || !strings.HasSuffix(reason, " are missing; apply them with 'plantstore migrate up'\n") {
 		t.Errorf("/readyz says %q, want %q", reason, want)
 	}
 	if code, body := send(t, http.MethodDelete, public+"/plants/1", "pst_unknown"); code != http.StatusUnauthorized {

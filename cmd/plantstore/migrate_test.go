@@ -1,0 +1,223 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/pgtest"
+	"plantstore/migrations"
+)
+
+func execute(t *testing.T, conn *pgx.Conn, sql string) {
+	t.Helper()
+	if _, err := conn.Exec(t.Context(), sql); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// adopted returns a database with a store's own table of plants.
+func adopted(t *testing.T) (owner string, conn *pgx.Conn) {
+	t.Helper()
+	owner = pgtest.Empty(t).Owner
+	conn, err := pgx.Connect(t.Context(), owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(t.Context()) })
+	execute(t, conn, `CREATE TABLE plants (id bigint PRIMARY KEY); INSERT INTO plants SELECT generate_series(1, 1500)`)
+	execute(t, conn, `ANALYZE plants`)
+	return owner, conn
+}
+
+func matches(t *testing.T, what, got, want string) {
+	t.Helper()
+	if !regexp.MustCompile(`(?s)^` + want + `$`).MatchString(got) {
+		t.Errorf("%s: %s\nwant %s", what, got, want)
+	}
+}
+
+func TestMigratePlan(t *testing.T) {
+	t.Parallel()
+	owner, conn := adopted(t)
+	url := "--database-url=" + owner
+
+	stdout, stderr, code := command(t, "migrate", "plan", url)
+	if code != 3 || stderr != "plantstore: <nil>\n" {
+		t.Errorf("pending: exit code %d, %q; want 3 and nothing said", code, stderr)
+	}
+	matches(t, "plan", stdout, `database \S+ is at version 0, this plantstore at \d+: \d+ migrations are pending\n\n`+
+		`MIGRATION +VERDICT +LOCKS ON TABLES IN USE\n.*`+
+		`00003_record_deletions.sql +blocks writes briefly +SHARE ROW EXCLUSIVE on public.plants \(about 1,500 rows, \d+ kB\)\n.*`+
+		`\n00003_record_deletions.sql: blocks writes briefly \(in one transaction\)\n.*`+
+		`\n  3. blocks writes briefly: adds a trigger, in the catalogue only: no row is read\n`+
+		`     lock: SHARE ROW EXCLUSIVE on public.plants \(about 1,500 rows, \d+ kB\)\n`+
+		`     see: https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-TABLES\n\n`+
+		`       \| CREATE TRIGGER plantstore_record_deletion AFTER DELETE ON public.plants\n.*`)
+	if strings.Contains(stdout, "unknown") || strings.Contains(stdout, "TROUBLE") {
+		t.Errorf("something is unknown, or trouble:\n%s", stdout)
+	}
+
+	stdout, _, code = command(t, "migrate", "plan", "--json", url)
+	var plan migrations.Plan
+	if err := json.Unmarshal([]byte(stdout), &plan); err != nil || code != 3 || len(plan.Pending) != len(migrations.All()) {
+		t.Errorf("as JSON: %d pending, exit code %d, %v; want all, 3", len(plan.Pending), code, err)
+	}
+	lock := plan.Pending[2].Statements[2].Locks[0]
+	if lock.Mode != "SHARE ROW EXCLUSIVE" || lock.Table != "public.plants" || *lock.Rows != 1500 {
+		t.Errorf("lock %+v, want that of the trigger on 1500 rows", lock)
+	}
+
+	if stdout, _, code = command(t, "migrate", "status", url); code != 0 || strings.Contains(stdout, "applied ") {
+		t.Errorf("status after the plan: exit code %d, %q; want nothing applied", code, stdout)
+	}
+	if _, stderr, code = command(t, "migrate", "up", url); code != 0 || stderr != "" {
+		t.Fatalf("up: exit code %d, %s", code, stderr)
+	}
+	stdout, _, code = command(t, "migrate", "plan", url)
+	if code != 0 {
+		t.Errorf("nothing to do: exit code %d, want 0", code)
+	}
+	matches(t, "plan", stdout, `database \S+ is at version \d+, this plantstore at \d+: nothing to do\n`)
+
+	execute(t, conn, `INSERT INTO goose_db_version (version_id, is_applied) VALUES (901, true);
+		UPDATE plantstore_migrations SET checksum = repeat('0', 64) WHERE version = 2;
+		DELETE FROM plantstore_migrations WHERE version = 3;
+		UPDATE plantstore_migrations SET baseline = true WHERE version = 4`)
+	stdout, _, code = command(t, "migrate", "plan", url)
+	if code != 1 {
+		t.Errorf("trouble: exit code %d, want 1", code)
+	}
+	matches(t, "plan", stdout, `database \S+ is at version 901, this plantstore at \d+: nothing to do\n`+
+		`TROUBLE: 00002_plant_deletions.sql has changed since it was applied here on \S+: SHA-256 000000000000... then, [0-9a-f]{12}... now\n`+
+		`         Put the file back as it was, and make the change a migration of its own.\n`+
+		`TROUBLE: the database is ahead of this plantstore: migration 00901 is applied and not part of it\n`+
+		`         Migrate with the release that has it. .*\n`+
+		`note: whether these have changed .*: 00003_record_deletions.sql\n`+
+		`note: something else applied these; .*: 00004_refuse_truncate.sql\n`)
+	stdout, _, code = command(t, "migrate", "status", url)
+	matches(t, "status", stdout, `.*00002_plant_deletions.sql +applied, changed since +\S+Z\n.*00901 +unknown to this binary .*TROUBLE: 00002.*`)
+	if code != 0 {
+		t.Errorf("status: exit code %d, want 0", code)
+	}
+	stdout, stderr, _ = command(t, "migrate", "status", "--json", url)
+	if !json.Valid([]byte(stdout)) || !strings.HasPrefix(stderr, "TROUBLE: 00002") {
+		t.Errorf("status as JSON: %s\nstandard error: %s\nwant JSON, and trouble apart from it", stdout, stderr)
+	}
+	_, stderr, code = command(t, "migrate", "up", url)
+	if code != 0 || !strings.HasPrefix(stderr, "warning: 00002_plant_deletions.sql has changed") {
+		t.Errorf("up: exit code %d, %q; want 0 and a warning", code, stderr)
+	}
+}
+
+func TestMigrateUpNamesTheBlocker(t *testing.T) {
+	t.Parallel()
+	owner, conn := adopted(t)
+	url := "--database-url=" + owner
+	execute(t, conn, `SET application_name = 'till'`)
+	execute(t, conn, `BEGIN`)
+	execute(t, conn, `INSERT INTO plants VALUES (2000)`)
+
+	const blocked = `00003_record_deletions.sql waits for SHARE ROW EXCLUSIVE on plants, blocked by pid \d+, application till, user plantstore_owner, ` +
+		`idle in transaction, transaction open for \S+: INSERT INTO plants VALUES \(2000\)\n`
+	stdout, stderr, code := command(t, "migrate", "up", "--lock-timeout=200ms", "--lock-attempts=2", url)
+	if code != 1 {
+		t.Errorf("exit code %d, want 1", code)
+	}
+	matches(t, "standard output", stdout, `applied 00001_plants.sql \(\d+ms\)\napplied 00002_plant_deletions.sql \(\d+ms\)\n`)
+	matches(t, "standard error", stderr, blocked+
+		`00003_record_deletions.sql did not get SHARE ROW EXCLUSIVE on plants and lets others through: attempt 2 of 2 in \d+ms\n`+
+		blocked+`plantstore: migration 00003_record_deletions.sql: no lock SHARE ROW EXCLUSIVE on plants within 200ms, in 2 attempts: nothing was changed; `+
+		`blocked by pid \d+, application till, .*; end what is in the way, or try again with a larger --lock-attempts\n`)
+
+	var sale sync.WaitGroup
+	sale.Go(func() {
+		time.Sleep(time.Second)
+		execute(t, conn, `COMMIT`)
+	})
+	stdout, stderr, code = command(t, "migrate", "up", "--lock-timeout=200ms", url)
+	sale.Wait()
+	if code != 0 || !strings.Contains(stderr, "blocked by pid") || !strings.HasPrefix(stdout, "applied 00003_record_deletions.sql") {
+		t.Errorf("exit code %d, %q, %q; want 0 when the blocker is done", code, stdout, stderr)
+	}
+}
+
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		terminal bool
+		want     string // on standard error
+	}{
+		{false, "warning: w\n[2/3] a.sql has been running for 10s\n"},
+		{true, "\r\x1b[Kwarning: w\n\r\x1b[K\r\x1b[K[2/3] a.sql 0.0s"},
+	}
+	for _, tt := range tests {
+		synctest.Test(t, func(t *testing.T) {
+			var out, errOut bytes.Buffer
+			p := newProgress(&console{&out, &errOut}, "applied", tt.terminal)
+			m := migrations.Migration{Name: "a.sql"}
+			p.notify(migrations.Event{Kind: migrations.Warned, Warning: "w"})
+			p.notify(migrations.Event{Kind: migrations.Started, Migration: m, Number: 2, Of: 3})
+			time.Sleep(12 * time.Second)
+			p.notify(migrations.Event{Kind: migrations.Finished, Migration: m, Took: 12 * time.Second})
+			p.end()
+			got := errOut.String()
+			if out.String() != "applied a.sql (12s)\n" || !strings.HasPrefix(got, tt.want) {
+				t.Errorf("terminal %v: %q, %q; want %q on standard error", tt.terminal, out.String(), got, tt.want)
+			}
+			if tt.terminal && (!strings.Contains(got, "\r\x1b[K[2/3] a.sql 7.3s\r") || !strings.HasSuffix(got, "\r\x1b[K")) {
+				t.Errorf("the line does not count, or stays: %q", got)
+			}
+			if !tt.terminal && got != tt.want {
+				t.Errorf("%q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestIsTerminal(t *testing.T) {
+	t.Parallel()
+	file, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if isTerminal(new(bytes.Buffer)) || isTerminal(file) {
+		t.Error("a buffer or a file is taken for a terminal")
+	}
+}
+
+func TestBytesAndThousands(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int64]string{0: "0 kB", 8192: "8 kB", 1_500_000: "1.43 MB", 64 << 30: "64 GB", 3 << 40: "3 TB"} {
+		if got := byteSize(n); got != want {
+			t.Errorf("byteSize(%d) = %s, want %s", n, got, want)
+		}
+	}
+	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", 12_345_678: "12,345,678"} {
+		if got := thousands(n); got != want {
+			t.Errorf("thousands(%d) = %s, want %s", n, got, want)
+		}
+	}
+}
+
+func TestMigrateUpOfBadValues(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"--lock-timeout=0s":   "plantstore: migrate up: --lock-timeout (PLANTSTORE_MIGRATE_LOCK_TIMEOUT) is 0s: it must be from 10ms to 1m",
+		"--lock-attempts=0":   "plantstore: migrate up: --lock-attempts (PLANTSTORE_MIGRATE_LOCK_ATTEMPTS) is 0: it must be at least 1",
+		"--lock-timeout=soon": `plantstore: --lock-timeout: expected duration but got "soon": time: invalid duration "soon"`,
+	} {
+		if _, stderr, code := command(t, "migrate", "up", args); code != 2 || lastLine(stderr) != want {
+			t.Errorf("%s: exit code %d, %q; want 2, %q", args, code, lastLine(stderr), want)
+		}
+	}
+}

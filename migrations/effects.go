@@ -1,0 +1,105 @@
+package migrations
+
+// An Effect is what one statement does to tables that exist before its migration.
+type Effect struct {
+	Does string
+	// Locks are those that it takes on existing tables, and holds until its
+	// transaction ends.
+	Locks []Lock
+	// Safer is set if the statement reads or writes the whole table under its
+	// lock, and names the form that does not.
+	Safer string
+	// Manual is the page of PostgreSQL's manual on it, or on its locks.
+	Manual string
+}
+
+// A Lock is one on a table.
+type Lock struct {
+	Mode  string `json:"mode"`  // as the manual writes it, as in "ACCESS EXCLUSIVE"
+	Table string `json:"table"` // with its schema
+}
+
+const manual = "https://www.postgresql.org/docs/current/"
+
+// effects are those of the Up of every migration, one for each statement. A test
+// runs the migrations and compares the locks with what PostgreSQL really takes.
+func effects() map[int64][]Effect {
+	addsTrigger := Effect{
+		Does:   "adds a trigger, in the catalogue only: no row is read",
+		Locks:  []Lock{{"SHARE ROW EXCLUSIVE", "public.plants"}},
+		Manual: "explicit-locking.html#LOCKING-TABLES",
+	}
+	return map[int64][]Effect{
+		1: {
+			{Does: "makes the table plants; one that exists is looked at in the catalogue only, and kept as it is", Manual: "sql-do.html"},
+		},
+		2: {
+			{Does: "makes a table", Manual: "sql-createtable.html"},
+			{Does: "comments on the table just made", Manual: "sql-comment.html"},
+			{Does: "comments on the table just made", Manual: "sql-comment.html"},
+		},
+		3: {
+			{Does: "makes a function", Manual: "sql-createfunction.html"},
+			{Does: "takes a right on the function just made from everybody", Manual: "sql-revoke.html"},
+			addsTrigger,
+		},
+		4: {
+			{Does: "makes a function", Manual: "sql-createfunction.html"},
+			addsTrigger,
+		},
+		5: {
+			{Does: "makes a table", Manual: "sql-createtable.html"},
+			{Does: "comments on the table just made", Manual: "sql-comment.html"},
+			{Does: "comments on the table just made", Manual: "sql-comment.html"},
+			{Does: "comments on the table just made", Manual: "sql-comment.html"},
+		},
+		6: {
+			{Does: "grants rights to plantstore_app, in the catalogue only", Manual: "sql-grant.html"},
+		},
+		7: {
+			{Does: "makes a table", Manual: "sql-createtable.html"},
+			{Does: "comments on the table just made", Manual: "sql-comment.html"},
+			{Does: "comments on the table just made", Manual: "sql-comment.html"},
+			{Does: "comments on the table just made", Manual: "sql-comment.html"},
+			{Does: "comments on the table just made", Manual: "sql-comment.html"},
+		},
+	}
+}
+
+// A Verdict is how much a statement disturbs those who use the database.
+type Verdict string
+
+// From harmless to worst. A lock that blocks is held briefly: the statement
+// itself changes the catalogue only, and waits for the lock no longer than the
+// lock timeout.
+const (
+	Safe         Verdict = "safe"
+	BlocksWrites Verdict = "blocks writes briefly"
+	BlocksAll    Verdict = "blocks reads and writes briefly"
+	Rewrites     Verdict = "rewrites or scans the table"
+	Unknown      Verdict = "unknown"
+)
+
+// worse returns the worse of two verdicts.
+func worse(a, b Verdict) Verdict {
+	for _, v := range []Verdict{Unknown, Rewrites, BlocksAll, BlocksWrites} {
+		if a == v || b == v {
+			return v
+		}
+	}
+	return Safe
+}
+
+// verdict returns what a lock means to others, by the manual's table of
+// conflicting modes.
+func (l Lock) verdict() Verdict {
+	switch l.Mode {
+	case "ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE":
+		return Safe
+	case "SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE":
+		return BlocksWrites
+	case "ACCESS EXCLUSIVE":
+		return BlocksAll
+	}
+	return Unknown
+}

@@ -1,0 +1,208 @@
+package migrations
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A Trouble is something about a database's migrations that wants a person.
+type Trouble struct {
+	Kind    TroubleKind `json:"kind"`
+	Message string      `json:"message"`
+	Remedy  string      `json:"remedy"`
+}
+
+// A TroubleKind is what a program can tell Troubles apart by.
+type TroubleKind string
+
+// Only OutOfOrder keeps Up from working.
+const (
+	Drift        TroubleKind = "drift"         // an applied migration's file has changed
+	OutOfOrder   TroubleKind = "out_of_order"  // one is pending that is older than an applied one
+	Ahead        TroubleKind = "ahead"         // one is applied that the binary does not have
+	InvalidIndex TroubleKind = "invalid_index" // an interrupted CREATE INDEX CONCURRENTLY
+)
+
+// A condition is what the database has.
+type condition struct {
+	states     []State     // by version
+	pending    []Migration // oldest first
+	applied    []Migration // in the order they were applied
+	trouble    []Trouble
+	records    bool        // the table of checksums is there
+	unrecorded []Migration // applied, without a checksum
+	baselines  []Migration // applied by something else, checksum taken later
+}
+
+// reading is a transaction that can't change anything and sees one moment, also
+// on a standby.
+func reading(ctx context.Context, conn *pgx.Conn, do func(pgx.Tx) error) error {
+	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	return pgx.BeginTxFunc(ctx, conn, options, func(tx pgx.Tx) error {
+		// Sizes are read under a lock that reads take; who holds it off for
+		// longer keeps us from telling anything.
+		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '5s'`); err != nil {
+			return err
+		}
+		return do(tx)
+	})
+}
+
+// inspect finds out what the database has, and what is wrong with it.
+func (s set) inspect(ctx context.Context, conn *pgx.Conn) (c condition, err error) {
+	err = reading(ctx, conn, func(tx pgx.Tx) error {
+		c, err = s.inspectIn(ctx, tx)
+		return err
+	})
+	return c, err
+}
+
+func (s set) inspectIn(ctx context.Context, tx pgx.Tx) (condition, error) {
+	var c condition
+	all, err := s.all()
+	if err != nil {
+		return c, err
+	}
+	rows, records, err := readApplied(ctx, tx)
+	if err != nil {
+		return c, err
+	}
+	c.records = records
+
+	known := make(map[int64]Migration, len(all))
+	for _, m := range all {
+		known[m.Version] = m
+	}
+	var newest Migration
+	appliedAt := make(map[int64]time.Time)
+	for _, row := range rows {
+		m, ok := known[row.Version]
+		if !ok {
+			m = Migration{row.Version, fmt.Sprintf("%05d", row.Version)}
+			c.trouble = append(c.trouble, Trouble{Ahead,
+				fmt.Sprintf("the database is ahead of this plantstore: migration %s is applied and not part of it", m.Name),
+				"Migrate with the release that has it. An older service goes on working with a newer schema."})
+		}
+		state := State{Migration: m, AppliedAt: row.AppliedAt, Unknown: !ok}
+		if ok {
+			checksum, err := s.checksum(m)
+			if err != nil {
+				return c, err
+			}
+			switch {
+			case row.Checksum == nil:
+				c.unrecorded = append(c.unrecorded, m)
+			case *row.Checksum != checksum:
+				state.Changed = true
+				c.trouble = append(c.trouble, Trouble{Drift,
+					fmt.Sprintf("%s has changed since it was applied here on %s: SHA-256 %.12s... then, %.12s... now",
+						m.Name, row.AppliedAt.UTC().Format(time.DateOnly), *row.Checksum, checksum),
+					"Put the file back as it was, and make the change a migration of its own."})
+			}
+			if row.Baseline != nil && *row.Baseline {
+				c.baselines = append(c.baselines, m)
+			}
+		}
+		appliedAt[m.Version] = row.AppliedAt
+		c.applied = append(c.applied, m)
+		c.states = append(c.states, state)
+		if m.Version > newest.Version {
+			newest = m
+		}
+	}
+	for _, m := range all {
+		if _, ok := appliedAt[m.Version]; ok {
+			continue
+		}
+		c.pending = append(c.pending, m)
+		c.states = append(c.states, State{Migration: m})
+		if m.Version < newest.Version {
+			c.trouble = append(c.trouble, Trouble{OutOfOrder,
+				fmt.Sprintf("%s is pending, but the newer %s is applied: 'migrate up' refuses to go back", m.Name, newest.Name),
+				fmt.Sprintf("Give it a number above %d, or take the newer ones back first.", newest.Version)})
+		}
+	}
+	slices.SortFunc(c.states, func(a, b State) int { return cmp.Compare(a.Version, b.Version) })
+
+	invalid, err := s.invalidIndexes(ctx, tx)
+	c.trouble = append(c.trouble, invalid...)
+	return c, err
+}
+
+// An applied row is a migration that the database has. Checksum and Baseline are
+// nil where there is no record of it.
+type appliedRow struct {
+	Version   int64
+	AppliedAt time.Time
+	Checksum  *string
+	Baseline  *bool
+}
+
+// readApplied returns what the database has in the order it was applied, and
+// whether there is a table of checksums that we may read.
+func readApplied(ctx context.Context, tx pgx.Tx) (rows []appliedRow, records bool, err error) {
+	var migrated bool
+	err = tx.QueryRow(ctx, `SELECT to_regclass('goose_db_version') IS NOT NULL,
+			coalesce(has_table_privilege(to_regclass('public.plantstore_migrations'), 'SELECT'), false)`).Scan(&migrated, &records)
+	if err != nil {
+		return nil, false, fmt.Errorf("look for goose_db_version: %w", err)
+	}
+	if !migrated {
+		return nil, records, nil
+	}
+	record, join := `NULL::text, NULL::boolean`, ``
+	if records {
+		record, join = `r.checksum, r.baseline`,
+			`LEFT JOIN public.plantstore_migrations r ON r.version = g.version_id AND r.applied_as = g.id`
+	}
+	// goose deletes the row of a migration that is taken back; version 0 only
+	// says that the table was made. Its times are without a zone, in that of the
+	// session that wrote them: the server's, unless somebody set another.
+	found, err := tx.Query(ctx, `SELECT g.version_id, g.tstamp::timestamptz, `+record+`
+		FROM goose_db_version g `+join+`
+		WHERE g.is_applied AND g.version_id > 0 ORDER BY g.id`)
+	if err == nil {
+		rows, err = pgx.CollectRows(found, pgx.RowToStructByPos[appliedRow])
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("read goose_db_version: %w", err)
+	}
+	return rows, records, nil
+}
+
+// invalidIndexes finds what interrupted CREATE INDEX CONCURRENTLY left on our
+// tables. One that is being built is left out.
+func (s set) invalidIndexes(ctx context.Context, tx pgx.Tx) ([]Trouble, error) {
+	rows, err := tx.Query(ctx, `
+		SELECT format('%I.%I', n.nspname, i.relname), format('%I.%I', n.nspname, t.relname)
+		FROM pg_index x
+		JOIN pg_class i ON i.oid = x.indexrelid
+		JOIN pg_class t ON t.oid = x.indrelid
+		JOIN pg_namespace n ON n.oid = t.relnamespace
+		WHERE NOT x.indisvalid AND n.nspname = 'public'
+			AND t.relname IN ('plants', 'plant_deletions', 'api_tokens', 'plantstore_migrations')
+			AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index p JOIN pg_locks l USING (pid)
+				WHERE l.relation = t.oid AND l.database = p.datid AND p.datname = current_database()
+				AND l.mode = 'ShareUpdateExclusiveLock')
+		ORDER BY 1`)
+	if err != nil {
+		return nil, fmt.Errorf("look for invalid indexes: %w", err)
+	}
+	var index, table string
+	var found []Trouble
+	_, err = pgx.ForEachRow(rows, []any{&index, &table}, func() error {
+		found = append(found, Trouble{InvalidIndex,
+			fmt.Sprintf("index %s on %s is INVALID: a CREATE INDEX CONCURRENTLY of it was interrupted; it slows writes and serves no query", index, table),
+			fmt.Sprintf("DROP INDEX CONCURRENTLY %s; then 'plantstore migrate up', if the index is one of its.", index)})
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for invalid indexes: %w", err)
+	}
+	return found, nil
+}

@@ -1,0 +1,178 @@
+package migrations
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pressly/goose/v3"
+)
+
+// A Plan is what Up would do to a database.
+type Plan struct {
+	Database string `json:"database"`
+	// Version is the newest that is applied, Binary the newest of this binary.
+	Version int64     `json:"version"`
+	Binary  int64     `json:"binary"`
+	Pending []Step    `json:"pending"`
+	Trouble []Trouble `json:"trouble"`
+	// Unrecorded were applied by something else than Up: whether their text has
+	// changed is not known. The next Up takes their present text as Baselines.
+	Unrecorded []Migration `json:"unrecorded"`
+	Baselines  []Migration `json:"baselines"`
+}
+
+// A Step is a migration that would be applied.
+type Step struct {
+	Migration
+	Transaction bool        `json:"transaction"` // all of it, or nothing
+	Verdict     Verdict     `json:"verdict"`     // the worst of its statements
+	Statements  []Statement `json:"statements"`
+}
+
+// A Statement is one that would be sent, letter for letter.
+type Statement struct {
+	SQL     string     `json:"sql"`
+	Verdict Verdict    `json:"verdict"`
+	Does    string     `json:"does"`
+	Locks   []HeldLock `json:"locks"` // until the transaction ends
+	Safer   string     `json:"safer,omitempty"`
+	Manual  string     `json:"manual,omitempty"`
+}
+
+// A HeldLock is a Lock and the size of its table, by estimate. A table that does
+// not exist is made by an earlier migration of the plan: nobody waits for it.
+type HeldLock struct {
+	Lock
+	Exists bool   `json:"exists"`
+	Rows   *int64 `json:"rows"` // nil: never analysed
+	Bytes  int64  `json:"bytes"`
+}
+
+// PlanUp tells what Up would do. It executes nothing and creates nothing, and
+// works on a standby too.
+func PlanUp(ctx context.Context, databaseURL string) (Plan, error) {
+	return service().plan(ctx, databaseURL)
+}
+
+func (s set) plan(ctx context.Context, databaseURL string) (Plan, error) {
+	conn, err := connect(ctx, databaseURL)
+	if err != nil {
+		return Plan{}, err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+
+	p := Plan{Database: conn.Config().Database, Pending: []Step{}}
+	err = reading(ctx, conn, func(tx pgx.Tx) error {
+		c, err := s.inspectIn(ctx, tx)
+		if err != nil {
+			return err
+		}
+		for _, m := range c.applied {
+			p.Version = max(p.Version, m.Version)
+		}
+		p.Trouble = append([]Trouble{}, c.trouble...)
+		p.Unrecorded = append([]Migration{}, c.unrecorded...)
+		p.Baselines = append([]Migration{}, c.baselines...)
+		for _, m := range c.pending {
+			step, err := s.step(ctx, tx, m)
+			if err != nil {
+				return err
+			}
+			p.Pending = append(p.Pending, step)
+		}
+		return nil
+	})
+	if err != nil {
+		return Plan{}, err
+	}
+	all, err := s.all()
+	if len(all) > 0 {
+		p.Binary = all[len(all)-1].Version
+	}
+	return p, err
+}
+
+// step describes what m would do to the database.
+func (s set) step(ctx context.Context, tx pgx.Tx, m Migration) (Step, error) {
+	script, err := s.script(ctx, m)
+	if err != nil {
+		return Step{}, err
+	}
+	step := Step{Migration: m, Transaction: script.transaction, Verdict: Safe, Statements: []Statement{}}
+	effects := s.effects[m.Version]
+	for i, sql := range script.statements {
+		statement := Statement{SQL: sql, Verdict: Unknown, Locks: []HeldLock{},
+			Does: "its locks are not known: this plantstore was built without an entry for it"}
+		if len(effects) == len(script.statements) {
+			if err := statement.judge(ctx, tx, effects[i]); err != nil {
+				return Step{}, err
+			}
+		}
+		step.Verdict = worse(step.Verdict, statement.Verdict)
+		step.Statements = append(step.Statements, statement)
+	}
+	return step, nil
+}
+
+// judge says what an effect means to the tables that exist.
+func (s *Statement) judge(ctx context.Context, tx pgx.Tx, effect Effect) error {
+	s.Verdict, s.Does, s.Safer, s.Manual = Safe, effect.Does, effect.Safer, manual+effect.Manual
+	for _, lock := range effect.Locks {
+		held := HeldLock{Lock: lock}
+		err := tx.QueryRow(ctx, `SELECT true, nullif(reltuples, -1)::bigint, pg_total_relation_size(oid)
+			FROM pg_class WHERE oid = to_regclass($1)`, lock.Table).Scan(&held.Exists, &held.Rows, &held.Bytes)
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			return fmt.Errorf("size of %s: %w", lock.Table, err)
+		}
+		s.Locks = append(s.Locks, held)
+		if !held.Exists {
+			continue
+		}
+		s.Verdict = worse(s.Verdict, lock.verdict())
+		if effect.Safer != "" {
+			s.Verdict = worse(s.Verdict, Rewrites)
+		}
+	}
+	return nil
+}
+
+// script returns what goose sends for the Up of a migration. goose has no dry
+// run and exports no parser, so it runs the migration on a connection that only
+// writes down.
+func (s set) script(ctx context.Context, m Migration) (*script, error) {
+	written := new(script)
+	db := sql.OpenDB(written)
+	defer db.Close()
+	p, err := goose.NewProvider(goose.DialectPostgres, db, s.files,
+		goose.WithDisableVersioning(true), goose.WithDisableGlobalRegistry(true))
+	if err != nil {
+		return nil, fmt.Errorf("goose provider: %w", err)
+	}
+	if _, err := p.ApplyVersion(ctx, m.Version, true); err != nil {
+		return nil, fmt.Errorf("read migration %s: %w", m.Name, err)
+	}
+	return written, nil
+}
+
+// A script is a database driver and connection that writes statements down.
+type script struct {
+	statements  []string
+	transaction bool
+}
+
+func (s *script) Connect(context.Context) (driver.Conn, error) { return s, nil }
+func (s *script) Driver() driver.Driver                        { return s }
+func (s *script) Open(string) (driver.Conn, error)             { return s, nil }
+func (s *script) Begin() (driver.Tx, error)                    { s.transaction = true; return s, nil }
+func (s *script) Commit() error                                { return nil }
+func (s *script) Rollback() error                              { return nil }
+func (s *script) Close() error                                 { return nil }
+func (s *script) Prepare(string) (driver.Stmt, error)          { return nil, errors.ErrUnsupported }
+func (s *script) ExecContext(_ context.Context, sql string, _ []driver.NamedValue) (driver.Result, error) {
+	s.statements = append(s.statements, sql)
+	return driver.ResultNoRows, nil
+}

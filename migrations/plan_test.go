@@ -1,0 +1,381 @@
+package migrations_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/pgtest"
+	"plantstore/migrations"
+)
+
+// adopted returns a database that has a store's own table of plants, with rows.
+func adopted(t *testing.T) (pgtest.Database, *pgx.Conn) {
+	t.Helper()
+	database := pgtest.Empty(t)
+	conn := connect(t, database.Owner)
+	exec(t, conn, `
+		CREATE TABLE plants (sku text UNIQUE, id bigint PRIMARY KEY, price numeric);
+		INSERT INTO plants SELECT 'sku ' || n, n, n FROM generate_series(1, 2000) n`)
+	exec(t, conn, `ANALYZE plants`)
+	return database, conn
+}
+
+// extended returns the service's migrations and further ones, by file name.
+func extended(t *testing.T, more map[string]string) migrations.Set {
+	t.Helper()
+	files := fstest.MapFS{}
+	for _, m := range migrations.All() {
+		text, err := migrations.Files.ReadFile(m.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[m.Name] = &fstest.MapFile{Data: text}
+	}
+	for name, text := range more {
+		files[name] = &fstest.MapFile{Data: []byte(text)}
+	}
+	return migrations.Set{Files: files, Effects: migrations.Effects()}
+}
+
+func plan(t *testing.T, set migrations.Set, url string) migrations.Plan {
+	t.Helper()
+	p, err := set.Plan(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func troubles(p migrations.Plan) []string {
+	all := []string{}
+	for _, t := range p.Trouble {
+		all = append(all, string(t.Kind)+": "+t.Message)
+	}
+	return all
+}
+
+func TestEveryStatementHasItsEffect(t *testing.T) {
+	t.Parallel()
+	effects := migrations.Effects()
+	for _, m := range migrations.All() {
+		statements, transaction, err := migrations.Statements(t.Context(), m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := len(effects[m.Version]), len(statements); got != want {
+			t.Errorf("%s has %d effects, want one for each of its %d statements", m.Name, got, want)
+		}
+		if !transaction {
+			t.Errorf("%s runs outside a transaction: prove that it can be repeated, then name it here", m.Name)
+		}
+		for i, e := range effects[m.Version] {
+			if e.Does == "" || e.Manual == "" {
+				t.Errorf("effect %d of %s is %+v, want it to say what it does and where the manual says so", i+1, m.Name, e)
+			}
+		}
+		delete(effects, m.Version)
+	}
+	if len(effects) > 0 {
+		t.Errorf("effects of migrations that do not exist: %v", slices.Collect(maps.Keys(effects)))
+	}
+}
+
+// The locks that effects claim are those that PostgreSQL takes, seen in pg_locks
+// after each statement.
+func TestLocksAreAsClaimed(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []string{"new", "adopted"} {
+		t.Run(tt, func(t *testing.T) {
+			t.Parallel()
+			database, conn := adopted(t)
+			if tt == "new" {
+				exec(t, conn, `DROP TABLE plants`)
+			}
+			exec(t, conn, `CREATE TABLE goose_db_version (id integer, version_id bigint, is_applied boolean, tstamp timestamp)`)
+			observer := connect(t, database.Super)
+			for _, m := range migrations.All() {
+				statements, _, err := migrations.Statements(t.Context(), m)
+				if err != nil {
+					t.Fatal(err)
+				}
+				existing := query(t, conn, `SELECT oid::text FROM pg_class WHERE relkind IN ('r', 'p') AND oid >= 16384`)
+				locks := func() []string {
+					return query(t, observer, `SELECT relation::regclass || ' ' || mode FROM pg_locks
+						WHERE pid = $1 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+						AND relation::text = ANY ($2) AND granted ORDER BY 1`, conn.PgConn().PID(), existing)
+				}
+				exec(t, conn, `BEGIN`)
+				before := locks()
+				for i, sql := range statements {
+					exec(t, conn, sql)
+					after := locks()
+					got := slices.DeleteFunc(slices.Clone(after), func(lock string) bool { return slices.Contains(before, lock) })
+					before = after
+					want := []string{}
+					for _, l := range migrations.Effects()[m.Version][i].Locks {
+						var oid *string
+						if err := observer.QueryRow(t.Context(), `SELECT to_regclass($1)::oid::text`, l.Table).Scan(&oid); err != nil {
+							t.Fatal(err)
+						}
+						if oid != nil && slices.Contains(existing, *oid) {
+							want = append(want, strings.TrimPrefix(l.Table, "public.")+" "+l.Mode)
+						}
+					}
+					for j, lock := range got {
+						table, mode, _ := strings.Cut(lock, " ")
+						got[j] = table + " " + migrations.ModeName(mode)
+					}
+					if diff := cmp.Diff(want, got); diff != "" {
+						t.Errorf("%s, statement %d: locks on existing tables (-claimed +taken):\n%s", m.Name, i+1, diff)
+					}
+				}
+				exec(t, conn, `COMMIT`)
+			}
+		})
+	}
+}
+
+func query(t *testing.T, conn *pgx.Conn, sql string, args ...any) []string {
+	t.Helper()
+	rows, err := conn.Query(t.Context(), sql, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append([]string{}, all...)
+}
+
+func TestPlanOfANewDatabase(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Empty(t)
+	conn := connect(t, database.Super)
+	before := schema(t, conn)
+	p, err := migrations.PlanUp(t.Context(), database.Owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := len(p.Pending), len(migrations.All()); got != want || p.Version != 0 || len(p.Trouble) != 0 {
+		t.Errorf("%d migrations pending, version %d, trouble %v; want %d, version 0, none", got, p.Version, p.Trouble, want)
+	}
+	for _, step := range p.Pending {
+		if step.Verdict != migrations.Safe || !step.Transaction {
+			t.Errorf("%s: %s, in a transaction: %v; want safe where nobody uses the tables, and true", step.Name, step.Verdict, step.Transaction)
+		}
+	}
+	if diff := cmp.Diff(before, schema(t, conn)); diff != "" {
+		t.Errorf("the plan changed the database (-before +after):\n%s", diff)
+	}
+
+	if _, err := migrations.Up(t.Context(), database.Owner); err != nil {
+		t.Fatal(err)
+	}
+	p, err = migrations.PlanUp(t.Context(), database.Owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := migrations.Plan{Database: database.Name, Version: migrations.Latest(), Binary: migrations.Latest(),
+		Pending: []migrations.Step{}, Trouble: []migrations.Trouble{}, Unrecorded: []migrations.Migration{}, Baselines: []migrations.Migration{}}
+	if diff := cmp.Diff(want, p); diff != "" {
+		t.Errorf("plan after Up (-want +got):\n%s", diff)
+	}
+}
+
+// A store's own table is neither rewritten nor read, and locked for no longer
+// than it takes to add a trigger.
+func TestPlanOfAnAdoption(t *testing.T) {
+	t.Parallel()
+	database, conn := adopted(t)
+	p, err := migrations.PlanUp(t.Context(), database.Owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, step := range p.Pending {
+		for _, s := range step.Statements {
+			for _, lock := range s.Locks {
+				if !lock.Exists || lock.Rows == nil || *lock.Rows != 2000 || lock.Bytes < 100_000 {
+					t.Errorf("%s: lock %+v, want 2000 rows, more than 100 kB", step.Name, lock)
+				}
+				got[step.Name] += fmt.Sprintf("%s on %s: %s", lock.Mode, lock.Table, s.Verdict)
+			}
+		}
+	}
+	want := map[string]string{
+		"00003_record_deletions.sql": "SHARE ROW EXCLUSIVE on public.plants: blocks writes briefly",
+		"00004_refuse_truncate.sql":  "SHARE ROW EXCLUSIVE on public.plants: blocks writes briefly",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("locks on the store's table (-want +got):\n%s", diff)
+	}
+
+	const storage = `SELECT relfilenode::text FROM pg_class WHERE relname = 'plants' UNION ALL
+		SELECT seq_tup_read::text FROM pg_stat_user_tables WHERE relname = 'plants'`
+	before := query(t, conn, storage)
+	if _, err := migrations.Up(t.Context(), database.Owner); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, query(t, connect(t, database.Owner), storage)); diff != "" {
+		t.Errorf("the table was rewritten or read (-before +after):\n%s", diff)
+	}
+}
+
+func TestPlanOfOtherMigrations(t *testing.T) {
+	t.Parallel()
+	database, _ := adopted(t)
+	set := extended(t, map[string]string{
+		"00101_unknown.sql": "-- +goose Up\nVACUUM plants;\n",
+		"00102_index.sql":   "-- +goose NO TRANSACTION\n-- +goose Up\nCREATE INDEX CONCURRENTLY i ON plants (price);\n",
+		"00103_rewrite.sql": "-- +goose Up\n-- a remark\nALTER TABLE plants\n    ALTER price TYPE float8; -- all rows\nSELECT 1;\n-- +goose Down\nSELECT 2;\n",
+		"00104_column.sql":  "-- +goose Up\nALTER TABLE plants ADD x int;\n",
+		"00105_short.sql":   "-- +goose Up\nSELECT 1;\nSELECT 2;\n",
+	})
+	all := []migrations.Lock{{Mode: "ACCESS EXCLUSIVE", Table: "public.plants"}}
+	set.Effects[102] = []migrations.Effect{{Does: "builds an index", Locks: []migrations.Lock{{Mode: "SHARE UPDATE EXCLUSIVE", Table: "public.plants"}}}}
+	set.Effects[103] = []migrations.Effect{{Does: "rewrites", Locks: all, Safer: "add a column, fill it in batches, swap"}, {Does: "nothing"}}
+	set.Effects[104] = []migrations.Effect{{Does: "adds a column", Locks: all}}
+	set.Effects[105] = []migrations.Effect{{Does: "one of two"}}
+
+	got := []string{}
+	for _, step := range plan(t, set, database.Owner).Pending[len(migrations.All()):] {
+		got = append(got, fmt.Sprintf("%d transaction=%v %s", step.Version, step.Transaction, step.Verdict))
+		for _, s := range step.Statements {
+			got = append(got, fmt.Sprintf("%s: %q", s.Verdict, s.SQL))
+		}
+	}
+	want := []string{
+		`101 transaction=true unknown`, `unknown: "VACUUM plants;"`,
+		`102 transaction=false safe`, `safe: "CREATE INDEX CONCURRENTLY i ON plants (price);"`,
+		`103 transaction=true rewrites or scans the table`,
+		`rewrites or scans the table: "ALTER TABLE plants\n    ALTER price TYPE float8; -- all rows"`, `safe: "SELECT 1;"`,
+		`104 transaction=true blocks reads and writes briefly`, `blocks reads and writes briefly: "ALTER TABLE plants ADD x int;"`,
+		`105 transaction=true unknown`, `unknown: "SELECT 1;"`, `unknown: "SELECT 2;"`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("steps (-want +got):\n%s", diff)
+	}
+}
+
+func TestTrouble(t *testing.T) {
+	t.Parallel()
+	const more = "-- +goose Up\nSELECT 1;\n"
+	tests := []struct {
+		name    string
+		applied map[string]string // beyond the service's own, when the database was migrated
+		now     map[string]string // in the binary that looks
+		alter   string            // in between
+		want    []string
+		refused bool // by up
+	}{
+		{name: "none", want: []string{}},
+		{name: "drift", applied: map[string]string{"00101_a.sql": more}, now: map[string]string{"00101_a.sql": more + "SELECT 2;\n"},
+			want: []string{`drift: 00101_a.sql has changed since it was applied here on `}},
+		{name: "out of order", applied: map[string]string{"00102_b.sql": more}, now: map[string]string{"00101_a.sql": more, "00102_b.sql": more},
+			want: []string{`out_of_order: 00101_a.sql is pending, but the newer 00102_b.sql is applied: 'migrate up' refuses to go back`}, refused: true},
+		{name: "ahead", applied: map[string]string{"00101_a.sql": more},
+			want: []string{`ahead: the database is ahead of this plantstore: migration 00101 is applied and not part of it`}},
+		{name: "invalid index", alter: `UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'plant_deletions_once'::regclass`,
+			want: []string{`invalid_index: index public.plant_deletions_once on public.plant_deletions is INVALID: a CREATE INDEX CONCURRENTLY of it was interrupted; it slows writes and serves no query`}},
+		{name: "somebody else's index", want: []string{},
+			alter: `CREATE TABLE orders (id int PRIMARY KEY); UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'orders_pkey'::regclass`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			if _, err := extended(t, tt.applied).Up(t.Context(), database.Owner, migrations.Options{}); err != nil {
+				t.Fatal(err)
+			}
+			exec(t, connect(t, database.Super), tt.alter)
+			set := extended(t, tt.now)
+			got := troubles(plan(t, set, database.Owner))
+			if len(got) != len(tt.want) || len(got) > 0 && !strings.HasPrefix(got[0], tt.want[0]) {
+				t.Errorf("plan tells %q, want %q", got, tt.want)
+			}
+			states, trouble, err := set.Status(t.Context(), database.Owner)
+			if err != nil || len(trouble) != len(tt.want) {
+				t.Errorf("status tells %v, %v; want %q", trouble, err, tt.want)
+			}
+			if last := states[len(states)-1]; last.Changed != (tt.name == "drift") || last.Unknown != (tt.name == "ahead") {
+				t.Errorf("last state is %+v", last)
+			}
+			warned := []string{}
+			_, err = set.Up(t.Context(), database.Owner, migrations.Options{Notify: func(e migrations.Event) {
+				if e.Kind == migrations.Warned {
+					warned = append(warned, e.Warning)
+				}
+			}})
+			if refused := err != nil; refused != tt.refused {
+				t.Errorf("up: %v, want it to refuse: %v", err, tt.refused)
+			}
+			if !tt.refused && len(warned) != len(tt.want) {
+				t.Errorf("up warned of %q, want %q", warned, tt.want)
+			}
+		})
+	}
+}
+
+// The checksums tell what was really applied: not more, when goose's own command
+// did it, and nothing stale, when it took a migration back and applied another.
+func TestChecksums(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	conn := connect(t, database.Owner)
+	baselines := func(want string) {
+		t.Helper()
+		got := strings.Join(query(t, conn, `SELECT version::text || CASE WHEN baseline THEN ' baseline' ELSE '' END
+			FROM plantstore_migrations ORDER BY version`), ", ")
+		if got != want {
+			t.Errorf("recorded: %s; want %s", got, want)
+		}
+	}
+	up := func(set migrations.Set) {
+		t.Helper()
+		if _, err := set.Up(t.Context(), database.Owner, migrations.Options{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ours := extended(t, nil)
+	// Those before the table's own were applied by the same run.
+	baselines("1, 2, 3, 4, 5, 6, 7")
+
+	// As goose's command does: rows of its own, and no checksum.
+	exec(t, conn, `TRUNCATE plantstore_migrations`)
+	p := plan(t, ours, database.Owner)
+	if len(p.Unrecorded) != len(migrations.All()) || len(p.Trouble) != 0 {
+		t.Errorf("without checksums: unrecorded %v, trouble %v; want all, none", p.Unrecorded, p.Trouble)
+	}
+	exec(t, conn, `DELETE FROM goose_db_version WHERE version_id = 7; DROP TABLE plantstore_migrations`)
+	up(ours)
+	baselines("1 baseline, 2 baseline, 3 baseline, 4 baseline, 5 baseline, 6 baseline, 7")
+	if p := plan(t, ours, database.Owner); len(p.Baselines) != 6 || len(p.Unrecorded) != 0 {
+		t.Errorf("baselines %v, unrecorded %v; want 6, none", p.Baselines, p.Unrecorded)
+	}
+
+	// Taken back and applied again by goose, perhaps from another file.
+	exec(t, conn, `DELETE FROM goose_db_version WHERE version_id = 6; INSERT INTO goose_db_version (version_id, is_applied) VALUES (6, true);
+		UPDATE plantstore_migrations SET checksum = repeat('0', 64) WHERE version IN (5, 6)`)
+	p = plan(t, ours, database.Owner)
+	if len(p.Trouble) != 1 || !strings.Contains(p.Trouble[0].Message, "00005_api_tokens.sql has changed") || len(p.Unrecorded) != 1 {
+		t.Errorf("trouble %v, unrecorded %v; want that 5 has changed, and 6", p.Trouble, p.Unrecorded)
+	}
+
+	// Our Down forgets.
+	more := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nSELECT 1;\n-- +goose Down\nSELECT 2;\n"})
+	up(more)
+	if _, err := more.Down(t.Context(), database.Owner); err != nil {
+		t.Fatal(err)
+	}
+	if got := query(t, conn, `SELECT version::text FROM plantstore_migrations WHERE version > 7`); len(got) != 0 {
+		t.Errorf("recorded after Down: %v, want nothing", got)
+	}
+}

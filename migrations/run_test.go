@@ -1,0 +1,373 @@
+package migrations_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/pgtest"
+	"plantstore/migrations"
+)
+
+// events collects what a run tells.
+type events struct {
+	mu  sync.Mutex
+	all []migrations.Event
+	// on, if set, is called for each one.
+	on func(migrations.Event)
+}
+
+func (e *events) notify(event migrations.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.all = append(e.all, event)
+	if e.on != nil {
+		e.on(event)
+	}
+}
+
+func (e *events) of(kind migrations.EventKind) []migrations.Event {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(e.all), func(event migrations.Event) bool { return event.Kind != kind })
+}
+
+// hold keeps a transaction open, that of a program called report, which has read
+// the plants. The function that it returns ends it.
+func hold(t *testing.T, database pgtest.Database) (pid uint32, release func()) {
+	t.Helper()
+	conn := connect(t, database.Owner)
+	exec(t, conn, `SET application_name = 'report'`)
+	exec(t, conn, `BEGIN ISOLATION LEVEL REPEATABLE READ`)
+	exec(t, conn, "SELECT count(*)\n\tFROM plants -- "+strings.Repeat("long ", 30))
+	return conn.PgConn().PID(), func() {
+		if err := conn.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// deletions are made by 8 clients until stop, which returns how long each took.
+func deletions(t *testing.T, database pgtest.Database, firstID int) (stop func() []time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	all := make([][]time.Duration, 8)
+	var wg sync.WaitGroup
+	for i := range all {
+		conn := connect(t, database.App)
+		wg.Go(func() {
+			for id := firstID + i; ctx.Err() == nil; id += len(all) {
+				began := time.Now()
+				if _, err := conn.Exec(t.Context(), `DELETE FROM plants WHERE id = $1`, id); err != nil {
+					t.Errorf("delete: %v", err)
+					return
+				}
+				all[i] = append(all[i], time.Since(began))
+				time.Sleep(5 * time.Millisecond)
+			}
+		})
+	}
+	return func() []time.Duration {
+		cancel()
+		wg.Wait()
+		took := slices.Concat(all...)
+		slices.Sort(took)
+		return took
+	}
+}
+
+func describe(took []time.Duration) string {
+	at := func(permille int) time.Duration {
+		return took[(len(took)-1)*permille/1000].Round(time.Millisecond / 10)
+	}
+	return fmt.Sprintf("%d deletions, p50 %s, p99 %s, longest %s", len(took), at(500), at(990), at(1000))
+}
+
+const takesAccessExclusive = "-- +goose Up\nALTER TABLE plants ADD COLUMN colour text;\n"
+
+// A report reads the plants for five seconds, a migration wants them for itself,
+// and clients go on deleting.
+func TestUpGivesWayToClients(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	conn := connect(t, database.Owner)
+	exec(t, conn, `INSERT INTO plants (name) SELECT 'fern' FROM generate_series(1, 30000)`)
+
+	stop := deletions(t, database, 1)
+	time.Sleep(time.Second)
+	t.Logf("no migration:         %s", describe(stop()))
+
+	pid, release := hold(t, database)
+	var report sync.WaitGroup
+	report.Go(func() { time.Sleep(5 * time.Second); release() })
+	stop = deletions(t, database, 10_001)
+	var seen events
+	began := time.Now()
+	changes, err := extended(t, map[string]string{"00101_colour.sql": takesAccessExclusive}).
+		Up(t.Context(), database.Owner, migrations.Options{Notify: seen.notify})
+	took := time.Since(began)
+	report.Wait()
+	waits := stop()
+	t.Logf("migrate up:           %s; it took %s and %d attempts", describe(waits), took.Round(time.Millisecond), len(seen.of(migrations.Retrying))+1)
+	if err != nil || len(changes) != 1 {
+		t.Errorf("Up = %v, %v; want the one migration applied once the report was over", changes, err)
+	}
+	const noise = time.Second
+	if longest := waits[len(waits)-1]; longest > migrations.DefaultLockTimeout+noise {
+		t.Errorf("a client waited %s, want no more than the lock timeout of %s and noise", longest, migrations.DefaultLockTimeout)
+	}
+	blocked := seen.of(migrations.Blocked)
+	if len(blocked) == 0 || len(seen.of(migrations.Retrying)) == 0 {
+		t.Fatalf("events %v, want one of Blocked and one of Retrying", seen.all)
+	}
+	got := blocked[0].Blockers[0]
+	if age := got.Age; age <= 0 || age > 6*time.Second {
+		t.Errorf("the blocker's transaction is %s old, want up to 6s", age)
+	}
+	got.Age = 0
+	want := migrations.Blocker{PID: int32(pid), Application: "report", User: "plantstore_owner", State: "idle in transaction",
+		Query: "SELECT count(*) FROM plants -- " + strings.Repeat("long ", 9) + "lon…"}
+	if diff := cmp.Diff(want, got); diff != "" || blocked[0].Lock != "ACCESS EXCLUSIVE on plants" {
+		t.Errorf("waits for %s; blocker (-want +got):\n%s", blocked[0].Lock, diff)
+	}
+
+	// What everybody does who has no lock_timeout.
+	_, release = hold(t, database)
+	report.Go(func() { time.Sleep(3 * time.Second); release() })
+	stop = deletions(t, database, 20_001)
+	exec(t, conn, `ALTER TABLE plants ADD COLUMN size text`)
+	report.Wait()
+	t.Logf("without lock_timeout: %s (the report only took 3 s)", describe(stop()))
+}
+
+// The server's deadlock_timeout, after which autovacuum gives way, is a second.
+func TestLockTimeout(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	set := extended(t, map[string]string{
+		"00101_a.sql": "-- +goose Up\nCREATE TABLE a AS SELECT 1 AS n, current_setting('lock_timeout') AS value;\nSET lock_timeout = '7s';\n",
+		"00102_b.sql": "-- +goose Up\nINSERT INTO a SELECT 2, current_setting('lock_timeout');\n",
+	})
+	for timeout, want := range map[time.Duration]string{
+		0: "1100ms", time.Second: "1100ms", 999 * time.Millisecond: "999ms", 2 * time.Second: "2s",
+	} {
+		if _, err := set.Up(t.Context(), database.Owner, migrations.Options{LockTimeout: timeout}); err != nil {
+			t.Fatal(err)
+		}
+		conn := connect(t, database.Owner)
+		if diff := cmp.Diff([]string{want, want}, query(t, conn, `SELECT value FROM a ORDER BY n`)); diff != "" {
+			t.Errorf("LockTimeout %s: lock_timeout of two migrations (-want +got):\n%s", timeout, diff)
+		}
+		exec(t, conn, `DROP TABLE a; DELETE FROM goose_db_version WHERE version_id > 100`)
+	}
+}
+
+func TestUpGivesUp(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	pid, release := hold(t, database)
+	defer release()
+	var seen events
+	set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nCREATE TABLE a ();\n", "00102_colour.sql": takesAccessExclusive})
+	changes, err := set.Up(t.Context(), database.Owner,
+		migrations.Options{LockTimeout: 200 * time.Millisecond, LockAttempts: 3, Notify: seen.notify})
+	failed, ok := errors.AsType[*migrations.FailedError](err)
+	blocked, blockedToo := errors.AsType[*migrations.BlockedError](err)
+	if !ok || failed.Name != "00102_colour.sql" || !blockedToo || blocked.Attempts != 3 || blocked.Blockers[0].PID != int32(pid) {
+		t.Errorf("Up: %v, want a FailedError of 00102 with a BlockedError of 3 attempts and pid %d", err, pid)
+	}
+	if len(changes) != 1 || len(seen.of(migrations.Retrying)) != 2 {
+		t.Errorf("changes %v and %d retries, want 00101 applied, and 2", changes, len(seen.of(migrations.Retrying)))
+	}
+	if got := len(plan(t, set, database.Owner).Pending); got != 1 {
+		t.Errorf("%d pending, want 1", got)
+	}
+}
+
+// A role that may not see what others do still learns which session it is.
+func TestHiddenBlocker(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	conn := connect(t, database.Super)
+	pid := conn.PgConn().PID()
+	exec(t, conn, `BEGIN; LOCK TABLE plants IN ACCESS SHARE MODE`)
+	_, err := extended(t, map[string]string{"00101_colour.sql": takesAccessExclusive}).
+		Up(t.Context(), database.Owner, migrations.Options{LockTimeout: 300 * time.Millisecond, LockAttempts: 1})
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("blocked by pid %d", pid)) {
+		t.Errorf("Up: %v, want it to name pid %d", err, pid)
+	}
+}
+
+func TestBlockerText(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		blocker migrations.Blocker
+		want    string
+	}{
+		{migrations.Blocker{}, "a prepared transaction (see pg_prepared_xacts)"},
+		{migrations.Blocker{PID: 7, Hidden: true}, "pid 7, a process of the server itself; autovacuum gives way once we have waited for deadlock_timeout"},
+		{migrations.Blocker{PID: 7, User: "shop", Hidden: true}, "pid 7, user shop (age and query are hidden: grant our role pg_read_all_stats)"},
+		{migrations.Blocker{PID: 7, Application: "psql", User: "bob", State: "idle in transaction", Age: 62040 * time.Millisecond, Query: "SELECT 1"},
+			"pid 7, application psql, user bob, idle in transaction, transaction open for 1m2s: SELECT 1"},
+	}
+	for _, tt := range tests {
+		if got := tt.blocker.String(); got != tt.want {
+			t.Errorf("got  %q\nwant %q", got, tt.want)
+		}
+	}
+	if got, want := migrations.OneLine("SELECT\t1;\n\x1b[31m  --\x00é"), "SELECT 1; [31m --é"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+const sleeps = `-- +goose Up
+CREATE TABLE a ();
+SELECT pg_sleep(CASE WHEN to_regclass('go_on') IS NULL THEN 60 ELSE 0 END);
+`
+
+// sleeping finds who does.
+const sleeping = `SELECT pid::text FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND query LIKE 'SELECT pg_sleep(CASE%'`
+
+// However a run ends, the error says how the database stands, nothing goes on
+// on the server, and a second run does the rest.
+func TestInterrupted(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name      string
+		migration string
+		interrupt func(*testing.T, *pgx.Conn, context.CancelFunc)
+		want      migrations.InterruptedState
+		trouble   []string
+	}{
+		{"in a transaction", sleeps, func(_ *testing.T, _ *pgx.Conn, cancel context.CancelFunc) { cancel() }, migrations.Untouched, []string{}},
+		{"connection lost", sleeps, func(t *testing.T, conn *pgx.Conn, _ context.CancelFunc) {
+			exec(t, conn, `SELECT pg_terminate_backend(pid::int) FROM (`+sleeping+`) s`)
+		}, migrations.Untouched, []string{}},
+		{"outside a transaction", "-- +goose NO TRANSACTION\n-- +goose Up\nDROP INDEX CONCURRENTLY IF EXISTS by_name;\n" +
+			"CREATE INDEX CONCURRENTLY by_name ON plants (name);\n" + strings.TrimPrefix(sleeps, "-- +goose Up\nCREATE TABLE a ();\n"),
+			func(_ *testing.T, _ *pgx.Conn, cancel context.CancelFunc) { cancel() }, migrations.Incomplete,
+			[]string{"invalid_index: index public.by_name on public.plants is INVALID: a CREATE INDEX CONCURRENTLY of it was interrupted; it slows writes and serves no query"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			super := connect(t, database.Super)
+			waiting := sleeping
+			if tt.want == migrations.Incomplete {
+				// CREATE INDEX CONCURRENTLY waits for this one.
+				_, release := hold(t, database)
+				defer release()
+				waiting = `SELECT pid::text FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND wait_event = 'virtualxid'`
+			}
+			set := extended(t, map[string]string{"00101_a.sql": tt.migration})
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ended := make(chan error, 1)
+			go func() {
+				_, err := set.Up(ctx, database.Owner, migrations.Options{LockTimeout: time.Minute})
+				ended <- err
+			}()
+			for len(query(t, super, waiting)) == 0 {
+				time.Sleep(10 * time.Millisecond)
+			}
+			began := time.Now()
+			tt.interrupt(t, super, cancel)
+			err := <-ended
+			interrupted, ok := errors.AsType[*migrations.InterruptedError](err)
+			if !ok || interrupted.Name != "00101_a.sql" || interrupted.State != tt.want {
+				t.Errorf("Up: %v; want 00101_a.sql to be %s", err, tt.want)
+			}
+			if took := time.Since(began); took > 4*time.Second {
+				t.Errorf("it took %s to end", took)
+			}
+			if left := query(t, super, waiting); len(left) != 0 {
+				t.Errorf("left on the server: %q", left)
+			}
+			p := plan(t, set, database.Owner)
+			if diff := cmp.Diff(tt.trouble, troubles(p)); diff != "" || len(p.Pending) != 1 {
+				t.Errorf("%d pending, want 1; trouble (-want +got):\n%s", len(p.Pending), diff)
+			}
+
+			exec(t, super, `CREATE TABLE go_on ();
+				SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'report'`)
+			if changes, err := set.Up(t.Context(), database.Owner, migrations.Options{}); err != nil || len(changes) != 1 {
+				t.Errorf("second Up = %v, %v; want it applied", changes, err)
+			}
+			if p := plan(t, set, database.Owner); len(p.Pending) != 0 || len(p.Trouble) != 0 {
+				t.Errorf("after the second Up: pending %v, trouble %v; want none", p.Pending, p.Trouble)
+			}
+		})
+	}
+}
+
+func TestSecondRunWaitsForTheFirst(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	set := extended(t, map[string]string{"00101_a.sql": sleeps})
+	super := connect(t, database.Super)
+	first := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, err := set.Up(ctx, database.Owner, migrations.Options{})
+		first <- err
+	}()
+	for len(query(t, super, sleeping)) == 0 {
+		time.Sleep(10 * time.Millisecond)
+	}
+
+	second := events{on: func(e migrations.Event) {
+		if e.Kind == migrations.Queued {
+			cancel()
+		}
+	}}
+	exec(t, super, `CREATE TABLE go_on ()`) // the second does not sleep
+	changes, err := set.Up(t.Context(), database.Owner, migrations.Options{Notify: second.notify})
+	if err != nil || len(changes) != 1 {
+		t.Errorf("second Up = %v, %v; want it to do what the first did not", changes, err)
+	}
+	if err := <-first; !errors.Is(err, context.Canceled) {
+		t.Errorf("first Up: %v, want it cancelled", err)
+	}
+	queued := second.of(migrations.Queued)
+	if len(queued) == 0 || queued[0].Blockers[0].Application != "plantstore migrate" || queued[0].Blockers[0].User != "plantstore_owner" {
+		t.Errorf("queued %v, want the first run named", queued)
+	}
+}
+
+// What PostgreSQL warns of is passed on: here, that there is no role to grant to.
+func TestWarningsArePassedOn(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	var seen events
+	set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\n-- +goose StatementBegin\n" +
+		"DO $$ BEGIN RAISE WARNING 'look' USING HINT = 'There.'; RAISE NOTICE 'not this'; END $$;\n-- +goose StatementEnd\n"})
+	if _, err := set.Up(t.Context(), database.Owner, migrations.Options{Notify: seen.notify}); err != nil {
+		t.Fatal(err)
+	}
+	warned := seen.of(migrations.Warned)
+	if len(warned) != 1 || warned[0].Warning != "look. There." {
+		t.Errorf("warned %v, want one: look. There.", warned)
+	}
+}
+
+func TestDownOfSomebodyElses(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nSELECT 1;\n"})
+	if _, err := set.Up(t.Context(), database.Owner, migrations.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := migrations.Down(t.Context(), database.Owner, migrations.Options{})
+	if want := "migration 00101 is not part of this plantstore: take it back with the release that has it"; err == nil || err.Error() != want {
+		t.Errorf("Down: %v, want %s", err, want)
+	}
+}

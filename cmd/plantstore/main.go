@@ -59,6 +59,8 @@ type commands struct {
 	Migrate     migrateCommand     `cmd:"" help:"Change the database schema, or look at it."`
 	Token       tokenCommand       `cmd:"" help:"Issue and revoke the clients' tokens."`
 	Healthcheck healthcheckCommand `cmd:"" help:"Ask a running service whether it is ready; exit code 0 if so."`
+	Deletions   deletionsCommand   `cmd:"" help:"Look into the ledger of deletions, restore plants from it, and purge it."`
+	Doctor      doctorCommand      `cmd:"" help:"Examine the database; say what is wrong and what helps. Exit code 0: nothing, 3: warnings, 1: problems."`
 	Version     versionCommand     `cmd:"" help:"Print version, commit, Go and newest migration."`
 }
 

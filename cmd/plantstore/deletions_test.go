@@ -1,0 +1,268 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/pgtest"
+)
+
+func connect(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(context.Background()) })
+	return conn
+}
+
+func exec(t *testing.T, conn *pgx.Conn, sql string) {
+	t.Helper()
+	if _, err := conn.Exec(t.Context(), sql); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// steps returns a function that runs a command on a database and compares its
+// exit code and what it prints with regular expressions.
+func steps(t *testing.T, url string) func(code int, stdout, stderr string, args ...string) string {
+	return func(code int, stdout, stderr string, args ...string) string {
+		t.Helper()
+		gotOut, gotErr, gotCode := command(t, append(args, "--database-url="+url)...)
+		matches := func(pattern, s string) bool { return regexp.MustCompile(`(?s)^(?:` + pattern + `)$`).MatchString(s) }
+		if gotCode != code || !matches(stdout, gotOut) || !matches(stderr, gotErr) {
+			t.Errorf("%s:\nexit code %d, stdout %q, stderr %q\nwant      %d,        %q,        %q",
+				strings.Join(args, " "), gotCode, gotOut, gotErr, code, stdout, stderr)
+		}
+		return gotOut
+	}
+}
+
+func TestUndoAThousandDeletionsByteForByte(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	owner := connect(t, database.Owner)
+	exec(t, owner, `
+		CREATE TABLE nurseries (id int PRIMARY KEY);
+		INSERT INTO nurseries SELECT generate_series(0, 9);
+		CREATE TYPE light AS ENUM ('sun', 'half "shade"', 'shade');
+		CREATE TYPE size AS (height numeric, unit text);
+		ALTER TABLE plants ALTER id SET GENERATED ALWAYS,
+			ADD nursery int REFERENCES nurseries, ADD parent bigint REFERENCES plants, ADD sku uuid UNIQUE,
+			ADD price numeric, ADD weight float8, ADD seen timestamptz, ADD photo bytea, ADD tags text[], ADD care jsonb,
+			ADD light light, ADD size size, ADD every interval, ADD notes text,
+			ADD label text GENERATED ALWAYS AS (upper(name)) STORED;
+		INSERT INTO plants (name, created_at, nursery, parent, sku, price, weight, seen, photo, tags, care, light, size, every, notes)
+		SELECT 'Plant ' || i || ' "Füße" 🌱', timestamptz '2026-01-01' + i * interval '1.000001 s', i % 10,
+			CASE WHEN i % 7 = 0 THEN i - 1 END, gen_random_uuid(), (i * 1.10)::numeric(10,4),
+			CASE i % 5 WHEN 0 THEN 'NaN' WHEN 1 THEN '-Infinity' ELSE exp(i * 0.5) END, CASE i % 6 WHEN 0 THEN 'infinity' ELSE now() - i * interval '1 day' END,
+			sha256(i::text::bytea), CASE i % 4 WHEN 0 THEN '{}' WHEN 1 THEN NULL ELSE ARRAY['a,"b', NULL, i::text] END,
+			jsonb_build_object('water', i / 3.0, 'never', NULL), (ARRAY['sun', 'half "shade"', 'shade'])[1 + i % 3]::light,
+			CASE i % 3 WHEN 0 THEN ROW(i / 7.0, 'cm')::size WHEN 1 THEN ROW(NULL, NULL)::size END, i * interval '1 month -3 days 4.000005 s',
+			CASE i % 2 WHEN 0 THEN E'two\nlines \\ ''quoted''' ELSE '' END
+		FROM generate_series(1, 1100) i`)
+	image := func() []byte {
+		t.Helper()
+		var b bytes.Buffer
+		for _, what := range []string{
+			`SELECT * FROM plants ORDER BY id`,
+			`SELECT attnum, attname, format_type(atttypid, atttypmod), attnotnull, attidentity, attgenerated
+				FROM pg_attribute WHERE attrelid = 'plants'::regclass AND attnum > 0 ORDER BY attnum`,
+		} {
+			if _, err := owner.PgConn().CopyTo(t.Context(), &b, `COPY (`+what+`) TO STDOUT (FORMAT binary)`); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return b.Bytes()
+	}
+	before := image()
+
+	token, _, _ := command(t, "token", "create", "runaway", "--database-url="+database.Owner)
+	token = strings.TrimSpace(token)
+	p := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
+	public, admin := p.addresses(t)
+	waitReady(t, admin, http.StatusOK)
+	began := time.Now().Add(-time.Second).UTC().Format(time.RFC3339Nano)
+	// Plants refer to the one before them, so each client begins at its end.
+	const clients, each = 10, 100
+	var wg sync.WaitGroup
+	for client := range clients {
+		wg.Go(func() {
+			for i := range each {
+				id := 1100 - (i*clients + client)
+				for range 100 { // until the one that refers to it is gone
+					code, body := send(t, http.MethodDelete, fmt.Sprintf("%s/plants/%d", public, id), token)
+					if code == http.StatusNoContent {
+						break
+					}
+					if code != http.StatusConflict {
+						t.Errorf("DELETE of plant %d: %d %s", id, code, body)
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	var left int
+	if err := owner.QueryRow(t.Context(), `SELECT count(*) FROM plants`).Scan(&left); err != nil || left != 100 {
+		t.Fatalf("%d plants left, %v; want 100", left, err)
+	}
+
+	step := steps(t, database.Owner)
+	restore := []string{"deletions", "restore", "--by=runaway", "--since=" + began}
+	step(2, "", `(Restore 1000 plants deleted by runaway from \S+Z to \S+Z\? \[y/N\] )?plantstore: nobody is at standard input to agree: use --yes\n`, restore...)
+	step(0, "restored 1000 plants\n", "", append(restore, "--yes", "--as=Ada")...)
+	if after := image(); !bytes.Equal(before, after) {
+		t.Errorf("plants are %d bytes, sum of differences:\n%s", len(after), cmp.Diff(before, after))
+	}
+	step(0, "nothing to restore\n", "", append(restore, "--yes")...)
+	step(0, `.*"restored_by": "Ada".*`, "", "deletions", "show", "1", "--json")
+}
+
+func TestDeletions(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	owner := connect(t, database.Owner)
+	exec(t, owner, `
+		INSERT INTO plants (id, name, created_at) SELECT i, 'Fern <' || i || '>', '2026-01-01Z' FROM generate_series(1, 5) i;
+		DELETE FROM plants WHERE id = 1; DELETE FROM plants WHERE id = 2; DELETE FROM plants WHERE id = 3;
+		BEGIN; SELECT set_config('plantstore.principal', 'shop', true), set_config('plantstore.request_id', 'r-4', true),
+			set_config('plantstore.idempotency_key', 'k-4', true);
+		DELETE FROM plants WHERE id = 4; COMMIT;
+		UPDATE plant_deletions SET deleted_at = '2026-07-01 12:00:00.123456Z'::timestamptz + id * interval '1 hour'`)
+	step := steps(t, database.Owner)
+
+	step(0, `ID  PLANT  DELETED AT            BY                REQUEST  RESTORED AT
+4   4      2026-07-01T16:00:00Z  shop              r-4      -
+3   3      2026-07-01T15:00:00Z  plantstore_owner  -        -
+`, `there may be more: add --before=3 for the next page\n`, "deletions", "list", "--limit=2")
+	step(0, `ID.*\n2 .*\n1 [^\n]*\n`, "", "deletions", "list", "--before=3")
+	step(0, `ID.*\n3 [^\n]*\n`, "", "deletions", "list", "--principal=plantstore_owner", "--since=2026-07-01T15:00:00Z", "--until=2026-07-02", "--plant=3")
+	step(0, `ID[^\n]*\n`, "", "deletions", "list", "--since=0s")
+	out := step(0, `.*`, "", "deletions", "list", "--request=r-4", "--json")
+	var got []map[string]any
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	want := []map[string]any{{
+		"id": 4.0, "plant_id": 4.0, "plant": map[string]any{"id": 4.0, "name": "Fern <4>", "created_at": "2026-01-01T00:00:00+00:00"},
+		"deleted_at": "2026-07-01T16:00:00.123456Z", "deleted_by": "shop", "request_id": "r-4", "idempotency_key": "k-4",
+	}}
+	at := func(m map[string]any, path ...string) { // times may come in another zone
+		for _, name := range path {
+			when, err := time.Parse(time.RFC3339, m[name].(string))
+			if err != nil {
+				t.Fatal(err)
+			}
+			m[name] = when.UTC().Format(time.RFC3339Nano)
+		}
+	}
+	for _, m := range slices.Concat(got, want) {
+		at(m, "deleted_at")
+		at(m["plant"].(map[string]any), "created_at")
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("list --json (-want +got):\n%s", diff)
+	}
+
+	step(0, `deletion         4
+plant            4
+deleted at       2026-07-01T16:00:00.123456Z
+deleted by       shop
+request          r-4
+idempotency key  k-4
+\{
+  "id": 4,
+  "name": "Fern <4>",
+  "created_at": "2026-01-01T\S+"
+\}
+`, "", "deletions", "show", "4")
+	step(1, "", `plantstore: there is no deletion 9: see 'plantstore deletions list'\n`, "deletions", "show", "9")
+
+	exec(t, owner, `ALTER TABLE plants DROP created_at, ADD price numeric DEFAULT 1; INSERT INTO plants (id, name) VALUES (2, 'x')`)
+	step(1, "", `plantstore: nothing was restored, because of 2 deletions:
+  deletion 8: the ledger has no such entry; was it purged\?
+  deletion 9: the ledger has no such entry; was it purged\?
+`, "deletions", "restore", "9", "1", "8")
+	step(1, "", `plantstore: nothing was restored, because of 1 deletion:
+  deletion 2, plant 2: a plant with this id exists again
+Mend that, or leave them out with --except.
+`, "deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--yes")
+	step(0, `restored 1 plant
+new columns, took their default: price
+columns that are gone, values stay in the ledger: created_at
+`, "", "deletions", "restore", "4")
+	step(0, `.*restored at      20.*restored by      plantstore_owner\n.*`, "", "deletions", "show", "4")
+	step(0, "restored 2 plants\n.*", "", "deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--until=2026-07-02", "--except=2", "--yes")
+	exec(t, owner, `DELETE FROM plants WHERE id = 2`)
+	step(0, "nothing to restore\n", "left out, because deleted again since: 1 plant\n",
+		"deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--until=2026-07-02", "--yes")
+
+	exec(t, owner, `UPDATE plant_deletions SET deleted_at = now() - interval '366 days' WHERE id < 4`)
+	step(2, "", `plantstore: --older-than is 6d: it must be at least 7d, because a client may still send a request again whose deletion is younger\n`,
+		"deletions", "purge", "--older-than=6d")
+	step(0, "would purge 3 deletions older than 365d\n", "", "deletions", "purge", "--older-than=365d", "--dry-run")
+	step(0, "purged 3 deletions older than 365d\n", "", "deletions", "purge", "--older-than=365d")
+	step(0, "purged 0 deletions older than 365d\n", "", "deletions", "purge", "--older-than=8760h")
+}
+
+func TestBadDeletionsCommandLines(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"list --since=yesterday":           `--since: "yesterday" is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d`,
+		"list --until=-2h":                 `--until: "-2h" is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d`,
+		"list --limit=0":                   `deletions list: --limit is 0: it must be from 1 to 10000`,
+		"restore":                          `deletions restore: name the deletions by id, or all of somebody's with --by and --since`,
+		"restore 1 --by=shop --since=1h":   `deletions restore: name the deletions by id, or all of somebody's with --by and --since`,
+		"restore --by=shop":                `deletions restore: --by wants --since: when did the deletions to be undone begin?`,
+		"restore 1 --since=1h":             `deletions restore: --since, --until and --except go with --by`,
+		"purge":                            `missing flags: --older-than=AGE`,
+		"purge --older-than=1y":            `--older-than: "1y" is no age: want one as 365d or 36h`,
+		"purge --older-than=99999999999d":  `--older-than: "99999999999d" is no age: want one as 365d or 36h`,
+		"show":                             `expected "<id>"`,
+		"restore 1 --database-url=nowhere": `DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database`,
+	} {
+		_, stderr, code := command(t, append([]string{"deletions"}, strings.Fields(args)...)...)
+		if got := lastLine(stderr); got != "plantstore: "+want || code == 0 {
+			t.Errorf("deletions %s: exit code %d, %q\nwant not 0, %q", args, code, got, "plantstore: "+want)
+		}
+	}
+}
+
+func TestIsYes(t *testing.T) {
+	t.Parallel()
+	for line, want := range map[string]bool{"y\n": true, " Yes \n": true, "": false, "\n": false, "n\n": false, "yy\n": false, "no\n": false} {
+		if got := isYes(line); got != want {
+			t.Errorf("isYes(%q) = %v, want %v", line, got, want)
+		}
+	}
+}
+
+func TestMoment(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]time.Time{
+		"2026-07-01":                       time.Date(2026, 7, 1, 0, 0, 0, 0, time.UTC),
+		"2026-07-01T12:00:00.000001+02:00": time.Date(2026, 7, 1, 10, 0, 0, 1000, time.UTC),
+		"90m":                              time.Now().Add(-90 * time.Minute),
+		"7d":                               time.Now().Add(-7 * 24 * time.Hour),
+	} {
+		var got moment
+		if err := got.UnmarshalText([]byte(text)); err != nil || got.Sub(want).Abs() > time.Second {
+			t.Errorf("%q is %s, %v; want %s", text, got, err, want)
+		}
+	}
+}

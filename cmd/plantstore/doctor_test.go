@@ -1,0 +1,144 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"plantstore/internal/pgtest"
+	"plantstore/internal/postgres"
+)
+
+// examine runs the doctor and returns its exit code and its findings but those
+// that are fine. It runs as a superuser, because that the tests' owner can't see
+// everybody's transactions is a finding of its own.
+func examine(t *testing.T, database pgtest.Database) (int, []postgres.Finding) {
+	t.Helper()
+	stdout, stderr, code := command(t, "doctor", "--json", "--database-url="+database.Super, "--service-url="+database.App)
+	var all []postgres.Finding
+	if err := json.Unmarshal([]byte(stdout), &all); err != nil {
+		t.Fatalf("doctor --json: %v: %s%s", err, stdout, stderr)
+	}
+	found := []postgres.Finding{}
+	for _, f := range all {
+		if f.Grade != postgres.OK {
+			found = append(found, f)
+		}
+	}
+	return code, found
+}
+
+// follow does what a remedy says, with our commands on the database.
+func follow(t *testing.T, database pgtest.Database, remedy string) {
+	t.Helper()
+	for line := range strings.Lines(remedy) {
+		line = strings.TrimSpace(line)
+		arguments, isCommand := strings.CutPrefix(line, "plantstore ")
+		switch {
+		case strings.HasPrefix(line, "#"):
+		case isCommand:
+			if _, stderr, code := command(t, append(strings.Fields(arguments), "--database-url="+database.Owner)...); code != 0 {
+				t.Fatalf("%s: exit code %d, %s", line, code, stderr)
+			}
+		default:
+			exec(t, connect(t, database.Owner), line)
+		}
+	}
+}
+
+func TestDoctorAndItsCommands(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name, sql string
+		code      int
+		check     string
+		want      string // start of the message
+	}{
+		{"a token that was never used", `UPDATE api_tokens SET created_at = now() - interval '31 days'`, 3, "tokens", "token shop was never used since 20"},
+		{"a token that expires", `UPDATE api_tokens SET expires_at = now() + interval '13 days'`, 3, "tokens", "token shop expires on 20"},
+		{"a token that never expires", `UPDATE api_tokens SET expires_at = NULL, last_used_at = now()`, 3, "tokens", "token shop never expires"},
+		{"a table without index", `CREATE TABLE order_items (plant bigint REFERENCES plants)`, 3, "foreign keys", "each deletion scans public.order_items (0 bytes)"},
+		{"a trigger that is off", `ALTER TABLE plants DISABLE TRIGGER ALL`, 1, "triggers", "trigger plantstore_re"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			command(t, "migrate", "up", "--database-url="+database.Owner)
+			command(t, "token", "create", "shop", "--database-url="+database.Owner)
+			if code, found := examine(t, database); code != 0 || len(found) > 0 {
+				t.Fatalf("exit code %d, %+v; want 0 and nothing", code, found)
+			}
+			exec(t, connect(t, database.Owner), tt.sql)
+			code, found := examine(t, database)
+			if code != tt.code || len(found) == 0 {
+				t.Fatalf("exit code %d, %+v; want %d and something", code, found, tt.code)
+			}
+			for _, f := range found {
+				if f.Check != tt.check || !strings.HasPrefix(f.Message, tt.want) {
+					t.Errorf("finding %+v, want %s: %s", f, tt.check, tt.want)
+				}
+				t.Logf("remedy:\n%s", f.Remedy)
+				follow(t, database, f.Remedy)
+			}
+			if code, found := examine(t, database); code != 0 || len(found) > 0 {
+				t.Errorf("after the remedy: exit code %d, %+v; want 0 and nothing", code, found)
+			}
+		})
+	}
+}
+
+func TestDoctorOnTheSchema(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Empty(t)
+	code, found := examine(t, database)
+	if code != 1 || len(found) != 1 || found[0].Check != "schema" || found[0].Remedy != "plantstore migrate up" {
+		t.Fatalf("exit code %d, %+v; want 1 and that migrations are missing", code, found)
+	}
+	follow(t, database, found[0].Remedy)
+	if code, found := examine(t, database); code != 0 || len(found) > 0 {
+		t.Errorf("after the remedy: exit code %d, %+v; want 0 and nothing", code, found)
+	}
+	owner := connect(t, database.Owner)
+	exec(t, owner, `CREATE TABLE saved AS TABLE plantstore_migrations; UPDATE plantstore_migrations SET checksum = repeat('0', 64) WHERE version = 3`)
+	code, found = examine(t, database)
+	if code != 1 || len(found) != 1 || found[0].Check != "schema" || !strings.HasPrefix(found[0].Message, "00003_record_deletions.sql has changed since it was applied") {
+		t.Errorf("exit code %d, %+v; want 1 and that a migration has changed", code, found)
+	}
+	exec(t, owner, `UPDATE plantstore_migrations m SET checksum = s.checksum FROM saved s WHERE s.version = m.version;
+		INSERT INTO goose_db_version (version_id, is_applied) VALUES (900, true)`)
+	code, found = examine(t, database)
+	if code != 3 || len(found) != 1 || found[0].Check != "schema" || !strings.HasPrefix(found[0].Message, "the database is ahead") {
+		t.Errorf("exit code %d, %+v; want 3 and that the database is ahead", code, found)
+	}
+}
+
+func TestDoctorForAPerson(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	exec(t, connect(t, database.Owner), `CREATE TABLE order_items (plant bigint REFERENCES plants)`)
+	stdout, _, code := command(t, "doctor", "--database-url="+database.Super, "--service-url="+database.App)
+	want := `ok       cascades: deleting a plant changes no other table
+warning  foreign keys: each deletion scans public.order_items (0 bytes): foreign key order_items_plant_fkey has no index
+           CREATE INDEX CONCURRENTLY ON public.order_items (plant);
+`
+	var got strings.Builder
+	for line := range strings.Lines(stdout) {
+		if strings.Contains(line, "cascades:") || strings.Contains(line, "foreign keys:") || strings.HasPrefix(line, "   ") {
+			got.WriteString(line)
+		}
+	}
+	// In the order of the checks.
+	first, rest, _ := strings.Cut(want, "\n")
+	if diff := cmp.Diff(rest+first+"\n", got.String()); code != 3 || diff != "" {
+		t.Errorf("exit code %d, want 3; (-want +got):\n%s", code, diff)
+	}
+	if lastLine(stdout) != "0 problems, 1 warning" {
+		t.Errorf("last line %q, want the number of findings", lastLine(stdout))
+	}
+	if _, stderr, code := command(t, "doctor", "--replicas=0"); code != 2 || lastLine(stderr) != "plantstore: doctor: --replicas is 0: it must be at least 1" {
+		t.Errorf("doctor --replicas=0: exit code %d, %s", code, stderr)
+	}
+}

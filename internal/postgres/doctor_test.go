@@ -1,0 +1,668 @@
+package postgres
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	roles "plantstore/deploy/postgres"
+	"plantstore/internal/localpg"
+	"plantstore/internal/pgtest"
+	"plantstore/migrations"
+)
+
+func examOf(t *testing.T, owner, service string) *Exam {
+	t.Helper()
+	var triggers string
+	for _, name := range []string{"00003_record_deletions.sql", "00004_refuse_truncate.sql"} {
+		b, err := migrations.Files.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		up, _, _ := strings.Cut(string(b), "-- +goose Down")
+		triggers += up
+	}
+	return &Exam{
+		Owner: owner, Service: service, Replicas: 1, Triggers: triggers, Limits: UsualLimits,
+		Schema: func(context.Context) []Finding { return []Finding{{Grade: OK}} },
+	}
+}
+
+// troubles returns the findings that are not fine.
+func troubles(t *testing.T, e *Exam) []Finding {
+	t.Helper()
+	found := []Finding{}
+	for _, f := range e.Run(t.Context()) {
+		if f.Check == "" || f.Grade == OK && f.Remedy != "" || f.Grade != OK && (f.Remedy == "" || f.Message == "") {
+			t.Errorf("not a proper finding: %+v", f)
+		}
+		if f.Grade != OK {
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
+// script runs SQL as psql does: statement by statement, each one that ends a line
+// outside of a $$ body.
+func script(t *testing.T, url, sql string) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	statement := ""
+	for line := range strings.Lines(sql + "\n") {
+		statement += line
+		if strings.HasSuffix(strings.TrimSpace(line), ";") && strings.Count(statement, "$$")%2 == 0 {
+			if _, err := conn.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol); err != nil {
+				t.Fatalf("%s: %v", statement, err)
+			}
+			statement = ""
+		}
+	}
+	if strings.TrimSpace(statement) != "" {
+		t.Fatalf("unfinished statement: %s", statement)
+	}
+}
+
+// A provocation makes the doctor find something.
+type provocation struct {
+	name  string
+	sql   string // run by a superuser; @db is the database
+	check string
+	grade Grade
+	want  string // pattern of the message
+	limit func(*Limits)
+}
+
+// provoke holds that a provocation makes one finding, or more of one kind, which
+// their remedies remove and nothing else does.
+func provoke(t *testing.T, e *Exam, super, database string, p provocation) {
+	t.Helper()
+	if p.limit != nil {
+		p.limit(&e.Limits)
+	}
+	before := troubles(t, e)
+	name := pgx.Identifier{database}.Sanitize()
+	script(t, super, strings.ReplaceAll(p.sql, "@db", name)+";")
+
+	var remedies []string
+	for _, f := range troubles(t, e) {
+		if containsFinding(before, f) {
+			continue
+		}
+		if f.Check != p.check || f.Grade != p.grade || !regexp.MustCompile(`(?s)^`+p.want+`$`).MatchString(f.Message) {
+			t.Errorf("finding %+v\nwant check %q, grade %s, message %s", f, p.check, p.grade, p.want)
+		}
+		remedies = append(remedies, f.Remedy)
+	}
+	if len(remedies) == 0 {
+		t.Fatalf("nothing found, want %s", p.want)
+	}
+	for _, remedy := range remedies {
+		t.Logf("remedy:\n%s", remedy)
+		script(t, super, remedy)
+	}
+	if diff := cmp.Diff(before, troubles(t, e)); diff != "" {
+		t.Errorf("after the remedy (-before +after):\n%s", diff)
+	}
+}
+
+func containsFinding(list []Finding, f Finding) bool {
+	for _, g := range list {
+		if f == g {
+			return true
+		}
+	}
+	return false
+}
+
+func TestDoctorFindsNothingWrongWithANewDatabase(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	// As a superuser: that the owner can't see everybody's transactions is a
+	// finding of its own.
+	e := examOf(t, database.Super, database.App)
+	if found := troubles(t, e); len(found) > 0 {
+		t.Errorf("%+v, want nothing", found)
+	}
+	checks := make(map[string]bool)
+	for _, f := range e.Run(t.Context()) {
+		checks[f.Check] = true
+	}
+	if len(checks) != 13 {
+		t.Errorf("checks %v, want 13", checks)
+	}
+}
+
+func TestDoctorFindsAndTellsWhatHelps(t *testing.T) {
+	t.Parallel()
+	const orders = `CREATE TABLE "order items" (no int, "plant's" bigint CONSTRAINT "to plant" REFERENCES plants `
+	unrecorded := " or its function is not what the migrations made it"
+	tests := []provocation{
+		{"record trigger disabled", `ALTER TABLE plants DISABLE TRIGGER plantstore_record_deletion`, "triggers", Problem,
+			"trigger plantstore_record_deletion is disabled: plants leave without a record", nil},
+		{"record trigger on replicas only", `ALTER TABLE plants ENABLE REPLICA TRIGGER plantstore_record_deletion`, "triggers", Problem,
+			"trigger plantstore_record_deletion is disabled: plants leave without a record", nil},
+		{"truncate trigger disabled", `ALTER TABLE plants DISABLE TRIGGER plantstore_refuse_truncate`, "triggers", Problem,
+			"trigger plantstore_refuse_truncate is disabled: plants leave without a record", nil},
+		{"record trigger missing", `DROP TRIGGER plantstore_record_deletion ON plants`, "triggers", Problem,
+			"trigger plantstore_record_deletion is missing: .*", nil},
+		{"truncate function missing", `DROP FUNCTION plantstore_refuse_truncate() CASCADE`, "triggers", Problem,
+			"trigger plantstore_refuse_truncate is missing: .*", nil},
+		{"record trigger with a condition", "DROP TRIGGER plantstore_record_deletion ON plants;\nCREATE TRIGGER plantstore_record_deletion AFTER DELETE ON plants FOR EACH ROW WHEN (OLD.id > 5) EXECUTE FUNCTION plantstore_record_deletion()",
+			"triggers", Problem, "trigger plantstore_record_deletion" + unrecorded, nil},
+		{"record function rewritten", `CREATE OR REPLACE FUNCTION plantstore_record_deletion() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 'BEGIN RETURN NULL; END'`,
+			"triggers", Problem, "trigger plantstore_record_deletion" + unrecorded, nil},
+		{"record function as its caller", `ALTER FUNCTION plantstore_record_deletion() SECURITY INVOKER`, "triggers", Problem,
+			"trigger plantstore_record_deletion" + unrecorded, nil},
+		{"record function's path", `ALTER FUNCTION plantstore_record_deletion() SET search_path = public, pg_catalog`, "triggers", Problem,
+			"trigger plantstore_record_deletion" + unrecorded, nil},
+
+		{"insert granted", `GRANT INSERT ON plants TO plantstore_app`, "grants", Problem, "plantstore_app has INSERT ON public.plants, which .*", nil},
+		{"ledger granted", `GRANT ALL ON plant_deletions TO plantstore_app`, "grants", Problem, `plantstore_app has \w+ ON public.plant_deletions, which .*`, nil},
+		{"a column granted", `GRANT UPDATE (digest), SELECT (digest) ON api_tokens TO plantstore_app`, "grants", Problem,
+			`plantstore_app has \w+ \(digest\) ON public.api_tokens, which .*`, nil},
+		{"a sequence granted", `GRANT USAGE ON SEQUENCE plants_id_seq TO plantstore_app`, "grants", Problem, "plantstore_app has USAGE ON SEQUENCE public.plants_id_seq, which .*", nil},
+		{"granted to everybody", `GRANT DELETE, TRUNCATE ON plants TO PUBLIC`, "grants", Problem, `everybody has \w+ ON public.plants, which .*`, nil},
+		{"another table granted", "CREATE SCHEMA \"Shop\";\nCREATE TABLE \"Shop\".\"Orders\" (n int);\nGRANT SELECT ON \"Shop\".\"Orders\" TO plantstore_app", "grants", Problem,
+			`plantstore_app has SELECT ON "Shop"."Orders", which .*`, nil},
+		{"create in public", `GRANT CREATE ON SCHEMA public TO plantstore_app`, "grants", Problem, "plantstore_app has CREATE ON SCHEMA public, which .*", nil},
+		{"create in public for everybody", `GRANT CREATE ON SCHEMA public TO PUBLIC`, "grants", Problem, "everybody has CREATE ON SCHEMA public, which .*", nil},
+		{"temporary tables", `GRANT TEMPORARY ON DATABASE @db TO PUBLIC`, "grants", Problem, "everybody has TEMPORARY ON DATABASE .*", nil},
+		{"the trigger's function", `GRANT EXECUTE ON FUNCTION plantstore_record_deletion() TO PUBLIC`, "grants", Problem,
+			`everybody has EXECUTE ON FUNCTION public.plantstore_record_deletion\(\), which .*`, nil},
+		{"to be passed on", `GRANT DELETE ON plants TO plantstore_app WITH GRANT OPTION`, "grants", Problem, "plantstore_app may pass DELETE ON public.plants on to others", nil},
+		{"delete revoked", `REVOKE DELETE ON plants FROM plantstore_app`, "grants", Problem, "plantstore_app lacks DELETE ON public.plants", nil},
+		{"everything revoked", "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM plantstore_app;\nREVOKE SELECT (id) ON plants FROM plantstore_app;\nREVOKE USAGE ON SCHEMA public FROM plantstore_app, PUBLIC",
+			"grants", Problem, "plantstore_app lacks .*", nil},
+		{"an owner", `CREATE TABLE x (n int);
+			ALTER TABLE x OWNER TO plantstore_app`, "grants", Problem, "plantstore_app owns table public.x in this database", nil},
+
+		{"no index", orders + `)`, "foreign keys", Warning, `each deletion scans public."order items" \(0 bytes\): foreign key "to plant" has no index`, nil},
+		{"an index for some rows", orders + ");\n" + `CREATE INDEX ON "order items" ("plant's") WHERE no > 5`, "foreign keys", Warning, `each deletion scans .*`, nil},
+		{"an index with the column last", orders + ");\n" + `CREATE INDEX ON "order items" (no, "plant's")`, "foreign keys", Warning, `each deletion scans .*`, nil},
+		{"no index, in parts", "CREATE TABLE sales (day date, plant bigint REFERENCES plants) PARTITION BY RANGE (day);\nCREATE TABLE sales_1 PARTITION OF sales FOR VALUES FROM ('2026-01-01') TO ('2027-01-01');\nINSERT INTO sales VALUES ('2026-05-05')",
+			"foreign keys", Warning, `each deletion scans public.sales \(8192 bytes\): foreign key sales_plant_fkey has no index`, nil},
+		{"no index on plants itself", `ALTER TABLE plants ADD parent bigint REFERENCES plants`, "foreign keys", Warning,
+			`each deletion scans public.plants \(8192 bytes\): foreign key plants_parent_fkey has no index`, nil},
+
+		{"cascade", orders + "ON DELETE CASCADE);\n" + `CREATE INDEX ON "order items" ("plant's")`, "cascades", Warning,
+			`deleting a plant also removes rows of public."order items", which the ledger does not keep: ANALYZE tells how many`, nil},
+		{"cascade, analyzed", orders + "ON DELETE CASCADE DEFERRABLE);\n" + `CREATE INDEX ON "order items" ("plant's");
+			INSERT INTO plants (name) SELECT 'x' FROM generate_series(1, 100);
+			INSERT INTO "order items" SELECT i, 1 + i % 100 FROM generate_series(1, 350) i;
+			ANALYZE "order items"`, "cascades", Warning,
+			`deleting a plant also removes rows of public."order items", which the ledger does not keep: about 3.5 of its 350 rows for each row of public.plants`, nil},
+		{"set null", orders + "ON DELETE SET NULL);\n" + `CREATE INDEX ON "order items" ("plant's")`, "cascades", Warning, `deleting a plant also empties columns of public."order items", .*`, nil},
+		{"cascade of a cascade", `CREATE TABLE a (n int PRIMARY KEY, plant bigint UNIQUE REFERENCES plants ON DELETE CASCADE);
+			CREATE TABLE b (a int REFERENCES a ON DELETE CASCADE);
+			CREATE TABLE c (a int REFERENCES a ON DELETE SET DEFAULT);
+			CREATE TABLE d (a int REFERENCES a)`, "cascades", Warning,
+			`deleting a plant also (removes rows of public.a|removes rows of public.b by way of public.a|changes columns of public.c by way of public.a), .*`, nil},
+		{"cascade, in parts", `CREATE TABLE sales (day date, plant bigint REFERENCES plants ON DELETE CASCADE) PARTITION BY RANGE (day);
+			CREATE INDEX ON sales (plant)`, "cascades", Warning, `deleting a plant also removes rows of public.sales, .*`, nil},
+		{"set null in plants", `ALTER TABLE plants ADD parent bigint UNIQUE REFERENCES plants ON DELETE SET NULL`, "cascades", Warning,
+			`deleting a plant also empties columns of public.plants, .*`, nil},
+
+		{"read-only", `ALTER DATABASE @db SET default_transaction_read_only = on`, "primary", Problem, "transactions are read-only by default: .*", nil},
+		{"read-only for the service", `ALTER ROLE plantstore_app IN DATABASE @db SET default_transaction_read_only = on`, "primary", Problem, "transactions are read-only by default: .*", nil},
+		{"few connections to the database", `ALTER DATABASE @db CONNECTION LIMIT 3`, "connections", Problem, `the service opens up to \d+ connections .*, the database takes 3`, nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			provoke(t, examOf(t, database.Super, database.App), database.Super, database.Name, tt)
+		})
+	}
+}
+
+func TestDoctorLeavesGoodForeignKeysAlone(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	script(t, database.Owner, `
+		CREATE TABLE a (plant bigint PRIMARY KEY REFERENCES plants);
+		CREATE TABLE b (plant bigint REFERENCES plants ON DELETE RESTRICT, n int);
+		CREATE INDEX ON b USING hash (plant);
+		CREATE TABLE c (plant bigint REFERENCES plants, n int, PRIMARY KEY (plant, n));
+		ALTER TABLE plants ADD parent bigint UNIQUE REFERENCES plants ON DELETE CASCADE;`)
+	if found := troubles(t, examOf(t, database.Super, database.App)); len(found) > 0 {
+		t.Errorf("%+v, want nothing", found)
+	}
+}
+
+func TestDoctorFindsOpenTransactions(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	tx, err := pool(t, database.Owner).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	e := examOf(t, database.Super, database.App)
+	if found := troubles(t, e); len(found) > 0 {
+		t.Errorf("%+v, want nothing while it is young", found)
+	}
+	e.Limits.Transaction = 0
+	found := troubles(t, e)
+	if len(found) != 1 || !strings.HasPrefix(found[0].Message, "a transaction of plantstore_owner (unnamed, process ") {
+		t.Fatalf("%+v, want one open transaction", found)
+	}
+	script(t, database.Super, found[0].Remedy)
+	time.Sleep(100 * time.Millisecond)
+	if found := troubles(t, e); len(found) > 0 {
+		t.Errorf("after the remedy: %+v, want nothing", found)
+	}
+}
+
+func TestDoctorFindsALedgerToPurge(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s, l := storeOn(t, database, ""), ledgerOf(t, database)
+	s.exec(t, `INSERT INTO plant_deletions (plant_id, plant, deleted_by, deleted_at) SELECT i, '{}', 'x', now() - i * interval '1 day' FROM generate_series(400, 1, -1) i`)
+	e := examOf(t, database.Super, database.App)
+	if found := troubles(t, e); len(found) > 0 {
+		t.Errorf("%+v, want nothing while the ledger is small", found)
+	}
+	e.Limits.LedgerBytes = 1000
+	found := troubles(t, e)
+	if len(found) != 1 || found[0].Check != "ledger" || found[0].Remedy != "plantstore deletions purge --older-than 365d" ||
+		!regexp.MustCompile(`^\d+ kB, since 20\d\d-\d\d-\d\d; lately 1 deletions a day, about \d+ bytes: more than may be needed$`).MatchString(found[0].Message) {
+		t.Fatalf("%+v, want the ledger to be purged", found)
+	}
+	if _, err := l.Purge(t.Context(), 365*24*time.Hour, func(int64) {}); err != nil {
+		t.Fatal(err)
+	}
+	if found := troubles(t, e); len(found) > 0 {
+		t.Errorf("after the remedy: %+v, want nothing", found)
+	}
+}
+
+func TestDoctorComparesPoolsWithTheServer(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	e := examOf(t, database.Super, withParameters(database.App, "pool_max_conns=200"))
+	e.Replicas = 50
+	found := troubles(t, e)
+	if len(found) != 1 || found[0].Check != "connections" || found[0].Grade != Problem {
+		t.Fatalf("%+v, want too many connections", found)
+	}
+	setting := regexp.MustCompile(`pool_max_conns=\d+`).FindString(found[0].Remedy)
+	e.Service = withParameters(database.App, setting)
+	if found := troubles(t, e); len(found) > 0 {
+		t.Errorf("with %s: %+v, want nothing", setting, found)
+	}
+}
+
+func TestDoctorJudgesVersions(t *testing.T) {
+	t.Parallel()
+	for number, want := range map[int]Grade{130022: Problem, 140000: OK, 150018: OK, 180004: OK, 190000: Warning} {
+		if got := judgeVersion(number, "x"); got.Grade != want || (want == OK) != (got.Remedy == "") {
+			t.Errorf("version %d: %+v, want %s", number, got, want)
+		}
+	}
+}
+
+func TestDoctorWithoutDatabase(t *testing.T) {
+	t.Parallel()
+	const nowhere = "postgres://nobody@127.0.0.1:1/none?sslmode=disable"
+	found := troubles(t, examOf(t, nowhere, nowhere))
+	if len(found) != 2 || found[0].Check != "service connection" || found[1].Check != "connection" ||
+		!strings.Contains(found[1].Message, "127.0.0.1:1: connection refused") {
+		t.Errorf("%+v, want both connections refused and nothing else", found)
+	}
+}
+
+func TestDoctorOnAnEmptyDatabase(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Empty(t)
+	e := examOf(t, database.Super, database.App)
+	e.Schema = func(context.Context) []Finding {
+		return []Finding{{Grade: Problem, Message: "pending", Remedy: "migrate"}}
+	}
+	found := troubles(t, e)
+	if len(found) != 1 || found[0].Check != "schema" {
+		t.Errorf("%+v, want only what is wrong with the schema", found)
+	}
+}
+
+func TestDoctorOnWhatTheServiceConnectsWith(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	e := examOf(t, database.Super, database.Owner)
+	found := troubles(t, e)
+	if len(found) != 1 || found[0].Check != "service connection" || found[0].Message != "the service connects as plantstore_owner and may do all that plantstore_owner may" {
+		t.Errorf("%+v, want the service's role to be wrong", found)
+	}
+	e.Service = ""
+	if found := troubles(t, e); len(found) != 1 || found[0].Message != "not examined: DATABASE_URL is not set" {
+		t.Errorf("%+v, want the service's connection not examined", found)
+	}
+	// Asked by the service's role, it says what it could not look at.
+	e = examOf(t, database.App, database.App)
+	script(t, database.Super, `REVOKE SELECT ON api_tokens FROM plantstore_app;`)
+	var hidden bool
+	for _, f := range troubles(t, e) {
+		hidden = hidden || f.Check == "tokens" && strings.HasPrefix(f.Message, "could not be examined: permission denied for table api_tokens")
+	}
+	if !hidden {
+		t.Error("tokens that could not be examined are not a finding")
+	}
+}
+
+// What concerns a whole server is provoked on one of its own.
+func TestDoctorOnAServer(t *testing.T) {
+	t.Parallel()
+	server, err := localpg.Start(t.Context(), localpg.Options{Settings: map[string]string{
+		"fsync": "off", "wal_level": "logical", "max_prepared_transactions": "5"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Close() })
+	super := server.URL("postgres", "postgres")
+	owner, app := server.URL("plantstore_owner", "postgres"), server.URL("plantstore_app", "postgres")
+	if err := Script(t.Context(), super, roles.SQL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := migrations.Up(t.Context(), owner); err != nil {
+		t.Fatal(err)
+	}
+
+	blind := troubles(t, examOf(t, owner, app))
+	if len(blind) != 1 || blind[0].Message != "plantstore_owner can't see how long the transactions of others are open" {
+		t.Fatalf("%+v, want the owner to be blind", blind)
+	}
+	script(t, super, blind[0].Remedy)
+	if found := troubles(t, examOf(t, owner, app)); len(found) > 0 {
+		t.Errorf("after the remedy: %+v, want nothing", found)
+	}
+	for _, tt := range []provocation{
+		{"attributes", `ALTER ROLE plantstore_app SUPERUSER CREATEROLE CREATEDB REPLICATION BYPASSRLS`, "grants", Problem,
+			"plantstore_app is (SUPERUSER|CREATEROLE|CREATEDB|REPLICATION|BYPASSRLS)", nil},
+		{"membership", `GRANT pg_read_all_data TO plantstore_app`, "grants", Problem, "plantstore_app is a member of pg_read_all_data", nil},
+		{"connection limit", `ALTER ROLE plantstore_app CONNECTION LIMIT 2`, "connections", Problem, `the service opens up to .*, role plantstore_app may have 2`, nil},
+		{"prepared transaction", "BEGIN;\nINSERT INTO plants (name) VALUES ('x');\nPREPARE TRANSACTION 'it''s'", "transactions", Warning,
+			`prepared transaction 'it''s' of postgres waits for its end since .*`, func(l *Limits) { l.Transaction = time.Microsecond }},
+		{"replication slot", `SELECT pg_create_logical_replication_slot('forgotten', 'pgoutput')`, "transactions", Warning,
+			"replication slot forgotten holds old rows back and is used by nobody", nil},
+		{"read-only server", "ALTER SYSTEM SET default_transaction_read_only = on;\nSELECT pg_reload_conf();\nSELECT pg_sleep(0.2)", "primary", Problem,
+			"transactions are read-only by default: .*", nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) { provoke(t, examOf(t, super, app), super, "postgres", tt) })
+	}
+	t.Run("no role", func(t *testing.T) {
+		script(t, super, "DROP OWNED BY plantstore_app;\nDROP ROLE plantstore_app;")
+		found := troubles(t, examOf(t, super, app))
+		if len(found) != 2 || found[0].Check != "service connection" || found[1].Message != "role plantstore_app does not exist" {
+			t.Fatalf("%+v, want the role missing", found)
+		}
+		script(t, super, found[1].Remedy)
+		if found := troubles(t, examOf(t, super, app)); len(found) > 0 {
+			t.Errorf("after the remedy: %+v, want nothing", found)
+		}
+	})
+	t.Run("standby", func(t *testing.T) {
+		standby, err := server.Standby(t.Context(), localpg.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { standby.Close() })
+		super, app := standby.URL("postgres", "postgres"), standby.URL("plantstore_app", "postgres")
+		found := troubles(t, examOf(t, super, app))
+		if len(found) != 1 || found[0].Message != "this is a standby: nothing can be deleted here" {
+			t.Fatalf("%+v, want a standby", found)
+		}
+		_, sql, _ := strings.Cut(found[0].Remedy, "\n")
+		script(t, super, sql)
+		if found := troubles(t, examOf(t, super, app)); len(found) > 0 {
+			t.Errorf("after the remedy: %+v, want nothing", found)
+		}
+	})
+}
+
+func TestDoctorOnPoolers(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	e := examOf(t, database.Super, database.App)
+	e.Service = throughPooler(t, database.App, false)
+	if found := troubles(t, e); len(found) > 0 {
+		t.Errorf("pooler in session mode: %+v, want nothing", found)
+	}
+	e.Service = throughPooler(t, database.App, true)
+	found := troubles(t, e)
+	if len(found) != 1 || found[0].Check != "service connection" || found[0].Grade != Problem || !strings.Contains(found[0].Message, "mixes up") {
+		t.Fatalf("pooler in transaction mode: %+v, want it to be a problem", found)
+	}
+	e.Service = withParameters(e.Service, regexp.MustCompile(`default_query_exec_mode=\w+`).FindString(found[0].Remedy))
+	if found := troubles(t, e); len(found) > 0 {
+		t.Errorf("after the remedy: %+v, want nothing", found)
+	}
+
+	e = examOf(t, throughPooler(t, database.Super, true), database.App)
+	found = troubles(t, e)
+	if len(found) != 1 || found[0].Check != "connection" || !strings.Contains(found[0].Message, "migrations refuse") {
+		t.Fatalf("owner through a pooler in transaction mode: %+v, want a warning", found)
+	}
+}
+
+// throughPooler returns the URL of what matters here of PgBouncer: each client is
+// told a process id that is made up. In transaction mode all share one server
+// connection and have it for a transaction at a time; otherwise each has one of
+// its own.
+func throughPooler(t *testing.T, server string, transactionMode bool) string {
+	t.Helper()
+	dial := func() *pgconn.PgConn {
+		conn, err := pgconn.Connect(t.Context(), server)
+		if err != nil {
+			t.Error(err)
+			return nil
+		}
+		t.Cleanup(func() { conn.Conn().Close() })
+		return conn
+	}
+	shared, turn := dial(), new(sync.Mutex)
+	return listenFor(t, server, func(client net.Conn) {
+		conn, lock := shared, turn
+		if !transactionMode {
+			conn, lock = dial(), new(sync.Mutex)
+		}
+		if conn != nil {
+			serve(client, conn, lock)
+		}
+	})
+}
+
+// listenFor serves clients until the test ends, and returns server's URL with
+// another address.
+func listenFor(t *testing.T, server string, serve func(net.Conn)) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	t.Cleanup(func() { l.Close(); wg.Wait() })
+	wg.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { defer client.Close(); serve(client) })
+		}
+	})
+	u, err := url.Parse(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Host = l.Addr().String()
+	u.RawQuery = "sslmode=disable"
+	if user := u.User.Username(); user == "" {
+		config, err := pgx.ParseConfig(server)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.User = url.User(config.User)
+	}
+	return u.String()
+}
+
+// serve pools one client until it leaves.
+func serve(client net.Conn, server *pgconn.PgConn, turn *sync.Mutex) {
+	backend := pgproto3.NewBackend(client, client)
+	if _, err := backend.ReceiveStartupMessage(); err != nil {
+		return
+	}
+	backend.Send(&pgproto3.AuthenticationOk{})
+	backend.Send(&pgproto3.ParameterStatus{Name: "standard_conforming_strings", Value: "on"})
+	backend.Send(&pgproto3.ParameterStatus{Name: "client_encoding", Value: "UTF8"})
+	backend.Send(&pgproto3.BackendKeyData{ProcessID: 1 << 31, SecretKey: []byte{1, 2, 3, 4}})
+	backend.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+	if backend.Flush() != nil {
+		return
+	}
+	ours := false
+	defer func() {
+		if ours {
+			turn.Unlock()
+		}
+	}()
+	for {
+		message, err := backend.Receive()
+		if err != nil {
+			return
+		}
+		if _, leaves := message.(*pgproto3.Terminate); leaves {
+			return
+		}
+		if !ours {
+			turn.Lock()
+			ours = true
+		}
+		server.Frontend().Send(message)
+		switch message.(type) {
+		case *pgproto3.Query, *pgproto3.Sync:
+		default:
+			continue
+		}
+		if server.Frontend().Flush() != nil {
+			return
+		}
+		for {
+			answer, err := server.Frontend().Receive()
+			if err != nil {
+				return
+			}
+			backend.Send(answer)
+			if ready, ok := answer.(*pgproto3.ReadyForQuery); ok {
+				if ready.TxStatus == 'I' {
+					turn.Unlock()
+					ours = false
+				}
+				break
+			}
+		}
+		if backend.Flush() != nil {
+			return
+		}
+	}
+}
+
+func TestDoctorOnEncryption(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	encrypted, authority := behindTLS(t, database.App)
+	exam := func(parameters string) *Exam {
+		e := examOf(t, database.Super, strings.ReplaceAll(encrypted, "sslmode=disable", parameters))
+		// The test's server is on this machine; take only the one in front for remote.
+		e.isRemote = func(a net.Addr) bool { return strings.Contains(encrypted, a.String()) }
+		return e
+	}
+	for mode, want := range map[string]string{
+		"disable": "not encrypted: plants and credentials can be read on the way",
+		"require": "encrypted, but whoever can pose as the server gets the password",
+	} {
+		found := troubles(t, exam("sslmode="+mode))
+		if len(found) != 1 || found[0].Grade != Warning || !strings.HasSuffix(found[0].Message, want) {
+			t.Fatalf("sslmode=%s: %+v, want %s", mode, found, want)
+		}
+		remedy := regexp.MustCompile(`sslmode=[a-z-]+`).FindString(found[0].Remedy) + "&sslrootcert=" + authority
+		if found := troubles(t, exam(remedy)); len(found) > 0 {
+			t.Errorf("after the remedy: %+v, want nothing", found)
+		}
+	}
+}
+
+// behindTLS puts a TLS server in front of a database, which also lets those
+// through that ask for no encryption. It returns the URL, and the certificate's file.
+func behindTLS(t *testing.T, server string) (through, authority string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	authority = filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config, err := pgx.ParseConfig(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	network, at := pgconn.NetworkAddress(config.Host, config.Port)
+	through = listenFor(t, server, func(client net.Conn) {
+		target, err := net.Dial(network, at)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer target.Close()
+		first := make([]byte, 8)
+		if _, err := io.ReadFull(client, first); err != nil {
+			return
+		}
+		const sslRequest = "\x00\x00\x00\x08\x04\xd2\x16\x2f"
+		if string(first) == sslRequest {
+			if _, err := client.Write([]byte("S")); err != nil {
+				return
+			}
+			client = tls.Server(client, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}})
+		} else if _, err := target.Write(first); err != nil {
+			return
+		}
+		go func() { _, _ = io.Copy(target, client); target.Close() }()
+		_, _ = io.Copy(client, target)
+	})
+	return through, authority
+}

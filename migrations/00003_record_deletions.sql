@@ -14,6 +14,10 @@ CREATE FUNCTION public.plantstore_record_deletion() RETURNS trigger
 LANGUAGE plpgsql
 SECURITY DEFINER -- who may delete a plant need not, and may not, write the ledger
 SET search_path = pg_catalog, pg_temp
+-- Whoever deletes, the row is written down in the one form that restores exactly.
+SET datestyle = 'ISO, YMD'
+SET intervalstyle = 'postgres'
+SET extra_float_digits = 1
 AS $$
 BEGIN
     INSERT INTO public.plant_deletions (plant_id, plant, deleted_by, request_id, idempotency_key)

@@ -14,6 +14,22 @@ COMMENT ON COLUMN public.api_tokens.digest IS 'SHA-256 of the token.';
 COMMENT ON COLUMN public.api_tokens.expires_at IS 'Null: never.';
 COMMENT ON COLUMN public.api_tokens.last_used_at IS 'Noted at most once a minute.';
 
+-- What the service may learn of a token: whoever has it can look it up, nobody can
+-- list digests.
+-- +goose StatementBegin
+CREATE FUNCTION public.plantstore_token(wanted bytea) RETURNS TABLE (
+    name text, scopes text[], created_at timestamptz, expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz
+)
+LANGUAGE sql STABLE ROWS 1
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT t.name, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
+    FROM public.api_tokens t WHERE t.digest = wanted
+$$;
+-- +goose StatementEnd
+REVOKE EXECUTE ON FUNCTION public.plantstore_token(bytea) FROM PUBLIC;
+
 -- +goose Down
 -- +goose StatementBegin
 DO $$
@@ -23,6 +39,7 @@ BEGIN
         RAISE EXCEPTION 'refusing to drop public.api_tokens: it holds tokens'
             USING HINT = 'Clients would be locked out. Delete the rows first if that is what you want.';
     END IF;
+    DROP FUNCTION public.plantstore_token(bytea);
     DROP TABLE public.api_tokens;
 END
 $$;

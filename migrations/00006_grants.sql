@@ -7,14 +7,14 @@ DO $$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'plantstore_app') THEN
         RAISE WARNING 'role plantstore_app does not exist, nothing was granted to it'
-            USING HINT = 'Run deploy/postgres/roles.sql, then this migration down and up again.';
+            USING HINT = 'Run deploy/postgres/roles.sql, then plantstore migrate down --to 5, and plantstore migrate up.';
         RETURN;
     END IF;
     -- DELETE ... WHERE id = $1 reads id.
     GRANT SELECT (id), DELETE ON public.plants TO plantstore_app;
     GRANT SELECT ON public.plant_deletions TO plantstore_app;
-    GRANT SELECT ON public.api_tokens TO plantstore_app;
-    GRANT UPDATE (last_used_at) ON public.api_tokens TO plantstore_app;
+    GRANT EXECUTE ON FUNCTION public.plantstore_token(bytea) TO plantstore_app;
+    GRANT SELECT (name, last_used_at), UPDATE (last_used_at) ON public.api_tokens TO plantstore_app;
     GRANT SELECT ON goose_db_version TO plantstore_app;
 END
 $$;
@@ -26,8 +26,8 @@ DO $$
 BEGIN
     IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'plantstore_app') THEN
         REVOKE SELECT ON goose_db_version FROM plantstore_app;
-        REVOKE UPDATE (last_used_at) ON public.api_tokens FROM plantstore_app;
-        REVOKE SELECT ON public.api_tokens FROM plantstore_app;
+        REVOKE SELECT (name, last_used_at), UPDATE (last_used_at) ON public.api_tokens FROM plantstore_app;
+        REVOKE EXECUTE ON FUNCTION public.plantstore_token(bytea) FROM plantstore_app;
         REVOKE SELECT ON public.plant_deletions FROM plantstore_app;
         REVOKE SELECT (id), DELETE ON public.plants FROM plantstore_app;
     END IF;

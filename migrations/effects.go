@@ -52,6 +52,8 @@ func effects() map[int64][]Effect {
 			{Does: "comments on the table just made", Manual: "sql-comment.html"},
 			{Does: "comments on the table just made", Manual: "sql-comment.html"},
 			{Does: "comments on the table just made", Manual: "sql-comment.html"},
+			{Does: "makes a function", Manual: "sql-createfunction.html"},
+			{Does: "takes a right on the function just made from everybody", Manual: "sql-revoke.html"},
 		},
 		6: {
 			{Does: "grants rights to plantstore_app, in the catalogue only", Manual: "sql-grant.html"},

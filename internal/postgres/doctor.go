@@ -458,7 +458,9 @@ func (e *Exam) triggers(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	}
 	// 'R' fires on a logical replica only.
 	rows, err := tx.Query(ctx, `
-		SELECT t.tgname, pg_get_triggerdef(t.oid), t.tgenabled IN ('O', 'A'), p.prosrc, p.prosecdef, p.proconfig @> '{"search_path=pg_catalog, pg_temp"}'
+		SELECT t.tgname, pg_get_triggerdef(t.oid), t.tgenabled IN ('O', 'A'), p.prosrc, p.prosecdef, p.proconfig @> CASE t.tgname
+				WHEN 'plantstore_record_deletion' THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO, YMD', 'IntervalStyle=postgres', 'extra_float_digits=1']
+				ELSE ARRAY['search_path=pg_catalog, pg_temp'] END
 		FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
 		WHERE t.tgrelid = 'public.plants'::regclass AND t.tgname = ANY ($1)`, []string{"plantstore_record_deletion", "plantstore_refuse_truncate"})
 	if err != nil {
@@ -503,7 +505,9 @@ var promised = []struct{ right, on string }{
 	{"DELETE", "public.plants"},
 	{"SELECT (id)", "public.plants"},
 	{"SELECT", "public.plant_deletions"},
-	{"SELECT", "public.api_tokens"},
+	{"EXECUTE", "FUNCTION public.plantstore_token(bytea)"},
+	{"SELECT (name)", "public.api_tokens"},
+	{"SELECT (last_used_at)", "public.api_tokens"},
 	{"UPDATE (last_used_at)", "public.api_tokens"},
 	{"SELECT", "public.goose_db_version"},
 }
@@ -544,7 +548,7 @@ func (e *Exam) grants(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 			WHERE a.attacl IS NOT NULL AND NOT a.attisdropped AND c.relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
 			UNION ALL
 			SELECT coalesce(proacl, acldefault('f', proowner)), '', 'FUNCTION ' || oid::regprocedure, true
-			FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname = 'plantstore_record_deletion'
+			FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname IN ('plantstore_record_deletion', 'plantstore_token')
 			UNION ALL
 			SELECT coalesce(nspacl, acldefault('n', nspowner)), '', format('SCHEMA %I', nspname), nspname = 'public' FROM pg_namespace
 			WHERE nspname !~ '^pg_|^information_schema$'

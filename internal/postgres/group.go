@@ -226,8 +226,7 @@ func tell(batch []*member, o outcome) {
 // is waited for; whoever comes second finds no row.
 func deleteAll(ctx context.Context, conn *pgx.Conn, batch []*member) (deleted []bool, at int, err error) {
 	var pipeline pgx.Batch
-	pipeline.Queue(`SELECT set_config('lock_timeout', $1, true), set_config('statement_timeout', $2, true)`,
-		milliseconds(batchLockTimeout), milliseconds(batchStatementTimeout))
+	queueSettings(&pipeline, batchLockTimeout, batchStatementTimeout)
 	for _, m := range batch {
 		queueDeletion(&pipeline, m.deletion)
 	}

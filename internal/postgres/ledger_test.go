@@ -500,3 +500,27 @@ func TestARetryWithinTheHorizonIsRecognisedAfterAPurge(t *testing.T) {
 		t.Errorf("another request: %v, want a DeletedEarlierError", err)
 	}
 }
+
+// What a session makes of dates, intervals and floats must not get into the
+// ledger.
+func TestSessionSettingsDoNotChangeTheImage(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ typ, value, setting string }{
+		{"float8", "0.1::float8 + 0.2::float8", "extra_float_digits = 0"},
+		{"interval", "'-1 day -02:03:04'", "intervalstyle = 'sql_standard'"},
+		{"daterange", "'[2026-01-02,2026-02-03)'", "datestyle = 'SQL, DMY'"},
+	} {
+		t.Run(c.typ, func(t *testing.T) {
+			t.Parallel()
+			s, l := newLedger(t)
+			s.exec(t, `ALTER TABLE plants ADD v `+c.typ)
+			s.exec(t, `INSERT INTO plants (name, v) VALUES ('Jade plant', `+c.value+`)`)
+			before := image(t, s.owner)
+			s.exec(t, `SET `+c.setting+`; DELETE FROM plants; RESET ALL`)
+			restoreAll(t, l)
+			if after := image(t, s.owner); !bytes.Equal(before, after) {
+				t.Errorf("a %s deleted under %s came back as\n%s\nwant\n%s", c.typ, c.setting, after, before)
+			}
+		})
+	}
+}

@@ -212,7 +212,7 @@ func onlyRead(err error) *verdict {
 // deleteOne runs one deletion as deleteAll runs many.
 func deleteOne(ctx context.Context, conn *pgx.Conn, d plant.Deletion, timeout time.Duration) (bool, error) {
 	var pipeline pgx.Batch
-	pipeline.Queue(`SELECT set_config('statement_timeout', $1, true)`, milliseconds(timeout))
+	queueSettings(&pipeline, timeout, timeout)
 	queueDeletion(&pipeline, d)
 	results := conn.SendBatch(ctx, &pipeline)
 	_, err := results.Exec()
@@ -224,6 +224,14 @@ func deleteOne(ctx context.Context, conn *pgx.Conn, d plant.Deletion, timeout ti
 		err = closeErr
 	}
 	return deleted, err
+}
+
+// queueSettings puts in what the deletions of a transaction rely on. A cluster
+// that has synchronous_commit off would answer before the commit is durable.
+func queueSettings(pipeline *pgx.Batch, lockTimeout, statementTimeout time.Duration) {
+	pipeline.Queue(`SELECT set_config('lock_timeout', $1, true), set_config('statement_timeout', $2, true),
+		set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true)`,
+		milliseconds(lockTimeout), milliseconds(statementTimeout))
 }
 
 // queueDeletion puts a deletion's two statements into a pipeline.

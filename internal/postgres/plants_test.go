@@ -384,9 +384,17 @@ func TestDurabilityCannotBeTurnedOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := storeOn(t, database, "")
+	s.exec(t, `CREATE TABLE seen (setting text);
+		CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+			$$BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$;
+		CREATE TRIGGER see AFTER DELETE ON plants FOR EACH ROW EXECUTE FUNCTION see()`)
+	s.plant(t, 1)
+	if _, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "k")); err != nil {
+		t.Fatal(err)
+	}
 	var setting string
-	if err := s.pool.QueryRow(t.Context(), `SHOW synchronous_commit`).Scan(&setting); err != nil || setting != "on" {
-		t.Errorf("synchronous_commit = %q, %v; want on", setting, err)
+	if err := s.owner.QueryRow(t.Context(), `SELECT setting FROM seen`).Scan(&setting); err != nil || setting != "on" {
+		t.Errorf("deleted under synchronous_commit %q, %v; want on", setting, err)
 	}
 }
 

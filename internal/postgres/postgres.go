@@ -83,18 +83,15 @@ func Open(ctx context.Context, url string) (*DB, error) {
 // longer there to let it go. These are plain SETs, not start-up parameters,
 // because PgBouncer refuses a connection that comes with the latter.
 func prepareSession(ctx context.Context, conn *pgx.Conn) error {
-	// Deletions set a shorter statement_timeout of their own. The keep-alives
-	// let the server notice within 8 s that we are gone. A cluster that has
-	// synchronous_commit off would answer before the commit is durable.
+	// Deletions set what they rely on themselves, in their transaction. The
+	// keep-alives let the server notice within 8 s that we are gone.
 	_, err := conn.Exec(ctx, `
 		SET statement_timeout = '10s';
 		SET lock_timeout = '5s';
 		SET idle_in_transaction_session_timeout = '5s';
 		SET tcp_keepalives_idle = 5;
 		SET tcp_keepalives_interval = 1;
-		SET tcp_keepalives_count = 3;
-		SELECT set_config('synchronous_commit', 'on', false)
-			WHERE current_setting('synchronous_commit') = 'off';`)
+		SET tcp_keepalives_count = 3;`)
 	if err != nil {
 		return fmt.Errorf("prepare session: %w", err)
 	}

@@ -93,6 +93,8 @@ var refusedToTheService = []struct {
 		`SELECT nextval('plants_id_seq')`,
 	}},
 	{"issue, change or end tokens", insufficientPrivilege, []string{
+		`SELECT digest FROM api_tokens`,
+		`SELECT FROM api_tokens WHERE digest = sha256('x')`,
 		`INSERT INTO api_tokens (name, digest, scopes) VALUES ('x', sha256('x'), '{plants:delete}')`,
 		`UPDATE api_tokens SET digest = sha256('x')`,
 		`UPDATE api_tokens SET name = 'x'`,
@@ -322,7 +324,8 @@ func TestTheServiceRoleHasNoOtherRights(t *testing.T) {
 		"DELETE ON plants",
 		"SELECT (id) ON plants",
 		"SELECT ON plant_deletions",
-		"SELECT ON api_tokens",
+		"SELECT (name) ON api_tokens",
+		"SELECT (last_used_at) ON api_tokens",
 		"UPDATE (last_used_at) ON api_tokens",
 		"SELECT ON goose_db_version",
 	}

@@ -123,7 +123,7 @@ func (t *Tokens) read(digest auth.Digest) (auth.Token, error) {
 	readAt := time.Now()
 	tok, err := scanToken(t.db.pool.QueryRow(ctx, `
 		SELECT name, scopes, created_at, expires_at, revoked_at, last_used_at
-		FROM api_tokens WHERE digest = $1`, digest[:]))
+		FROM plantstore_token($1)`, digest[:]))
 	if errors.Is(err, pgx.ErrNoRows) {
 		t.cache.Remove(digest)
 		return auth.Token{}, auth.ErrInvalidToken

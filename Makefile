@@ -1,7 +1,7 @@
 # The two commands of a newcomer are `make run` and `make test`.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint fuzz chaos
+.PHONY: help run test lint fuzz chaos bench
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
@@ -32,4 +32,9 @@ fuzz: ## Throw generated requests at the server for a minute
 	go test -run '^$$' -fuzz FuzzRequest -fuzztime $(or $(FUZZTIME),60s) ./internal/server
 
 chaos: ## Break everything at random for 10 minutes and check that no answer lied
+	@deploy/postgres/ensure.sh
 	go run ./internal/chaos -duration $(or $(DURATION),10m)
+
+bench: ## Measure against pgbench and a bare handler; prints Markdown
+	@deploy/postgres/ensure.sh
+	go run ./internal/bench $(BENCHFLAGS)

@@ -1,0 +1,67 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// describeMachine says in a few sentences what the figures were measured on. An
+// fsync is measured on the file system of folder.
+func describeMachine(folder string) (string, error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return "", fmt.Errorf("uname: %w", err)
+	}
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return "", fmt.Errorf("sysinfo: %w", err)
+	}
+	sync, err := syncTime(folder)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s, %d cores for load, service and database together, %d GiB, Linux %s, fdatasync of 8 KiB in %d µs. %s,",
+		cpuModel(), runtime.NumCPU(), info.Totalram*uint64(info.Unit)>>30, unix.ByteSliceToString(name.Release[:]),
+		sync.Microseconds(), strings.Replace(runtime.Version(), "go", "Go ", 1)), nil
+}
+
+func cpuModel() string {
+	b, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(b)) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return runtime.GOARCH // some kernels don't tell
+}
+
+// syncTime is the median time that it takes to write a page and make it durable.
+func syncTime(folder string) (_ time.Duration, err error) {
+	f, err := os.Create(filepath.Join(folder, "sync"))
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
+	page := make([]byte, 8<<10)
+	var times []time.Duration
+	for range 500 {
+		start := time.Now()
+		if _, err := f.WriteAt(page, 0); err != nil {
+			return 0, err
+		}
+		if err := unix.Fdatasync(int(f.Fd())); err != nil {
+			return 0, err
+		}
+		times = append(times, time.Since(start))
+	}
+	return median(times), nil
+}

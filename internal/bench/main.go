@@ -1,0 +1,130 @@
+//go:build linux
+
+// Command bench measures the plant store on a private PostgreSQL with fsync on,
+// side by side with two yardsticks: pgbench, which talks to the same database
+// directly, and a bare handler on Echo and pgx (folder bare) without
+// authentication and, in its plain form, without a ledger. It runs on Linux.
+//
+// Everything happens on this machine, so load, service and database share its
+// cores. To be fair, all contenders connect to the same server in the same way,
+// through the Unix socket as the service's own role; they take turns, round by
+// round, so that a slow minute of the machine hits all of them; each measurement
+// starts after a VACUUM and a CHECKPOINT with all plants in place; and each has
+// to delete plants that exist: afterwards exactly as many must be gone as were
+// reported, or the benchmark fails. A figure is the median of the rounds.
+//
+// The service is the real program with its default configuration. It writes its
+// log, one line for each request, to /dev/null.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"plantstore/internal/localpg"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// A second signal must not leave anything behind: stop stays uncalled.
+	_ = stop
+	err := command(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case err != nil:
+		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// A config is what the flags say.
+type config struct {
+	duration time.Duration
+	rounds   int
+	clients  []int
+	plants   int64
+	pool     int
+	growth   bool
+	out      string
+}
+
+func parse(args []string, stderr io.Writer) (c config, err error) {
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.DurationVar(&c.duration, "duration", 5*time.Second, "how long each measurement takes")
+	flags.IntVar(&c.rounds, "rounds", 3, "how often each is repeated")
+	c.clients = []int{1, 8, 32, 128}
+	flags.Func("clients", "numbers of connections, with commas between (default 1,8,32,128)", func(s string) error {
+		c.clients = nil
+		for f := range strings.SplitSeq(s, ",") {
+			n, err := strconv.Atoi(f)
+			if err != nil || n < 1 || n > 256 {
+				return errors.New("want numbers from 1 to 256")
+			}
+			c.clients = append(c.clients, n)
+		}
+		return nil
+	})
+	plants := flags.Float64("plants", 4e6, "how many plants there are")
+	flags.IntVar(&c.pool, "bare-pool", 32, "most database connections of the bare handler")
+	flags.BoolVar(&c.growth, "growth", false, "also measure with 100 thousand, 1 million and 20 million plants and a ledger of 10 million rows")
+	flags.StringVar(&c.out, "out", "", "file to write the report to, as Markdown")
+	if err := flags.Parse(args); err != nil {
+		return c, err
+	}
+	c.plants = int64(*plants)
+	if c.duration < 100*time.Millisecond || c.duration > 10*time.Minute || c.rounds < 1 || c.plants < 1000 || c.pool < 1 {
+		return c, errors.New("-duration must be from 100ms to 10m, -rounds and -bare-pool at least 1, -plants at least 1000")
+	}
+	return c, nil
+}
+
+func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	c, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	progress := func(format string, a ...any) { fmt.Fprintf(stderr, time.Now().Format("15:04:05 ")+format+"\n", a...) }
+
+	folder, err := os.MkdirTemp("", "bench-")
+	if err != nil {
+		return err
+	}
+	b := &bench{config: c, folder: folder, progress: progress}
+	defer func() { err = errors.Join(err, b.close()) }()
+	progress("building")
+	if b.service, err = build(ctx, folder, "cmd/plantstore"); err != nil {
+		return err
+	}
+	if b.bare, err = build(ctx, folder, "internal/bench/bare"); err != nil {
+		return err
+	}
+	if b.server, err = localpg.Start(ctx, localpg.Options{Settings: settings}); err != nil {
+		return err
+	}
+	r, err := b.run(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx) // which makes everything fail
+		}
+		return err
+	}
+	r.command = strings.Join(append([]string{"go run ./internal/bench"}, args...), " ")
+	text := r.markdown()
+	if c.out != "" {
+		if err := os.WriteFile(c.out, []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	_, err = io.WriteString(stdout, text)
+	return err
+}

@@ -1,0 +1,194 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	roles "plantstore/deploy/postgres"
+	"plantstore/internal/auth"
+	"plantstore/internal/localpg"
+	"plantstore/internal/postgres"
+	"plantstore/migrations"
+)
+
+// settings of the server, for everybody alike. A checkpoint in the middle of a
+// measurement would tell more of the disk than of those who are measured.
+var settings = map[string]string{
+	"fsync":              "on",
+	"shared_buffers":     "1GB",
+	"max_connections":    "400",
+	"max_wal_size":       "16GB",
+	"checkpoint_timeout": "1h",
+}
+
+// A storeSpec says what a database is to hold.
+type storeSpec struct {
+	name   string
+	plants int64
+	ledger int64 // deletions recorded before
+	// plain leaves the trigger out that records deletions.
+	plain bool
+}
+
+// A store is one database of the server.
+type store struct {
+	storeSpec
+	server  *localpg.Server
+	control *pgx.Conn // as the superuser
+	// postmaster is the id of the server's first process.
+	postmaster int
+	token      string // for the service
+	stride     int64
+	next       int64 // see quota
+}
+
+// newStore makes a database by the service's own migrations and fills it.
+func newStore(ctx context.Context, server *localpg.Server, spec storeSpec) (_ *store, err error) {
+	s := &store{storeSpec: spec, server: server, stride: stride(spec.plants)}
+	if err := postgres.Script(ctx, server.URL("postgres", "postgres"), "CREATE DATABASE "+s.name); err != nil {
+		return nil, err
+	}
+	if err := postgres.Script(ctx, server.URL("postgres", s.name), roles.SQL); err != nil {
+		return nil, err
+	}
+	owner := server.URL("plantstore_owner", s.name)
+	if _, err := migrations.Up(ctx, owner); err != nil {
+		return nil, err
+	}
+	if s.control, err = pgx.Connect(ctx, server.URL("postgres", s.name)); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	if s.postmaster, err = parent(int(s.control.PgConn().PID())); err != nil {
+		return nil, err
+	}
+	if err := s.issueToken(ctx, owner); err != nil {
+		return nil, err
+	}
+	if s.plain {
+		if _, err := s.control.Exec(ctx, `DROP TRIGGER plantstore_record_deletion ON plants`); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := s.control.Exec(ctx, `
+		INSERT INTO plants (id, name) SELECT i, 'Plant number ' || i FROM generate_series(1, $1::bigint) i`,
+		s.plants); err != nil {
+		return nil, err
+	}
+	// As if the plants there are had been deleted and restored, again and again.
+	if _, err := s.control.Exec(ctx, `
+		INSERT INTO plant_deletions (plant_id, plant, deleted_by, request_id, idempotency_key)
+		SELECT p.id, to_jsonb(p), 'somebody', gen_random_uuid(), gen_random_uuid()
+		FROM generate_series(1, $1::bigint) i JOIN plants p ON p.id = 1 + i % $2::bigint`,
+		s.ledger, s.plants); err != nil {
+		return nil, err
+	}
+	for _, table := range []string{"plants", "plant_deletions"} {
+		if _, err := s.control.Exec(ctx, "VACUUM (ANALYZE) "+table); err != nil {
+			return nil, err
+		}
+	}
+	_, err = s.control.Exec(ctx, "CHECKPOINT")
+	return s, err
+}
+
+func (s *store) issueToken(ctx context.Context, owner string) error {
+	db, err := postgres.Open(ctx, owner)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	s.token, err = db.Tokens(0).Create(ctx, "bench", []string{auth.ScopeDelete}, time.Now().AddDate(0, 0, 1))
+	return err
+}
+
+// url is what everybody connects with: the Unix socket, the runtime role.
+func (s *store) url() string { return s.server.URL("plantstore_app", s.name) }
+
+// cpuTime is what the whole server has used so far.
+func (s *store) cpuTime() (time.Duration, error) { return cpuTime(s.postmaster) }
+
+func (s *store) close() error { return s.control.Close(context.Background()) }
+
+// refill puts the plants of a quota back that are gone, and returns how many
+// they were. It gives every measurement the same start: all plants there, the
+// dead rows of the one before removed, nothing left to be written to disk.
+func (s *store) refill(ctx context.Context, q *quota) (int64, error) {
+	if _, err := s.control.Exec(ctx, "VACUUM plants"); err != nil {
+		return 0, fmt.Errorf("vacuum: %w", err)
+	}
+	tag, err := s.control.Exec(ctx, `
+		INSERT INTO plants (id, name)
+		SELECT id, 'Plant number ' || id
+		FROM (SELECT 1 + i * $3::bigint % $4::bigint AS id FROM generate_series($1::bigint, $2::bigint - 1) i) ids
+		ON CONFLICT DO NOTHING`, q.first, q.first+q.count, s.stride, s.plants)
+	if err != nil {
+		return 0, fmt.Errorf("refill: %w", err)
+	}
+	if _, err := s.control.Exec(ctx, "CHECKPOINT"); err != nil {
+		return 0, fmt.Errorf("checkpoint: %w", err)
+	}
+	return tag.RowsAffected(), nil
+}
+
+// A quota is the plants that one measurement may delete.
+//
+// Each store has one order of deletion: place n in it belongs to the plant
+// 1 + n * stride % plants. The stride is near the golden ratio of the number of
+// plants and has no divisor in common with it, so that every plant comes once in
+// so many places, and neighbours in the order are far from each other in the
+// table: every deletion reads and writes pages of its own. A quota is a part of
+// that order, and quotas don't overlap until it begins again.
+type quota struct {
+	store        *store
+	first, count int64
+	taken        int64
+}
+
+// fastest bounds how many plants are deleted in a second.
+const fastest = 60_000
+
+// quota allots plants for a time.
+func (s *store) quota(d time.Duration) *quota {
+	q := &quota{store: s, first: s.next, count: min(int64(d.Seconds()*fastest), s.plants)}
+	s.next += q.count
+	return q
+}
+
+// take returns the next plant's id.
+func (q *quota) take() (int64, error) {
+	if q.taken == q.count {
+		return 0, fmt.Errorf("all %d plants of this measurement are deleted: run it for a shorter time", q.count)
+	}
+	n := q.first + q.taken
+	q.taken++
+	return 1 + n*q.store.stride%q.store.plants, nil
+}
+
+func (q *quota) left() int64 { return q.count - q.taken }
+
+func stride(plants int64) int64 {
+	s := max(plants*618/1000, 1)
+	for divisor(s, plants) != 1 {
+		s++
+	}
+	return s
+}
+
+// divisor is the greatest that a and b have in common.
+func divisor(a, b int64) int64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}

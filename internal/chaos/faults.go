@@ -1,0 +1,238 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"plantstore/internal/localpg"
+)
+
+// A kind is a kind of fault.
+type kind struct {
+	name, what string
+	lane       lane
+	// strike makes it happen and returns when it is over. It reports false when
+	// there was nothing to hit; then it did not happen.
+	strike func(context.Context, *injector, *rand.Rand) (bool, error)
+}
+
+// A lane is a sequence of faults. Those of one lane come one after the other,
+// those of different lanes at the same time.
+type lane int
+
+const (
+	servers lane = iota // only where they are ours to stop
+	network             // between the service and the database
+	program             // the service itself
+	lanes               // how many there are
+)
+
+// kinds returns all there are.
+func kinds() []kind {
+	return []kind{
+		{"pg-kill", "kill -9 of Postgres, and start", servers, restart(localpg.Kill)},
+		{"pg-fast", "fast restart of Postgres", servers, restart(localpg.Fast)},
+		{"pg-immediate", "immediate restart of Postgres", servers, restart(localpg.Immediate)},
+		{"promotion", "standby promoted, old primary fenced and built again", servers, promotion},
+		{"terminate", "the service's backends terminated", network, termination},
+		{"cut-answers", "connections cut after N bytes of answers", network, cut(answers, 400)},
+		{"cut-requests", "connections cut after N bytes of requests", network, cut(requests, 600)},
+		{"black-hole", "nothing arrives for 0.25 to 1.5 s, then all of it", network, blackHole},
+		{"refuse", "connections reset for 0.1 to 0.5 s", network, refusal},
+		{"service-kill", "kill -9 of the service, and start", program, serviceKill},
+		{"service-term", "SIGTERM of the service, and start", program, serviceTerm},
+	}
+}
+
+// chosen returns the kinds that a list names: names with commas between, "all",
+// or "network". For a database that is not ours to stop, "all" leaves out what
+// stops it.
+func chosen(list string, ours bool) ([]kind, error) {
+	all := kinds()
+	if !ours {
+		all = slices.DeleteFunc(all, func(k kind) bool { return k.lane == servers })
+	}
+	switch list {
+	case "all":
+		return all, nil
+	case "network":
+		return slices.DeleteFunc(all, func(k kind) bool { return k.lane != network }), nil
+	}
+	var some []kind
+	for name := range strings.SplitSeq(list, ",") {
+		i := slices.IndexFunc(all, func(k kind) bool { return k.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("there is no fault %q here", name)
+		}
+		some = append(some, all[i])
+	}
+	return some, nil
+}
+
+// An injector breaks things.
+type injector struct {
+	cluster *cluster
+	service *service
+	began   time.Time
+	// every is how often each kind of fault comes, on average. Where the faults of
+	// a lane take longer than that, they come as often as they can. After each,
+	// the lane rests for half as long as it took: something has to work, too.
+	every time.Duration
+
+	mu     sync.Mutex
+	faults []fault
+}
+
+// A fault is one that happened.
+type fault struct {
+	Kind  string        `json:"fault"`
+	Start time.Duration `json:"start"` // since the run began
+	End   time.Duration `json:"end"`
+}
+
+// strikeTimeout bounds one fault. It is far beyond what any takes.
+const strikeTimeout = time.Minute
+
+// run makes faults of one lane's kinds happen until ctx ends, and returns when
+// the last one is over: everything runs then. Each kind has its turn as often as
+// the others, in random order.
+func (in *injector) run(ctx context.Context, kinds []kind, random *rand.Rand) error {
+	turn := in.every / time.Duration(len(kinds))
+	rest := turn / 5
+	for next := time.Now(); ; {
+		for _, i := range random.Perm(len(kinds)) {
+			for struck := false; !struck; {
+				pause := time.Until(next.Add(below(random, turn)))
+				if !sleep(ctx, max(pause, rest)) {
+					return nil
+				}
+				start := time.Now()
+				var err error
+				if struck, err = in.strike(ctx, kinds[i], random); err != nil {
+					return fmt.Errorf("%s: %w", kinds[i].name, err)
+				}
+				rest = max(turn/5, time.Since(start)/2)
+			}
+			next = next.Add(turn)
+		}
+	}
+}
+
+func (in *injector) strike(ctx context.Context, k kind, random *rand.Rand) (bool, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), strikeTimeout)
+	defer cancel()
+	start := time.Since(in.began)
+	struck, err := k.strike(ctx, in, random)
+	if struck {
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		in.faults = append(in.faults, fault{k.name, start, time.Since(in.began)})
+	}
+	return struck, err
+}
+
+// struckAll reports whether each of the kinds has happened.
+func (in *injector) struckAll(kinds []kind) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for _, k := range kinds {
+		if !slices.ContainsFunc(in.faults, func(f fault) bool { return f.Kind == k.name }) {
+			return false
+		}
+	}
+	return true
+}
+
+func restart(mode localpg.Mode) func(context.Context, *injector, *rand.Rand) (bool, error) {
+	return func(ctx context.Context, in *injector, _ *rand.Rand) (bool, error) {
+		return true, in.cluster.restart(ctx, mode)
+	}
+}
+
+func promotion(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
+	silently := random.IntN(2) == 0
+	return true, in.cluster.failover(ctx, silently)
+}
+
+func termination(ctx context.Context, in *injector, _ *rand.Rand) (bool, error) {
+	n, err := in.cluster.terminate(ctx)
+	// No connection: another fault was there first.
+	return err == nil && n > 0, nil
+}
+
+// cut cuts the connections to the primary, each at a random place within the
+// next most bytes: for as long as it takes to hit one, and then a little.
+func cut(d direction, most int) func(context.Context, *injector, *rand.Rand) (bool, error) {
+	const patience, after = 2 * time.Second, 30 * time.Millisecond
+	return func(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
+		p := in.cluster.atPrimary().proxy
+		before := p.cuts.Load()
+		p.cutAfter(d, func() int64 { return int64(random.IntN(most)) })
+		defer p.restore(d)
+		for start := time.Now(); p.cuts.Load() == before; sleep(ctx, time.Millisecond) {
+			if time.Since(start) > patience {
+				return false, nil
+			}
+		}
+		sleep(ctx, after)
+		return true, nil
+	}
+}
+
+// blackHole makes the primary silent or, as often, the whole database.
+func blackHole(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
+	nodes := in.cluster.nodes
+	if random.IntN(2) == 0 {
+		nodes = []*node{in.cluster.atPrimary()}
+	}
+	for _, n := range nodes {
+		end := n.proxy.blackHole()
+		defer end()
+	}
+	sleep(ctx, 250*time.Millisecond+below(random, 1250*time.Millisecond))
+	return true, nil
+}
+
+// refusal resets every connection to the primary.
+func refusal(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
+	end := in.cluster.atPrimary().proxy.refuse()
+	defer end()
+	sleep(ctx, 100*time.Millisecond+below(random, 400*time.Millisecond))
+	return true, nil
+}
+
+func serviceKill(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
+	if err := in.service.kill(); err != nil {
+		return false, err
+	}
+	return true, in.service.start(ctx, random)
+}
+
+func serviceTerm(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
+	if err := in.service.stop(); err != nil {
+		return false, err
+	}
+	return true, in.service.start(ctx, random)
+}
+
+// below returns a random duration from 0 to d.
+func below(random *rand.Rand, d time.Duration) time.Duration {
+	return time.Duration(random.Int64N(int64(d)))
+}
+
+// sleep waits for d and reports true, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}

@@ -1,0 +1,6 @@
+//go:build race
+
+package main
+
+// raceDetector is whether the service is to be built like these tests.
+const raceDetector = true

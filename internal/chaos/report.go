@@ -1,0 +1,194 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"sort"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// A report is what came of a run.
+type report struct {
+	config     config
+	took       time.Duration
+	kinds      []kind // those that were to happen
+	faults     []fault
+	history    []deletion
+	state      state
+	violations []violation
+}
+
+// verdict returns nil if no promise was broken and the run was worth its name.
+func (r *report) verdict() error {
+	var missing []string
+	count := r.faultsByKind()
+	for _, k := range r.kinds {
+		if count[k.name] == 0 {
+			missing = append(missing, k.name)
+		}
+	}
+	var errs []error
+	if n := len(r.violations); n > 0 {
+		errs = append(errs, fmt.Errorf("%d violations", n))
+	}
+	if len(missing) > 0 {
+		errs = append(errs, fmt.Errorf("these faults never happened: %s", strings.Join(missing, ", ")))
+	}
+	return errors.Join(errs...)
+}
+
+func (r *report) faultsByKind() map[string]int {
+	count := make(map[string]int)
+	for _, f := range r.faults {
+		count[f.Kind]++
+	}
+	return count
+}
+
+// violationsShown is how many violations are told in full.
+const violationsShown = 20
+
+// print writes the report for people.
+func (r *report) print(w io.Writer) {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprint(table, "\nFAULT\tTIMES\tA MINUTE\tTOOK ON AVERAGE\tWHAT\n")
+	count := r.faultsByKind()
+	lasted := make(map[string]time.Duration)
+	for _, f := range r.faults {
+		lasted[f.Kind] += f.End - f.Start
+	}
+	for _, k := range r.kinds {
+		n := count[k.name]
+		fmt.Fprintf(table, "%s\t%d\t%.1f\t%v\t%s\n", k.name, n, float64(n)/r.took.Minutes(),
+			(lasted[k.name] / time.Duration(max(n, 1))).Round(time.Millisecond), k.what)
+	}
+
+	r.printCounts(table)
+	r.printLatencies(table)
+	table.Flush()
+
+	fmt.Fprintf(w, "\nviolations: %d\n", len(r.violations))
+	for i, v := range r.violations {
+		if i == violationsShown {
+			fmt.Fprintf(w, "and %d more\n", len(r.violations)-i)
+			break
+		}
+		fmt.Fprint(w, describe(v, r.deletion(v.plant), r.state))
+	}
+}
+
+// deletion is that of a plant, or nil if nobody asked for it.
+func (r *report) deletion(plant int64) *deletion {
+	i, ok := slices.BinarySearchFunc(r.history, plant, func(d deletion, plant int64) int {
+		return cmp.Compare(d.Plant, plant)
+	})
+	if !ok {
+		return nil
+	}
+	return &r.history[i]
+}
+
+func (r *report) printCounts(w io.Writer) {
+	var keyless, retried, requests, late int
+	answers := make(map[string]int)
+	for i := range r.history {
+		d := &r.history[i]
+		if d.Key == "" {
+			keyless++
+		}
+		if len(d.Answers) > 1 {
+			retried++
+		}
+		if d.Back {
+			late++
+		}
+		for _, a := range d.requests() {
+			requests++
+			answers[a.String()]++
+		}
+	}
+	rows := 0
+	for _, entries := range r.state.ledger {
+		rows += len(entries)
+	}
+	fmt.Fprint(w, "\nDELETIONS\n")
+	fmt.Fprintf(w, "all\t%d\n", len(r.history))
+	fmt.Fprintf(w, "without a key\t%d\n", keyless)
+	fmt.Fprintf(w, "sent more than once\t%d\n", retried)
+	fmt.Fprintf(w, "sent again after the plant came back\t%d\n", late)
+	fmt.Fprintf(w, "rows in the ledger\t%d\n", rows)
+	fmt.Fprintf(w, "\nANSWERS\nall\t%d\n", requests)
+	for _, a := range slices.Sorted(maps.Keys(answers)) {
+		fmt.Fprintf(w, "%s\t%d\n", a, answers[a])
+	}
+}
+
+func (r *report) printLatencies(w io.Writer) {
+	storms := merge(r.faults)
+	var all, through, whole []time.Duration
+	for i := range r.history {
+		d := &r.history[i]
+		for _, a := range d.requests() {
+			if a.Status == 0 {
+				continue
+			}
+			all = append(all, a.End-a.Start)
+			if overlaps(storms, a) {
+				through = append(through, a.End-a.Start)
+			}
+		}
+		if n := len(d.Answers); n > 0 {
+			whole = append(whole, d.Answers[n-1].End-d.Answers[0].Start)
+		}
+	}
+	fmt.Fprint(w, "\nLATENCY\tP50\tP99\tMAX\tOF\n")
+	for _, row := range []struct {
+		name string
+		of   []time.Duration
+	}{
+		{"requests answered", all},
+		{"of these, through a fault", through},
+		{"deletions, retries included", whole},
+	} {
+		slices.Sort(row.of)
+		fmt.Fprintf(w, "%s\t%v\t%v\t%v\t%d\n", row.name,
+			percentile(row.of, 50), percentile(row.of, 99), percentile(row.of, 100), len(row.of))
+	}
+}
+
+// percentile returns a percentile of sorted durations, zero if there are none.
+func percentile(sorted []time.Duration, p int) time.Duration {
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[(len(sorted)-1)*p/100].Round(100 * time.Microsecond)
+}
+
+// A span is a time in which something was broken.
+type span struct{ start, end time.Duration }
+
+// merge returns the times in which there was a fault, in order and apart.
+func merge(faults []fault) []span {
+	sorted := slices.SortedFunc(slices.Values(faults), func(a, b fault) int { return cmp.Compare(a.Start, b.Start) })
+	var spans []span
+	for _, f := range sorted {
+		if n := len(spans); n > 0 && f.Start <= spans[n-1].end {
+			spans[n-1].end = max(spans[n-1].end, f.End)
+			continue
+		}
+		spans = append(spans, span{f.Start, f.End})
+	}
+	return spans
+}
+
+// overlaps reports whether a request was in flight during one of the spans.
+func overlaps(spans []span, a answer) bool {
+	i := sort.Search(len(spans), func(i int) bool { return spans[i].end >= a.Start })
+	return i < len(spans) && spans[i].start <= a.End
+}

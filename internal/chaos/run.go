@@ -1,0 +1,199 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+
+	"plantstore/internal/auth"
+	"plantstore/internal/postgres"
+)
+
+// A config says what a run is like.
+type config struct {
+	duration time.Duration
+	seed     uint64
+	faults   string        // see chosen
+	every    time.Duration // how often each kind of fault comes
+	clients  int
+	rate     int       // deletions a second at most, of all clients together
+	late     bool      // follow some deletions by a late retry, see client.run
+	binary   string    // the service; empty: built from this tree
+	race     bool      // build it with the race detector
+	tags     string    // build tags for it
+	log      io.Writer // for what the service and the servers log; may be nil
+}
+
+const (
+	// principal is the name of the clients' token.
+	principal = "chaos"
+	// bystanders is how many plants nobody asks for, besides those that are left
+	// over. Theirs are the negative ids.
+	bystanders = 1000
+	// keylessEvery is how many clients there are for one that sends no key.
+	keylessEvery = 4
+	// overtime is how much longer a run may go on where a kind of fault has not
+	// happened yet, on a machine that is busy with other things.
+	overtime = time.Minute
+	// endTimeout bounds the time that clients need to settle what they began,
+	// once the faults are over, and everything after that.
+	endTimeout = 30 * time.Second
+)
+
+// run breaks a cluster for a while, under load, and reports what came of it. The
+// end of ctx ends the faults early; what was done until then is checked.
+//
+// An error means that there is no result. The cluster is the caller's to close;
+// nothing else is left.
+func run(ctx context.Context, c config, cluster *cluster) (_ *report, err error) {
+	kinds, err := chosen(c.faults, cluster.ours())
+	if err != nil {
+		return nil, err
+	}
+	// As many as the pace allows, so that there are always some left.
+	plants := int64(c.rate)*int64((c.duration+overtime)/time.Second+2) + int64(c.clients)
+	token, err := stock(ctx, cluster.direct().owner, plants)
+	if err != nil {
+		return nil, err
+	}
+	if c.binary == "" {
+		folder, err := os.MkdirTemp("", "chaos-")
+		if err != nil {
+			return nil, fmt.Errorf("make a folder for the service: %w", err)
+		}
+		defer os.RemoveAll(folder)
+		if c.binary, err = build(ctx, folder, c.race, c.tags); err != nil {
+			return nil, err
+		}
+	}
+	url, err := cluster.proxied()
+	if err != nil {
+		return nil, err
+	}
+	service, err := newService(c.binary, url, c.log)
+	if err != nil {
+		return nil, err
+	}
+	defer service.close()
+	if err := service.start(ctx, rand.New(rand.NewPCG(c.seed, uint64(lanes)))); err != nil {
+		return nil, err
+	}
+	if err := untilReady(ctx, service); err != nil {
+		return nil, err
+	}
+
+	crowd := &crowd{
+		address: service.address, token: token,
+		patient: longestTimeout + slack,
+		began:   time.Now(),
+		pace:    rate.NewLimiter(rate.Limit(c.rate), c.rate),
+		last:    plants,
+		late:    c.late,
+		owner:   func() string { return cluster.direct().owner },
+	}
+	injector := &injector{cluster: cluster, service: service, began: crowd.began, every: c.every}
+	clients, err := storm(ctx, c, crowd, injector, kinds)
+	if err != nil {
+		return nil, fmt.Errorf("%w; the service's last words: %s", err, service.log)
+	}
+	took := time.Since(crowd.began)
+
+	// Everything runs again. When the service has ended and its last session
+	// with it, nothing changes any more.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	if err := untilReady(ctx, service); err != nil {
+		return nil, err
+	}
+	if err := service.stop(); err != nil {
+		return nil, err
+	}
+	if err := cluster.quiesce(ctx); err != nil {
+		return nil, err
+	}
+	state, err := readState(ctx, cluster.direct().super)
+	if err != nil {
+		return nil, err
+	}
+	var history []deletion
+	for _, client := range clients {
+		history = append(history, client.history...)
+	}
+	slices.SortFunc(history, func(a, b deletion) int { return int(a.Plant - b.Plant) })
+	return &report{
+		config: c, took: took, kinds: kinds, faults: injector.faults, history: history, state: state,
+		violations: check(history, state, principal, -bystanders, plants),
+	}, nil
+}
+
+// stock puts plants into the store, and a few that nobody will ask for, and
+// returns a token for deleting them.
+func stock(ctx context.Context, owner string, plants int64) (token string, err error) {
+	err = postgres.Script(ctx, owner, fmt.Sprintf(
+		`INSERT INTO plants (id, name) SELECT id, 'plant' FROM generate_series(%d, %d) id`, -bystanders, plants))
+	if err != nil {
+		return "", fmt.Errorf("stock the store: %w", err)
+	}
+	db, err := postgres.Open(ctx, owner)
+	if err != nil {
+		return "", err
+	}
+	defer db.Close()
+	return db.Tokens(0).Create(ctx, principal, []string{auth.ScopeDelete}, time.Time{})
+}
+
+// storm runs clients and faults for the duration, and returns the clients when
+// the faults are over and every deletion is settled.
+func storm(ctx context.Context, c config, crowd *crowd, injector *injector, kinds []kind) ([]*client, error) {
+	asking, giveUp := context.WithCancel(context.WithoutCancel(ctx))
+	defer giveUp()
+	ctx, cancel := context.WithTimeout(ctx, c.duration+overtime)
+	defer cancel()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		for going := sleep(ctx, c.duration); going && !injector.struckAll(kinds); {
+			going = sleep(ctx, 10*time.Millisecond)
+		}
+		cancel()
+		return nil
+	})
+	context.AfterFunc(ctx, func() { time.AfterFunc(endTimeout, giveUp) })
+
+	for lane := range lanes {
+		mine := slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return k.lane != lane })
+		if len(mine) > 0 {
+			random := rand.New(rand.NewPCG(c.seed, uint64(lane)))
+			group.Go(func() error { return injector.run(ctx, mine, random) })
+		}
+	}
+	clients := make([]*client, c.clients)
+	for i := range clients {
+		client := crowd.client(i%keylessEvery != keylessEvery-1)
+		clients[i] = client
+		group.Go(func() error { return client.run(ctx, asking) })
+	}
+	return clients, group.Wait()
+}
+
+// untilReady returns when the service says that it is ready.
+func untilReady(ctx context.Context, s *service) error {
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
+	defer cancel()
+	for {
+		err := s.ready(ctx)
+		if err == nil {
+			return nil
+		}
+		if !sleep(ctx, 10*time.Millisecond) {
+			return errors.Join(errors.New("the service does not become ready"), err)
+		}
+	}
+}

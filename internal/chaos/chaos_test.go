@@ -5,7 +5,6 @@ import (
 	"flag"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -99,6 +98,7 @@ func TestFlags(t *testing.T) {
 		{[]string{"-duration", "10ms"}, "-duration must be at least 1s"},
 		{[]string{"-clients", "0"}, "positive"},
 		{[]string{"-faults", "flood"}, `no fault "flood"`},
+		{[]string{"-history", "/no/such/folder/history"}, "no such file"},
 		{[]string{"-h"}, flag.ErrHelp.Error()},
 	} {
 		err := command(t.Context(), test.args, io.Discard, io.Discard)
@@ -124,22 +124,16 @@ func TestFaultsOfAServerThatIsNotOurs(t *testing.T) {
 
 func TestHistoryFile(t *testing.T) {
 	t.Parallel()
-	name := filepath.Join(t.TempDir(), "history")
-	r := &report{
-		faults:  []fault{{"refuse", 1, 2}},
-		history: []deletion{{Plant: 7, Key: "k", Answers: []answer{{Start: 1, End: 3, Status: 204}}}},
-	}
-	if err := saveHistory(name, r); err != nil {
-		t.Fatal(err)
-	}
-	got, err := os.ReadFile(name)
+	var got strings.Builder
+	err := writeHistory(&got, []fault{{"refuse", 1, 2}},
+		[]deletion{{Plant: 7, Key: "k", Answers: []answer{{Start: 1, End: 3, Status: 204}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := `{"fault":"refuse","start":1,"end":2}
 {"plant":7,"key":"k","answers":[{"start":1,"end":3,"status":204}]}
 `
-	if string(got) != want {
-		t.Errorf("got\n%swant\n%s", got, want)
+	if got.String() != want {
+		t.Errorf("got\n%swant\n%s", got.String(), want)
 	}
 }

@@ -68,6 +68,15 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		c.log = stderr
 	}
 	fmt.Fprintf(stdout, "chaos: seed %d, for %v\n", c.seed, c.duration)
+	record := io.Discard
+	if history != "" {
+		f, createErr := os.Create(history) // now: a long run must not be in vain
+		if createErr != nil {
+			return createErr
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+		record = f
+	}
 
 	cluster, err := startCluster(ctx, c.log)
 	if err != nil {
@@ -79,21 +88,8 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		return err
 	}
 	r.print(stdout)
-	if history != "" {
-		if err := saveHistory(history, r); err != nil {
-			return err
-		}
-	}
-	return r.verdict()
+	return errors.Join(r.verdict(), writeHistory(record, r.faults, r.history))
 }
 
 // newSeed returns a seed that is short enough to be copied by hand.
 func newSeed() uint64 { return rand.Uint64N(1_000_000_000) }
-
-func saveHistory(name string, r *report) error {
-	f, err := os.Create(name)
-	if err != nil {
-		return err
-	}
-	return errors.Join(writeHistory(f, r.faults, r.history), f.Close())
-}

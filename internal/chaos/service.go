@@ -78,7 +78,7 @@ func newService(program, databaseURL string, log io.Writer) (*service, error) {
 		"PLANTSTORE_ADMIN_ADDR="+s.admin,
 		"PLANTSTORE_DRAIN_DELAY=50ms",
 		"PLANTSTORE_LOG_LEVEL=error",
-		"GORACE=halt_on_error=1")
+		"GORACE=halt_on_error=1 atexit_sleep_ms=0")
 	return s, nil
 }
 

@@ -192,3 +192,23 @@ func TestBackendsTerminated(t *testing.T) {
 		t.Errorf("%d ledger rows, want %d", got, plants)
 	}
 }
+
+// All connections fall silent in mid-statement, as when the primary's host is
+// gone without a word. Giving them up must not keep their places in the pool.
+func TestSilentPeersDoNotKeepThePool(t *testing.T) {
+	t.Parallel()
+	s, w := lossy(t, pgtest.New(t))
+	s.sample(t, 100)
+	errs, _ := s.deleteAtOnce(t, ids(1, 50))
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	w.mute.Store(time.Now().UnixNano())
+	errs, slowest := s.deleteAtOnce(t, ids(51, 100))
+	if err := errors.Join(errs...); err != nil {
+		t.Errorf("after all peers fell silent: %v, want no error", err)
+	}
+	if slowest > 10*time.Second {
+		t.Errorf("the slowest took %s, want a few seconds", slowest)
+	}
+}

@@ -89,8 +89,12 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 			return plant.Result{}, conclude(unsure, v.err)
 		}
 		wait, _ := pause.Next()
-		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < wait+margin {
-			return plant.Result{}, conclude(unsure, v.err)
+		if deadline, ok := ctx.Deadline(); ok {
+			left := time.Until(deadline) - margin
+			if left < firstPause {
+				return plant.Result{}, conclude(unsure, v.err)
+			}
+			wait = min(wait, left/2)
 		}
 		select {
 		case <-ctx.Done():
@@ -196,6 +200,9 @@ func explainMissing(ctx context.Context, conn *pgx.Conn, d plant.Deletion, unsur
 		err := fmt.Errorf("%w: the row is there, but DELETE did not touch it", plant.ErrBusy)
 		return plant.Result{}, &verdict{err, nothing, true}
 	case h.deletedAt != nil:
+		if err := settle(ctx, conn); err != nil {
+			return plant.Result{}, onlyRead(err)
+		}
 		return plant.Result{}, &verdict{&plant.DeletedEarlierError{At: *h.deletedAt}, nothing, false}
 	default:
 		return plant.Result{}, &verdict{plant.ErrNotFound, nothing, false}
@@ -286,15 +293,24 @@ func readHistory(ctx context.Context, conn *pgx.Conn, d plant.Deletion) (history
 	return h, err
 }
 
-// replay ends a deletion that was found in the ledger.
+// settle makes sure that what was read from the ledger outlives a failover.
 //
 // A row can be read before it is replicated: when the wait for a synchronous
 // standby was cut short, by a crash or a cancelled session, the commit is there
-// locally and only there. The answer must outlive a failover like any other, so
-// replay commits a record of its own behind it (the smallest there is, a logical
-// decoding message) and waits for that: the log is replicated in order.
+// locally and only there. So settle commits a record of its own behind it (the
+// smallest there is, a logical decoding message) and waits for that: the log is
+// replicated in order.
+func settle(ctx context.Context, conn *pgx.Conn) error {
+	left := budget(ctx, 1)
+	var pipeline pgx.Batch
+	queueSettings(&pipeline, left, left)
+	pipeline.Queue(`SELECT pg_logical_emit_message(true, 'plantstore', '')`)
+	return conn.SendBatch(ctx, &pipeline).Close()
+}
+
+// replay ends a deletion that was found in the ledger.
 func replay(ctx context.Context, conn *pgx.Conn, d plant.Deletion, h history, unsure bool) (plant.Result, *verdict) {
-	if _, err := conn.Exec(ctx, `SELECT pg_logical_emit_message(true, 'plantstore', '')`); err != nil {
+	if err := settle(ctx, conn); err != nil {
 		v := judge(err, true)
 		v.fate = unknown
 		return plant.Result{}, &v

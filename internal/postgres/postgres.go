@@ -53,9 +53,15 @@ func Open(ctx context.Context, url string) (*DB, error) {
 	if conn.RuntimeParams["application_name"] == "" {
 		conn.RuntimeParams["application_name"] = "plantstore"
 	}
-	conn.DialFunc = (&net.Dialer{
+	dialer := &net.Dialer{
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 3},
-	}).DialContext
+	}
+	conn.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		return dialBriefly(ctx, dialer, conn.ConnectTimeout, network, address)
+	}
+	conn.AfterNetConnect = func(_ context.Context, _ *pgconn.Config, c net.Conn) (net.Conn, error) {
+		return c, c.SetDeadline(time.Time{}) // an ordinary connection: see dialBriefly
+	}
 	config.AfterConnect = prepareSession
 	if conn.ValidateConnect == nil && several(&conn.Config) {
 		// Of several hosts only the one that can be written to is of use.
@@ -77,6 +83,34 @@ func Open(ctx context.Context, url string) (*DB, error) {
 		return nil, err
 	}
 	return db, nil
+}
+
+// farewellTimeout bounds what pgx does for a connection that it gives up: cancel
+// the statement, say good-bye, wait for the peer to close. pgx's own limit is
+// 15 s, for which a peer that is gone keeps the connection's place in the pool.
+const farewellTimeout = 500 * time.Millisecond
+
+// dialBriefly dials as pgx does, for one of two purposes: a connection, of which
+// AfterNetConnect takes the deadline away, or a cancel request, which keeps it.
+func dialBriefly(ctx context.Context, d *net.Dialer, timeout time.Duration, network, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	c, err := d.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return &briefFarewell{c}, c.SetDeadline(time.Now().Add(timeout))
+}
+
+// A briefFarewell is a connection whose deadlines are near, if they are in the
+// future at all: pgx sets such ones only to end a connection.
+type briefFarewell struct{ net.Conn }
+
+func (c *briefFarewell) SetDeadline(t time.Time) error {
+	if limit := time.Now().Add(farewellTimeout); t.After(limit) {
+		t = limit
+	}
+	return c.Conn.SetDeadline(t)
 }
 
 // prepareSession bounds how long anything of ours can hold a lock when we are no

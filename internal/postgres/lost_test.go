@@ -64,9 +64,9 @@ func (c *faultyConn) Read(b []byte) (int, error) {
 }
 
 // lossy puts a wire between the service and its database.
-func lossy(t *testing.T, database pgtest.Database) (store, *wire) {
+func lossy(t *testing.T, database pgtest.Database, parameters string) (store, *wire) {
 	t.Helper()
-	s := storeOn(t, database, "")
+	s := storeOn(t, database, parameters)
 	w := new(wire)
 	config := s.pool.Config()
 	dial := config.ConnConfig.DialFunc
@@ -88,7 +88,7 @@ func lossy(t *testing.T, database pgtest.Database) (store, *wire) {
 
 func TestLostAnswerOfACommit(t *testing.T) {
 	t.Parallel()
-	s, w := lossy(t, pgtest.New(t))
+	s, w := lossy(t, pgtest.New(t), "")
 	s.plant(t, 1)
 	w.loseAnswers.Store(1)
 	result, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "k"))
@@ -108,7 +108,7 @@ func TestLostAnswerOfACommit(t *testing.T) {
 
 func TestLostAnswersUntilTheDeadline(t *testing.T) {
 	t.Parallel()
-	s, w := lossy(t, pgtest.New(t))
+	s, w := lossy(t, pgtest.New(t), "")
 	s.plant(t, 1)
 	w.loseAnswers.Store(1 << 20)
 	_, err := s.plants.Delete(in(t, time.Second), deletion(1, "k"))
@@ -127,7 +127,7 @@ func TestLostAnswersUntilTheDeadline(t *testing.T) {
 
 func TestLostAnswerWhenSomebodyElseWasFirst(t *testing.T) {
 	t.Parallel()
-	s, w := lossy(t, pgtest.New(t))
+	s, w := lossy(t, pgtest.New(t), "")
 	s.plant(t, 1)
 	s.exec(t, `DELETE FROM plants WHERE id = 1`)
 	w.loseAnswers.Store(1)
@@ -140,7 +140,7 @@ func TestLostAnswerWhenSomebodyElseWasFirst(t *testing.T) {
 
 func TestSilentPeer(t *testing.T) {
 	t.Parallel()
-	s, w := lossy(t, pgtest.New(t))
+	s, w := lossy(t, pgtest.New(t), "")
 	s.plant(t, 1)
 	s.plant(t, 2)
 	if _, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "k")); err != nil {
@@ -197,7 +197,7 @@ func TestBackendsTerminated(t *testing.T) {
 // gone without a word. Giving them up must not keep their places in the pool.
 func TestSilentPeersDoNotKeepThePool(t *testing.T) {
 	t.Parallel()
-	s, w := lossy(t, pgtest.New(t))
+	s, w := lossy(t, pgtest.New(t), "pool_max_conns=2")
 	s.sample(t, 100)
 	errs, _ := s.deleteAtOnce(t, ids(1, 50))
 	if err := errors.Join(errs...); err != nil {

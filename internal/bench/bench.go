@@ -163,8 +163,8 @@ func (b *bench) measure(ctx context.Context, trials []*trial, d time.Duration) e
 					t.contender.name(), t.clients, m.deleted, gone)
 			}
 			t.rounds = append(t.rounds, m)
-			b.progress("round %d/%d, %s plants, %s, %d clients: %.0f/s, p50 %s, p99 %s", round+1, b.rounds,
-				count(t.store.plants), t.contender.name(), t.clients, m.rate, m.p50, m.p99)
+			b.progress("round %d/%d, %s plants, %s, %d clients: %.0f/s, p50 %s, p99 %s, others %.0f %%", round+1, b.rounds,
+				count(t.store.plants), t.contender.name(), t.clients, m.rate, m.p50, m.p99, m.others*100)
 		}
 	}
 	return nil

@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,6 +43,7 @@ type measurement struct {
 	service   float64 // CPU seconds of the service for 1,000 deletions
 	database  float64 // the same of the database
 	generator float64 // the same of the load generator
+	others    float64 // share of the machine's CPU time that went elsewhere
 	memory    float64 // most bytes resident in the service
 	allocs    float64 // objects that the service allocates for a deletion
 	deleted   int64   // all there were, with the warm-up
@@ -56,16 +59,19 @@ func (m *measurement) setLatencies(sorted []time.Duration) error {
 	return nil
 }
 
-// usage is the CPU time used so far.
-type usage struct{ service, database, generator time.Duration }
+// usage is the CPU time used so far. Of the machine, it is what all processes and
+// the machine's host used.
+type usage struct{ service, database, generator, machine time.Duration }
 
-func (m *measurement) setUsage(before, after usage, deletions int) {
+func (m *measurement) setUsage(before, after usage, deletions int, took time.Duration) {
 	each := func(before, after time.Duration) float64 {
 		return (after - before).Seconds() * 1000 / float64(deletions)
 	}
 	m.service = each(before.service, after.service)
 	m.database = each(before.database, after.database)
 	m.generator = each(before.generator, after.generator)
+	ours := (after.service + after.database + after.generator) - (before.service + before.database + before.generator)
+	m.others = max((after.machine-before.machine-ours).Seconds()/took.Seconds()/float64(runtime.NumCPU()), 0)
 }
 
 // An httpContender is a server that is asked over HTTP.
@@ -145,10 +151,12 @@ func (c *httpContender) measure(ctx context.Context, q *quota, clients int, d ti
 	if err != nil {
 		return m, err
 	}
+	start := time.Now()
 	t, err := load.run(ctx, q, d, rate)
 	if err != nil {
 		return m, err
 	}
+	took := time.Since(start)
 	after, err := c.usage()
 	if err != nil {
 		return m, err
@@ -160,7 +168,7 @@ func (c *httpContender) measure(ctx context.Context, q *quota, clients int, d ti
 	m.rate = float64(len(t.latencies)) / d.Seconds()
 	m.deleted = warm.answered + t.answered
 	m.allocs = (allocsAfter - allocsBefore) / float64(t.answered)
-	m.setUsage(before, after, int(t.answered))
+	m.setUsage(before, after, int(t.answered), took)
 	memory, err := peakMemory(c.process.cmd.Process.Pid)
 	if err != nil {
 		return m, err
@@ -169,17 +177,8 @@ func (c *httpContender) measure(ctx context.Context, q *quota, clients int, d ti
 	return m, m.setLatencies(t.latencies)
 }
 
-func (c *httpContender) usage() (u usage, err error) {
-	if u.service, err = cpuTime(c.process.cmd.Process.Pid); err != nil {
-		return u, err
-	}
-	if u.database, err = c.store.cpuTime(); err != nil {
-		return u, err
-	}
-	var own unix.Rusage
-	err = unix.Getrusage(unix.RUSAGE_SELF, &own)
-	u.generator = time.Duration(own.Utime.Nano() + own.Stime.Nano())
-	return u, err
+func (c *httpContender) usage() (usage, error) {
+	return usageOf(c.process.cmd.Process.Pid, c.store.postmaster, os.Getpid())
 }
 
 // A pgbenchContender is PostgreSQL's own load generator, which talks to the
@@ -246,13 +245,18 @@ func (c *pgbenchContender) measure(ctx context.Context, q *quota, clients int, d
 	if err := cmd.Start(); err != nil {
 		return m, fmt.Errorf("start pgbench: %w", err)
 	}
+	watched, end := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait() // ProcessState tells
+		end(errors.New("pgbench ended too soon"))
+	}()
 	var before, after usage
-	from, to, err := c.watch(ctx, folder, d, &before, &after)
-	if waitErr := cmd.Wait(); waitErr != nil {
-		return m, fmt.Errorf("pgbench: %w: %s", waitErr, bytes.TrimSpace(out.Bytes()))
-	}
-	if err != nil {
-		return m, err
+	from, to, err := c.watch(watched, folder, cmd.Process.Pid, d, &before, &after)
+	<-ended
+	if err != nil || !cmd.ProcessState.Success() {
+		return m, fmt.Errorf("%w (%s): %s", cmp.Or(err, errors.New("pgbench failed")), cmd.ProcessState, bytes.TrimSpace(out.Bytes()))
 	}
 	found := transactions.FindSubmatch(out.Bytes())
 	if found == nil {
@@ -267,13 +271,13 @@ func (c *pgbenchContender) measure(ctx context.Context, q *quota, clients int, d
 	}
 	slices.Sort(latencies)
 	m.rate = float64(len(latencies)) / to.Sub(from).Seconds()
-	m.setUsage(before, after, len(latencies))
+	m.setUsage(before, after, len(latencies), to.Sub(from))
 	return m, m.setLatencies(latencies)
 }
 
 // watch takes the CPU time before and after that part of a run that counts. It
 // begins when pgbench, having made all its connections, writes the log.
-func (c *pgbenchContender) watch(ctx context.Context, folder string, d time.Duration, before, after *usage) (from, to time.Time, err error) {
+func (c *pgbenchContender) watch(ctx context.Context, folder string, pid int, d time.Duration, before, after *usage) (from, to time.Time, err error) {
 	for begun := false; !begun; {
 		if err := sleep(ctx, 10*time.Millisecond); err != nil {
 			return from, to, err
@@ -285,7 +289,7 @@ func (c *pgbenchContender) watch(ctx context.Context, folder string, d time.Dura
 	if err := sleep(ctx, warmUp); err != nil {
 		return from, to, err
 	}
-	if before.database, err = c.store.cpuTime(); err != nil {
+	if *before, err = usageOf(0, c.store.postmaster, pid); err != nil {
 		return from, to, err
 	}
 	from = time.Now()
@@ -293,7 +297,7 @@ func (c *pgbenchContender) watch(ctx context.Context, folder string, d time.Dura
 		return from, to, err
 	}
 	to = time.Now()
-	after.database, err = c.store.cpuTime()
+	*after, err = usageOf(0, c.store.postmaster, pid)
 	return from, to, err
 }
 

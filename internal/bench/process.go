@@ -153,26 +153,52 @@ func freeAddress() (string, error) {
 	return "", fmt.Errorf("no free port: %w", err)
 }
 
-// ticksPerSecond is the unit of times in /proc: USER_HZ, 100 on every platform
-// that Go knows.
-const ticksPerSecond = 100
-
-// cpuTime is what a process and all of its descendants, also those that ended,
-// have used so far.
-func cpuTime(pid int) (time.Duration, error) {
-	fields, err := stat(pid)
-	if err != nil {
-		return 0, err
+// usageOf reads what the service, the database and the load generator have used,
+// each given by its first process. A service of 0 is none.
+func usageOf(service, database, generator int) (u usage, err error) {
+	if service != 0 {
+		if u.service, err = cpuTime(service, true); err != nil {
+			return u, err
+		}
 	}
-	var ticks int64
-	for _, f := range fields[11:15] { // utime, stime, cutime, cstime
+	if u.database, err = cpuTime(database, true); err != nil {
+		return u, err
+	}
+	if u.generator, err = cpuTime(generator, false); err != nil {
+		return u, err
+	}
+	u.machine, err = machineTime()
+	return u, err
+}
+
+// ticks adds up fields of /proc that tell times, in 1/USER_HZ: a hundredth of a
+// second on every platform that Go knows.
+func ticks(fields []string) (time.Duration, error) {
+	var sum int64
+	for _, f := range fields {
 		n, err := strconv.ParseInt(f, 10, 64)
 		if err != nil {
 			return 0, err
 		}
-		ticks += n
+		sum += n
 	}
-	total := time.Duration(ticks) * time.Second / ticksPerSecond
+	return time.Duration(sum) * time.Second / 100, nil
+}
+
+// cpuTime is what a process has used so far and, if asked for, with all of its
+// descendants, also those that ended.
+func cpuTime(pid int, descendants bool) (time.Duration, error) {
+	fields, err := stat(pid)
+	if err != nil {
+		return 0, err
+	}
+	if !descendants {
+		return ticks(fields[11:13]) // utime, stime
+	}
+	total, err := ticks(fields[11:15]) // and cutime, cstime
+	if err != nil {
+		return 0, err
+	}
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 	if err != nil {
 		return 0, err
@@ -182,13 +208,28 @@ func cpuTime(pid int) (time.Duration, error) {
 		if err != nil {
 			return 0, err
 		}
-		t, err := cpuTime(child)
+		t, err := cpuTime(child, true)
 		if err != nil && !errors.Is(err, os.ErrNotExist) { // it ended just now
 			return 0, err
 		}
 		total += t
 	}
 	return total, nil
+}
+
+// machineTime is what all processes have used so far, and what the host of a
+// virtual machine took away.
+func machineTime() (time.Duration, error) {
+	b, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	// cpu user nice system idle iowait irq softirq steal
+	fields := strings.Fields(string(b))
+	if len(fields) < 9 {
+		return 0, fmt.Errorf("/proc/stat is not understood: %.200s", b)
+	}
+	return ticks(append(fields[1:4:4], fields[8]))
 }
 
 // parent is the id of the process that started another.

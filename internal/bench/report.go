@@ -58,6 +58,16 @@ func (t *trial) title() string {
 	return t.contender.name()
 }
 
+// others is the largest share of the CPU time that went elsewhere in a measurement.
+func (r *report) others() (most float64) {
+	for _, t := range slices.Concat(r.closed, r.open, r.growth) {
+		for _, m := range t.rounds {
+			most = max(most, m.others)
+		}
+	}
+	return most
+}
+
 // find returns the trial of a contender with so many clients, or nil.
 func find(trials []*trial, name string, clients int) *trial {
 	for _, t := range trials {
@@ -104,7 +114,8 @@ func (r *report) writeClosed(b *strings.Builder) {
 	fmt.Fprintf(b, "\nEach connection sends its next request when it has its answer. "+
 		"*Ledgered*: with the trigger and the settings that it records; *plain*: without, in a database of its own; "+
 		"*of pgbench*: of the one that does the same. The bare handler has up to %d database connections. "+
-		"The load generator took another %.3f CPU s for 1,000 deletions.\n\n", r.pool, r.generator())
+		"The load generator took another %.3f CPU s for 1,000 deletions, and what else ran on the machine %.0f %% of its time in the worst round.\n\n",
+		r.pool, r.generator(), r.others()*100)
 }
 
 // generator is what load costs, at the most connections.

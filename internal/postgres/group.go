@@ -18,8 +18,9 @@ import (
 // A group commits deletions together. What a deletion costs most is its own round
 // trip and its own commit, so whatever deletions arrive while the last batch is
 // under way make up the next one: one pipelined implicit transaction, one commit.
-// A deletion that arrives when a lane is free goes at once; nobody ever waits for
-// company.
+// A deletion that arrives when nothing is under way goes at once; nobody ever waits
+// for company. As a rule one batch is under way at a time, which makes the largest
+// batches; while one is slow, others pass it on a lane of their own.
 //
 // The members of a batch share a transaction but not a fate:
 //
@@ -41,12 +42,15 @@ type group struct {
 	mu      sync.Mutex
 	waiting []*member
 	lanes   int // batches under way
+	slow    int // those of them that have taken longer than slowBatch
 }
 
 const (
-	// maxLanes is how many batches are under way at a time. Two keep one
-	// committing while the other deletes; more make the batches smaller.
+	// maxLanes bounds the batches under way at a time.
 	maxLanes = 2
+	// slowBatch is when others no longer wait for a batch to end. Most batches
+	// take a few milliseconds.
+	slowBatch = 10 * time.Millisecond
 	// maxBatch bounds a batch, and with it how long its row locks are held.
 	maxBatch = 64
 	// batchLockTimeout bounds the wait for each row of a batch.
@@ -83,12 +87,9 @@ func (g *group) delete(ctx context.Context, d plant.Deletion) outcome {
 	m := &member{deletion: d, fate: make(chan outcome, 1)}
 	g.mu.Lock()
 	g.waiting = append(g.waiting, m)
-	free := g.lanes < maxLanes
-	if free {
-		g.lanes++
-	}
+	another := g.another()
 	g.mu.Unlock()
-	if free {
+	if another {
 		go g.lane()
 	}
 	select {
@@ -102,22 +103,51 @@ func (g *group) delete(ctx context.Context, d plant.Deletion) outcome {
 	}
 }
 
-// lane runs batches until nobody is waiting.
+// another reports whether somebody waits and nobody but slow batches is under
+// way, and if so counts one more lane, which the caller has to run. It is called
+// with mu held.
+func (g *group) another() bool {
+	if len(g.waiting) == 0 || g.lanes > g.slow || g.lanes >= maxLanes {
+		return false
+	}
+	g.lanes++
+	return true
+}
+
+// lane runs batches until it is not needed any more.
 func (g *group) lane() {
-	for !g.idle() {
+	for g.needed() {
+		overdue := time.AfterFunc(slowBatch, g.overdue)
 		g.next()
+		if !overdue.Stop() {
+			g.mu.Lock()
+			g.slow--
+			g.mu.Unlock()
+		}
 	}
 }
 
-// idle ends a lane if nobody is waiting.
-func (g *group) idle() bool {
+// needed ends a lane if nobody waits, or another lane that is not slow is there
+// for those who do.
+func (g *group) needed() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.waiting) > 0 {
-		return false
+	if len(g.waiting) > 0 && g.lanes-g.slow <= 1 {
+		return true
 	}
 	g.lanes--
-	return true
+	return false
+}
+
+// overdue opens a lane beside one whose batch is slow.
+func (g *group) overdue() {
+	g.mu.Lock()
+	g.slow++
+	another := g.another()
+	g.mu.Unlock()
+	if another {
+		g.lane()
+	}
 }
 
 // next runs one batch. Its members are taken when there is a connection for them,

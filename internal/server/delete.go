@@ -1,8 +1,10 @@
 package server
 
 import (
+	"context"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/labstack/echo/v4"
 
@@ -29,7 +31,7 @@ func (s *Server) deletePlant(c echo.Context) error {
 	x := exchangeOf(c)
 	x.plant = c.Param("id")
 
-	if !s.inFlight.TryAcquire(1) {
+	if !s.admit(c.Request().Context()) {
 		s.metrics.deletion(plant.Result{}, plant.ErrOverloaded)
 		return plant.ErrOverloaded
 	}
@@ -47,6 +49,22 @@ func (s *Server) deletePlant(c echo.Context) error {
 		c.Response().Header().Set(headerReplayed, "true")
 	}
 	return c.NoContent(http.StatusNoContent)
+}
+
+// admitTimeout is how long a deletion waits for one of those in flight to end
+// before it is refused. Refused at once, clients that come right back would take
+// the time of the deletions that are under way.
+const admitTimeout = 200 * time.Millisecond
+
+// admit reports whether a deletion may go ahead; if so, inFlight has to be
+// released.
+func (s *Server) admit(ctx context.Context) bool {
+	if s.inFlight.TryAcquire(1) {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, admitTimeout)
+	defer cancel()
+	return s.inFlight.Acquire(ctx, 1) == nil
 }
 
 // idempotencyKey returns the client's key, without the quotes of the

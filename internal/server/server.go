@@ -52,7 +52,7 @@ type Config struct {
 	// ShutdownTimeout bounds the wait for requests in flight after that.
 	ShutdownTimeout time.Duration
 	// MaxInFlight bounds how many deletions are worked on at a time. The
-	// others are refused at once.
+	// others wait a moment for their turn and are then refused.
 	MaxInFlight int
 	// MaxConnections bounds the open client connections. Further clients wait
 	// to be accepted.

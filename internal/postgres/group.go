@@ -215,7 +215,11 @@ type refusal struct {
 func commit(conn *pgx.Conn, batch []*member) *refusal {
 	ctx, cancel := context.WithTimeout(context.Background(), batchTimeout)
 	defer cancel()
-	deleted, at, err := deleteAll(ctx, conn, batch)
+	deletions := make([]plant.Deletion, len(batch))
+	for i, m := range batch {
+		deletions[i] = m.deletion
+	}
+	deleted, at, err := deleteAll(ctx, conn, deletions, batchLockTimeout, batchStatementTimeout)
 	if err == nil {
 		for i, m := range batch {
 			m.fate <- outcome{deleted: deleted[i]}
@@ -243,35 +247,4 @@ func tell(batch []*member, o outcome) {
 	for _, m := range batch {
 		m.fate <- o
 	}
-}
-
-// deleteAll runs deletions as one implicit transaction in one round trip, and
-// reports for each whether there was a row. With an error, at is the index of the
-// deletion that the database refused, or -1.
-//
-// Each DELETE locks its row and, by their foreign keys, looks for rows that refer
-// to it (a scan of the referring table if that has no index on the column). The
-// trigger plantstore_record_deletion writes the ledger from the settings made
-// before it, which end with the transaction. Somebody else deleting the same row
-// is waited for; whoever comes second finds no row.
-func deleteAll(ctx context.Context, conn *pgx.Conn, batch []*member) (deleted []bool, at int, err error) {
-	var pipeline pgx.Batch
-	queueSettings(&pipeline, batchLockTimeout, batchStatementTimeout)
-	for _, m := range batch {
-		queueDeletion(&pipeline, m.deletion)
-	}
-	results := conn.SendBatch(ctx, &pipeline)
-	deleted = make([]bool, len(batch))
-	at = -1
-	_, err = results.Exec()
-	for i := 0; i < len(batch) && err == nil; i++ {
-		if deleted[i], err = readDeletion(results); err != nil {
-			at = i
-		}
-	}
-	// The commit is only known when everything was read to the end.
-	if closeErr := results.Close(); err == nil {
-		err = closeErr
-	}
-	return deleted, at, err
 }

@@ -62,8 +62,9 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 	// unsure is set once an attempt may have been committed without our knowing.
 	// From then on the ledger is asked before anything else is tried or told.
 	unsure := false
-	// alone is set once the deletion turned out to hold others up.
-	alone := false
+	// alone is set once the deletion turned out to hold others up, or from the
+	// start in a build without groups.
+	alone := !grouped
 	for lone := 0; ; {
 		var result plant.Result
 		var v *verdict
@@ -160,12 +161,12 @@ func (p *Plants) deleteAlone(ctx context.Context, d plant.Deletion, attempt int,
 	if left <= 0 {
 		return plant.Result{}, &verdict{wrap(plant.ErrUnavailable, context.DeadlineExceeded), nothing, true}
 	}
-	deleted, err := deleteOne(ctx, conn.Conn(), d, left)
+	deleted, _, err := deleteAll(ctx, conn.Conn(), []plant.Deletion{d}, left, left)
 	switch {
 	case err != nil && !isRecordedAlready(err):
 		v := judge(err, true)
 		return plant.Result{}, &v
-	case deleted:
+	case err == nil && deleted[0]:
 		return plant.Result{}, nil
 	default:
 		return explainMissing(ctx, conn.Conn(), d, unsure)
@@ -216,47 +217,57 @@ func onlyRead(err error) *verdict {
 	return &v
 }
 
-// deleteOne runs one deletion as deleteAll runs many.
-func deleteOne(ctx context.Context, conn *pgx.Conn, d plant.Deletion, timeout time.Duration) (bool, error) {
+// commitDurably is a column of a SELECT. It makes the transaction that it is in wait
+// for its commit: a cluster that has synchronous_commit off would answer before
+// the commit is durable.
+const commitDurably = `set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true)`
+
+// deleteAll runs deletions as one implicit transaction in one round trip, and
+// reports for each whether there was a row. With an error at is the index of the
+// deletion at which it came, or -1 if it came with the commit; nothing was deleted
+// if the error is the database's, and nobody knows if the connection was lost.
+//
+// Each DELETE locks its row and, by their foreign keys, looks for rows that refer
+// to it (a scan of the referring table if that has no index on the column). The
+// trigger plantstore_record_deletion writes the ledger from the settings made
+// before it. Somebody else deleting the same row is waited for, up to
+// lockTimeout; whoever comes second finds no row.
+//
+// All settings end with the transaction.
+func deleteAll(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error) {
 	var pipeline pgx.Batch
-	queueSettings(&pipeline, timeout, timeout)
-	queueDeletion(&pipeline, d)
-	results := conn.SendBatch(ctx, &pipeline)
-	_, err := results.Exec()
-	deleted := false
-	if err == nil {
-		deleted, err = readDeletion(results)
+	for i, d := range deletions {
+		if i == 0 {
+			pipeline.Queue(`SELECT set_config('lock_timeout', $1, true), set_config('statement_timeout', $2, true),
+				`+commitDurably+`, set_config('plantstore.principal', $3, true),
+				set_config('plantstore.request_id', $4, true), set_config('plantstore.idempotency_key', $5, true)`,
+				milliseconds(lockTimeout), milliseconds(statementTimeout), d.Principal, d.RequestID, d.Key)
+		} else {
+			pipeline.Queue(`SELECT set_config('plantstore.principal', $1, true),
+				set_config('plantstore.request_id', $2, true), set_config('plantstore.idempotency_key', $3, true)`,
+				d.Principal, d.RequestID, d.Key)
+		}
+		pipeline.Queue(`DELETE FROM plants WHERE id = $1`, int64(d.Plant))
 	}
+	results := conn.SendBatch(ctx, &pipeline)
+	deleted = make([]bool, len(deletions))
+	at = -1
+	for i := range deletions {
+		var tag pgconn.CommandTag
+		if _, err = results.Exec(); err == nil {
+			tag, err = results.Exec()
+		}
+		if err != nil {
+			at = i
+			break
+		}
+		deleted[i] = tag.RowsAffected() > 0
+	}
+	// The commit is only known when everything was read to the end.
 	if closeErr := results.Close(); err == nil {
 		err = closeErr
 	}
-	return deleted, err
-}
-
-// queueSettings puts in what the deletions of a transaction rely on. A cluster
-// that has synchronous_commit off would answer before the commit is durable.
-func queueSettings(pipeline *pgx.Batch, lockTimeout, statementTimeout time.Duration) {
-	pipeline.Queue(`SELECT set_config('lock_timeout', $1, true), set_config('statement_timeout', $2, true),
-		set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true)`,
-		milliseconds(lockTimeout), milliseconds(statementTimeout))
-}
-
-// queueDeletion puts a deletion's two statements into a pipeline.
-func queueDeletion(pipeline *pgx.Batch, d plant.Deletion) {
-	pipeline.Queue(`SELECT set_config('plantstore.principal', $1, true),
-		set_config('plantstore.request_id', $2, true), set_config('plantstore.idempotency_key', $3, true)`,
-		d.Principal, d.RequestID, d.Key)
-	pipeline.Queue(`DELETE FROM plants WHERE id = $1`, int64(d.Plant))
-}
-
-// readDeletion reads the answers to what queueDeletion put in, and reports
-// whether there was a row. It says nothing of the commit.
-func readDeletion(results pgx.BatchResults) (deleted bool, err error) {
-	if _, err := results.Exec(); err != nil {
-		return false, err
-	}
-	tag, err := results.Exec()
-	return tag.RowsAffected() > 0, err
+	return deleted, at, err
 }
 
 // milliseconds writes a duration as PostgreSQL's time settings have it. None is
@@ -303,7 +314,7 @@ func readHistory(ctx context.Context, conn *pgx.Conn, d plant.Deletion) (history
 func settle(ctx context.Context, conn *pgx.Conn) error {
 	left := budget(ctx, 1)
 	var pipeline pgx.Batch
-	queueSettings(&pipeline, left, left)
+	pipeline.Queue(`SELECT set_config('statement_timeout', $1, true), `+commitDurably, milliseconds(left))
 	pipeline.Queue(`SELECT pg_logical_emit_message(true, 'plantstore', '')`)
 	return conn.SendBatch(ctx, &pipeline).Close()
 }

@@ -16,12 +16,13 @@ import (
 // A bench is one run of the benchmark.
 type bench struct {
 	config
-	folder        string
-	service, bare string // programs
-	server        *localpg.Server
-	stores        []*store
-	processes     []*process
-	progress      func(format string, a ...any)
+	folder string
+	// programs
+	service, oneByOne, bare string
+	server                  *localpg.Server
+	stores                  []*store
+	processes               []*process
+	progress                func(format string, a ...any)
 }
 
 // close ends and removes everything.
@@ -53,9 +54,15 @@ const (
 	pgbenchPlain    = "pgbench, plain"
 	pgbenchLedgered = "pgbench, ledgered"
 	plantstore      = "plantstore"
+	oneByOne        = "plantstore, one by one" // without group commit
 	barePlain       = "bare handler, plain"
+	bareSmall       = "bare handler, plain, 4 connections" // as many as pgxpool has by default, on up to 4 cores
 	bareLedgered    = "bare handler, ledgered"
 )
+
+// barePool is how many database connections the bare handler has unless it is
+// held to 4. Of 4, 8, 16 and 32 it is fastest with 32.
+const barePool = 32
 
 // run measures everything.
 func (b *bench) run(ctx context.Context) (*report, error) {
@@ -76,15 +83,19 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 		return nil, err
 	}
 
-	service, err := b.startService(ctx, ledgered)
+	service, err := b.startService(ctx, plantstore, b.service, ledgered)
 	if err != nil {
 		return nil, err
 	}
-	bare, err := b.startBare(ctx, barePlain, plain, "no")
+	bare, err := b.startBare(ctx, barePlain, plain, barePool, "no")
 	if err != nil {
 		return nil, err
 	}
-	bareWithLedger, err := b.startBare(ctx, bareLedgered, ledgered, "yes")
+	small, err := b.startBare(ctx, bareSmall, plain, 4, "no")
+	if err != nil {
+		return nil, err
+	}
+	bareWithLedger, err := b.startBare(ctx, bareLedgered, ledgered, barePool, "yes")
 	if err != nil {
 		return nil, err
 	}
@@ -94,17 +105,25 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	for _, n := range b.clients {
 		r.closed = append(r.closed,
 			&trial{contender: directPlain, store: plain, clients: n},
+			&trial{contender: small, store: plain, clients: n},
 			&trial{contender: bare, store: plain, clients: n},
 			&trial{contender: direct, store: ledgered, clients: n},
 			&trial{contender: service, store: ledgered, clients: n},
 			&trial{contender: bareWithLedger, store: ledgered, clients: n})
+		if n == 1 {
+			alone, err := b.startService(ctx, oneByOne, b.oneByOne, ledgered)
+			if err != nil {
+				return nil, err
+			}
+			r.closed = append(r.closed, &trial{contender: alone, store: ledgered, clients: n})
+		}
 	}
 	if err := b.measure(ctx, r.closed, b.duration); err != nil {
 		return nil, err
 	}
 	most := slices.Max(b.clients)
 	for _, t := range r.closed {
-		if t.clients == most {
+		if t.clients == most && !t.is(bareSmall) && !t.is(oneByOne) {
 			r.open = append(r.open, &trial{contender: t.contender, store: t.store, clients: most, pace: t.rate() / 2})
 		}
 	}
@@ -121,6 +140,10 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 
 // grow measures how cost grows with the number of rows.
 func (b *bench) grow(ctx context.Context, r *report) error {
+	// The log so far makes room for that of the next fillings.
+	if _, err := b.stores[0].control.Exec(ctx, "CHECKPOINT"); err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
 	for _, spec := range []storeSpec{
 		{name: "small", plants: 100_000},
 		{name: "medium", plants: 1_000_000},
@@ -131,7 +154,7 @@ func (b *bench) grow(ctx context.Context, r *report) error {
 		if err != nil {
 			return err
 		}
-		service, err := b.startService(ctx, s)
+		service, err := b.startService(ctx, plantstore, b.service, s)
 		if err != nil {
 			return err
 		}
@@ -180,8 +203,8 @@ func (b *bench) open(ctx context.Context, spec storeSpec) (*store, error) {
 	return s, nil
 }
 
-func (b *bench) startService(ctx context.Context, s *store) (*httpContender, error) {
-	c, err := startService(ctx, b.service, s)
+func (b *bench) startService(ctx context.Context, title, program string, s *store) (*httpContender, error) {
+	c, err := startService(ctx, title, program, s)
 	if err != nil {
 		return nil, err
 	}
@@ -189,8 +212,8 @@ func (b *bench) startService(ctx context.Context, s *store) (*httpContender, err
 	return c, nil
 }
 
-func (b *bench) startBare(ctx context.Context, title string, s *store, settings string) (*httpContender, error) {
-	c, err := startBare(ctx, b.bare, title, s, b.pool, settings)
+func (b *bench) startBare(ctx context.Context, title string, s *store, pool int, settings string) (*httpContender, error) {
+	c, err := startBare(ctx, title, b.bare, s, pool, settings)
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +226,7 @@ func (b *bench) startup(ctx context.Context, s *store) (time.Duration, error) {
 	var times []time.Duration
 	for range 9 {
 		start := time.Now()
-		c, err := startService(ctx, b.service, s)
+		c, err := startService(ctx, plantstore, b.service, s)
 		if err != nil {
 			return 0, err
 		}

@@ -84,7 +84,7 @@ type httpContender struct {
 }
 
 // startService starts the service on a store.
-func startService(ctx context.Context, program string, s *store) (*httpContender, error) {
+func startService(ctx context.Context, title, program string, s *store) (*httpContender, error) {
 	address, err := freeAddress()
 	if err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func startService(ctx context.Context, program string, s *store) (*httpContender
 	if err != nil {
 		return nil, err
 	}
-	c := &httpContender{title: plantstore, store: s, address: address, process: p,
+	c := &httpContender{title: title, store: s, address: address, process: p,
 		allocations: func(ctx context.Context) (float64, error) { return serviceAllocations(ctx, admin) }}
 	if err := p.waitFor(ctx, "http://"+admin+"/readyz"); err != nil {
 		p.stop()
@@ -109,7 +109,7 @@ func startService(ctx context.Context, program string, s *store) (*httpContender
 }
 
 // startBare starts the bare handler on a store.
-func startBare(ctx context.Context, program, title string, s *store, pool int, settings string) (*httpContender, error) {
+func startBare(ctx context.Context, title, program string, s *store, pool int, settings string) (*httpContender, error) {
 	address, err := freeAddress()
 	if err != nil {
 		return nil, err

@@ -21,17 +21,26 @@ func describeMachine(folder string) (string, error) {
 	if err := unix.Uname(&name); err != nil {
 		return "", fmt.Errorf("uname: %w", err)
 	}
-	var info unix.Sysinfo_t
-	if err := unix.Sysinfo(&info); err != nil {
-		return "", fmt.Errorf("sysinfo: %w", err)
+	memory, err := memorySize()
+	if err != nil {
+		return "", err
 	}
 	sync, err := syncTime(folder)
 	if err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("%s, %d cores for load, service and database together, %d GiB, Linux %s, fdatasync of 8 KiB in %d µs. %s,",
-		cpuModel(), runtime.NumCPU(), info.Totalram*uint64(info.Unit)>>30, unix.ByteSliceToString(name.Release[:]),
+		cpuModel(), runtime.NumCPU(), memory>>30, unix.ByteSliceToString(name.Release[:]),
 		sync.Microseconds(), strings.Replace(runtime.Version(), "go", "Go ", 1)), nil
+}
+
+// memorySize is how many bytes of memory the machine has.
+func memorySize() (uint64, error) {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return 0, fmt.Errorf("sysinfo: %w", err)
+	}
+	return info.Totalram * uint64(info.Unit), nil
 }
 
 func cpuModel() string {

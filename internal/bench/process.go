@@ -23,9 +23,9 @@ import (
 )
 
 // build builds a program of this module into a folder and returns its path.
-func build(ctx context.Context, folder, pkg string) (string, error) {
-	program := filepath.Join(folder, filepath.Base(pkg))
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", program, "plantstore/"+pkg)
+func build(ctx context.Context, folder, pkg, tag string) (string, error) {
+	program := filepath.Join(folder, filepath.Base(pkg)+tag)
+	cmd := exec.CommandContext(ctx, "go", "build", "-tags", tag, "-o", program, "plantstore/"+pkg)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w: %s", pkg, err, bytes.TrimSpace(out))
 	}

@@ -134,7 +134,7 @@ func (r *run) watch(ctx context.Context, event Event) (stop func() sighting) {
 	return func() sighting { close(quit); return <-result }
 }
 
-// look sees what the run waits for, and who has it.
+// look sees what the run waits for, and who has it. Both, or nothing.
 func (r *run) look(ctx context.Context) (seen sighting, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -152,9 +152,9 @@ func (r *run) look(ctx context.Context) (seen sighting, err error) {
 		WHERE pid = $1 AND NOT granted LIMIT 1`, r.pid).Scan(&mode, &table)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows): // it waits no more
-		return seen, nil
+		return sighting{}, nil
 	case err != nil:
-		return seen, err
+		return sighting{}, err
 	case table == nil:
 		seen.Lock = "the end of older transactions"
 	default:

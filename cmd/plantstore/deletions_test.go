@@ -29,13 +29,6 @@ func connect(t *testing.T, url string) *pgx.Conn {
 	return conn
 }
 
-func exec(t *testing.T, conn *pgx.Conn, sql string) {
-	t.Helper()
-	if _, err := conn.Exec(t.Context(), sql); err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
-}
-
 // steps returns a function that runs a command on a database and compares its
 // exit code and what it prints with regular expressions.
 func steps(t *testing.T, url string) func(code int, stdout, stderr string, args ...string) string {
@@ -55,7 +48,7 @@ func TestUndoAThousandDeletionsByteForByte(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	owner := connect(t, database.Owner)
-	exec(t, owner, `
+	execute(t, owner, `
 		CREATE TABLE nurseries (id int PRIMARY KEY);
 		INSERT INTO nurseries SELECT generate_series(0, 9);
 		CREATE TYPE light AS ENUM ('sun', 'half "shade"', 'shade');
@@ -142,7 +135,7 @@ func TestDeletions(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	owner := connect(t, database.Owner)
-	exec(t, owner, `
+	execute(t, owner, `
 		INSERT INTO plants (id, name, created_at) SELECT i, 'Fern <' || i || '>', '2026-01-01Z' FROM generate_series(1, 5) i;
 		DELETE FROM plants WHERE id = 1; DELETE FROM plants WHERE id = 2; DELETE FROM plants WHERE id = 3;
 		BEGIN; SELECT set_config('plantstore.principal', 'shop', true), set_config('plantstore.request_id', 'r-4', true),
@@ -198,7 +191,7 @@ idempotency key  k-4
 `, "", "deletions", "show", "4")
 	step(1, "", `plantstore: there is no deletion 9: see 'plantstore deletions list'\n`, "deletions", "show", "9")
 
-	exec(t, owner, `ALTER TABLE plants DROP created_at, ADD price numeric DEFAULT 1; INSERT INTO plants (id, name) VALUES (2, 'x')`)
+	execute(t, owner, `ALTER TABLE plants DROP created_at, ADD price numeric DEFAULT 1; INSERT INTO plants (id, name) VALUES (2, 'x')`)
 	step(1, "", `plantstore: nothing was restored, because of 2 deletions:
   deletion 8: the ledger has no such entry; was it purged\?
   deletion 9: the ledger has no such entry; was it purged\?
@@ -213,11 +206,11 @@ columns that are gone, values stay in the ledger: created_at
 `, "", "deletions", "restore", "4")
 	step(0, `.*restored at      20.*restored by      plantstore_owner\n.*`, "", "deletions", "show", "4")
 	step(0, "restored 2 plants\n.*", "", "deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--until=2026-07-02", "--except=2", "--yes")
-	exec(t, owner, `DELETE FROM plants WHERE id = 2`)
+	execute(t, owner, `DELETE FROM plants WHERE id = 2`)
 	step(0, "nothing to restore\n", "left out, because deleted again since: 1 plant\n",
 		"deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--until=2026-07-02", "--yes")
 
-	exec(t, owner, `UPDATE plant_deletions SET deleted_at = now() - interval '366 days' WHERE id < 4`)
+	execute(t, owner, `UPDATE plant_deletions SET deleted_at = now() - interval '366 days' WHERE id < 4`)
 	step(2, "", `plantstore: --older-than is 6d: it must be at least 7d, because a client may still send a request again whose deletion is younger\n`,
 		"deletions", "purge", "--older-than=6d")
 	step(0, "would purge 3 deletions older than 365d\n", "", "deletions", "purge", "--older-than=365d", "--dry-run")

@@ -43,7 +43,7 @@ func follow(t *testing.T, database pgtest.Database, remedy string) {
 				t.Fatalf("%s: exit code %d, %s", line, code, stderr)
 			}
 		default:
-			exec(t, connect(t, database.Owner), line)
+			execute(t, connect(t, database.Owner), line)
 		}
 	}
 }
@@ -71,7 +71,7 @@ func TestDoctorAndItsCommands(t *testing.T) {
 			if code, found := examine(t, database); code != 0 || len(found) > 0 {
 				t.Fatalf("exit code %d, %+v; want 0 and nothing", code, found)
 			}
-			exec(t, connect(t, database.Owner), tt.sql)
+			execute(t, connect(t, database.Owner), tt.sql)
 			code, found := examine(t, database)
 			if code != tt.code || len(found) == 0 {
 				t.Fatalf("exit code %d, %+v; want %d and something", code, found, tt.code)
@@ -102,12 +102,12 @@ func TestDoctorOnTheSchema(t *testing.T) {
 		t.Errorf("after the remedy: exit code %d, %+v; want 0 and nothing", code, found)
 	}
 	owner := connect(t, database.Owner)
-	exec(t, owner, `CREATE TABLE saved AS TABLE plantstore_migrations; UPDATE plantstore_migrations SET checksum = repeat('0', 64) WHERE version = 3`)
+	execute(t, owner, `CREATE TABLE saved AS TABLE plantstore_migrations; UPDATE plantstore_migrations SET checksum = repeat('0', 64) WHERE version = 3`)
 	code, found = examine(t, database)
 	if code != 1 || len(found) != 1 || found[0].Check != "schema" || !strings.HasPrefix(found[0].Message, "00003_record_deletions.sql has changed since it was applied") {
 		t.Errorf("exit code %d, %+v; want 1 and that a migration has changed", code, found)
 	}
-	exec(t, owner, `UPDATE plantstore_migrations m SET checksum = s.checksum FROM saved s WHERE s.version = m.version;
+	execute(t, owner, `UPDATE plantstore_migrations m SET checksum = s.checksum FROM saved s WHERE s.version = m.version;
 		INSERT INTO goose_db_version (version_id, is_applied) VALUES (900, true)`)
 	code, found = examine(t, database)
 	if code != 3 || len(found) != 1 || found[0].Check != "schema" || !strings.HasPrefix(found[0].Message, "the database is ahead") {
@@ -118,7 +118,7 @@ func TestDoctorOnTheSchema(t *testing.T) {
 func TestDoctorForAPerson(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	exec(t, connect(t, database.Owner), `CREATE TABLE order_items (plant bigint REFERENCES plants)`)
+	execute(t, connect(t, database.Owner), `CREATE TABLE order_items (plant bigint REFERENCES plants)`)
 	stdout, _, code := command(t, "doctor", "--database-url="+database.Super, "--service-url="+database.App)
 	want := `ok       cascades: deleting a plant changes no other table
 warning  foreign keys: each deletion scans public.order_items (0 bytes): foreign key order_items_plant_fkey has no index

@@ -10,17 +10,28 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"plantstore/internal/pgtest"
 )
 
+// runMain makes the test binary be the program itself, for what main does before
+// and after run.
+const runMain = "PLANTSTORE_TEST_RUN_MAIN"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(runMain) != "" {
+		main()
+		return
+	}
 	// What is set on this machine must not reach the tests.
 	for _, setting := range os.Environ() {
 		name, _, _ := strings.Cut(setting, "=")
@@ -296,6 +307,52 @@ func TestServeFromBehindToDeleted(t *testing.T) {
 	p.stop(t)
 	if log := p.log.String(); strings.Contains(log, token) || !strings.Contains(log, `"msg":"stopped"`) {
 		t.Errorf("the log holds the token, or does not end with stopped:\n%s", log)
+	}
+}
+
+func TestMainTunesGoAndEndsInOrder(t *testing.T) {
+	t.Parallel()
+	var env []string
+	for _, setting := range os.Environ() {
+		if !strings.HasPrefix(setting, "GOMAXPROCS=") && !strings.HasPrefix(setting, "GOGC=") {
+			env = append(env, setting)
+		}
+	}
+	env = append(env, runMain+"=1")
+	here := runtime.GOMAXPROCS(0)
+	runtime.SetDefaultGOMAXPROCS()
+	available := runtime.GOMAXPROCS(here)
+	for _, tt := range []struct {
+		env     []string
+		threads int
+		gogc    int
+	}{
+		{env, max(available/2, 1), 200},
+		{append(env, "GOMAXPROCS=7", "GOGC=50"), 7, 50},
+	} {
+		log := new(syncBuffer)
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "serve", "--database-url=host="+t.TempDir(),
+			"--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
+		cmd.Env, cmd.Stderr = tt.env, log
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		_, admin := (&process{log: log}).addresses(t)
+		_, body := send(t, http.MethodGet, admin+"/metrics", "")
+		for _, want := range []string{
+			fmt.Sprintf("\ngo_sched_gomaxprocs_threads %d\n", tt.threads),
+			fmt.Sprintf("\ngo_gc_gogc_percent %d\n", tt.gogc),
+		} {
+			if !strings.Contains(body, want) {
+				t.Errorf("/metrics lacks %q:\n%s", want, body)
+			}
+		}
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("after SIGTERM: %v, want exit code 0; its log:\n%s", err, log)
+		}
 	}
 }
 

@@ -323,7 +323,7 @@ func (p *progress) notify(e migrations.Event) {
 	case migrations.Started:
 		p.current, p.began = fmt.Sprintf("[%d/%d] %s", e.Number, e.Of, e.Migration.Name), time.Now()
 	case migrations.Blocked:
-		fmt.Fprintf(p.err, "%s waits for %s, blocked by %s\n", e.Migration.Name, cmp.Or(e.Lock, "a lock"), blockers(e.Blockers))
+		fmt.Fprintf(p.err, "%s waits for %s, blocked by %s\n", e.Migration.Name, e.Lock, blockers(e.Blockers))
 	case migrations.Retrying:
 		fmt.Fprintf(p.err, "%s did not get %s and lets others through: attempt %d of %d in %s\n",
 			e.Migration.Name, cmp.Or(e.Lock, "its lock"), e.Attempt+1, e.Attempts, e.Pause.Round(time.Millisecond))

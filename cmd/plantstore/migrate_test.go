@@ -128,14 +128,14 @@ func TestMigrateUpNamesTheBlocker(t *testing.T) {
 
 	const blocked = `00003_record_deletions.sql waits for SHARE ROW EXCLUSIVE on plants, blocked by pid \d+, application till, user plantstore_owner, ` +
 		`idle in transaction, transaction open for \S+: INSERT INTO plants VALUES \(2000\)\n`
-	stdout, stderr, code := command(t, "migrate", "up", "--lock-timeout=200ms", "--lock-attempts=2", url)
+	stdout, stderr, code := command(t, "migrate", "up", "--lock-timeout=800ms", "--lock-attempts=2", url)
 	if code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
 	matches(t, "standard output", stdout, `applied 00001_plants.sql \(\d+ms\)\napplied 00002_plant_deletions.sql \(\d+ms\)\n`)
 	matches(t, "standard error", stderr, blocked+
 		`00003_record_deletions.sql did not get SHARE ROW EXCLUSIVE on plants and lets others through: attempt 2 of 2 in \d+ms\n`+
-		blocked+`plantstore: migration 00003_record_deletions.sql: no lock SHARE ROW EXCLUSIVE on plants within 200ms, in 2 attempts: nothing was changed; `+
+		blocked+`plantstore: migration 00003_record_deletions.sql: no lock SHARE ROW EXCLUSIVE on plants within 800ms, in 2 attempts: nothing was changed; `+
 		`blocked by pid \d+, application till, .*; end what is in the way, or try again with a larger --lock-attempts\n`)
 
 	var sale sync.WaitGroup

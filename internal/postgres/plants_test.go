@@ -304,7 +304,14 @@ func TestLockedRow(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `SELECT FROM plants WHERE id = 1 FOR UPDATE`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.plants.Delete(in(t, 1500*time.Millisecond), deletion(1, "k")); !errors.Is(err, plant.ErrBusy) || errors.Is(err, plant.ErrUnknown) {
+	// Where the server is starved of its processor for longer than margin, unknown
+	// is the truth: that is given another chance.
+	for range 3 {
+		if _, err = s.plants.Delete(in(t, 1500*time.Millisecond), deletion(1, "k")); !errors.Is(err, plant.ErrUnknown) {
+			break
+		}
+	}
+	if !errors.Is(err, plant.ErrBusy) || errors.Is(err, plant.ErrUnknown) {
 		t.Errorf("Delete of a locked plant: %v, want ErrBusy and nothing unknown", err)
 	}
 	var unlocked sync.WaitGroup

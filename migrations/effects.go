@@ -65,6 +65,16 @@ func effects() map[int64][]Effect {
 			{Does: "comments on the table just made", Manual: "sql-comment.html"},
 			{Does: "comments on the table just made", Manual: "sql-comment.html"},
 		},
+		8: {
+			{Does: "looks in the catalogue whether plants has a parent", Manual: "sql-do.html"},
+			{Does: "replaces a function", Manual: "sql-createfunction.html"},
+			{Does: "takes a right on the function from everybody, who has it no more", Manual: "sql-revoke.html"},
+			{
+				Does:   "replaces a trigger, in the catalogue only: no row is read",
+				Locks:  addsTrigger.Locks,
+				Manual: addsTrigger.Manual,
+			},
+		},
 	}
 }
 

@@ -37,7 +37,7 @@ func (c *doctorCommand) Validate() error {
 func (c *doctorCommand) Run(ctx context.Context, console *console) error {
 	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
 	defer cancel()
-	triggers, err := upSQL("00003_record_deletions.sql", "00004_refuse_truncate.sql")
+	triggers, err := upSQL("00008_record_statements.sql", "00004_refuse_truncate.sql")
 	if err != nil {
 		return err
 	}

@@ -425,7 +425,7 @@ func (e *Exam) transactions(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, err := collectWarnings(rows)
+	found, err := collect(rows, Warning)
 	if err != nil {
 		return nil, err
 	}
@@ -441,10 +441,10 @@ func (e *Exam) transactions(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	return orOK(found, "none open for longer than %s", e.Limits.Transaction), nil
 }
 
-// collectWarnings makes a warning of each row: message, remedy.
-func collectWarnings(rows pgx.Rows) ([]Finding, error) {
+// collect makes a finding of each row: message, remedy.
+func collect(rows pgx.Rows, grade Grade) ([]Finding, error) {
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Finding, error) {
-		f := Finding{Grade: Warning}
+		f := Finding{Grade: grade}
 		err := row.Scan(&f.Message, &f.Remedy)
 		return f, err
 	})
@@ -453,7 +453,7 @@ func collectWarnings(rows pgx.Rows) ([]Finding, error) {
 // triggers judges whether plants can leave without a record.
 func (e *Exam) triggers(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	want := map[string]string{
-		"plantstore_record_deletion": "CREATE TRIGGER plantstore_record_deletion AFTER DELETE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.plantstore_record_deletion()",
+		"plantstore_record_deletion": "CREATE TRIGGER plantstore_record_deletion AFTER DELETE ON public.plants REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.plantstore_record_deletion()",
 		"plantstore_refuse_truncate": "CREATE TRIGGER plantstore_refuse_truncate BEFORE TRUNCATE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION public.plantstore_refuse_truncate()",
 	}
 	// 'R' fires on a logical replica only.
@@ -496,7 +496,21 @@ func (e *Exam) triggers(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 			found = append(found, Finding{Grade: Problem, Message: "trigger " + name + " is missing: plants leave without a record", Remedy: remake})
 		}
 	}
-	return orOK(found, "each deletion is recorded, TRUNCATE is refused"), nil
+	// What leaves through a parent fires no statement trigger of the child.
+	rows, err = tx.Query(ctx, `
+		SELECT 'plants is a child of ' || parent || ': plants deleted through it leave without a record',
+			CASE WHEN c.relispartition THEN format('ALTER TABLE %s DETACH PARTITION public.plants;', parent)
+			ELSE format('ALTER TABLE public.plants NO INHERIT %s;', parent) END
+		FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid, LATERAL (SELECT inhparent::regclass::text AS parent) p
+		WHERE c.oid = 'public.plants'::regclass`)
+	if err != nil {
+		return nil, err
+	}
+	children, err := collect(rows, Problem)
+	if err != nil {
+		return nil, err
+	}
+	return orOK(append(found, children...), "each deletion is recorded, TRUNCATE is refused"), nil
 }
 
 // promised are the rights of the service's role, as 00006_grants.sql gives them.
@@ -617,7 +631,7 @@ func (e *Exam) powers(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, err := collectWarnings(rows)
+	found, err := collect(rows, Warning)
 	for i := range found {
 		found[i].Grade = Problem
 	}
@@ -647,7 +661,7 @@ func (e *Exam) foreignKeys(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, err := collectWarnings(rows)
+	found, err := collect(rows, Warning)
 	return orOK(found, "every table that refers to plants has an index for it"), err
 }
 
@@ -684,7 +698,7 @@ func (e *Exam) cascades(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, err := collectWarnings(rows)
+	found, err := collect(rows, Warning)
 	return orOK(found, "deleting a plant changes no other table"), err
 }
 
@@ -734,7 +748,7 @@ func (e *Exam) tokens(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, err := collectWarnings(rows)
+	found, err := collect(rows, Warning)
 	return orOK(found, "all in use and with an end"), err
 }
 

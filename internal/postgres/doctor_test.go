@@ -34,7 +34,7 @@ import (
 func examOf(t *testing.T, owner, service string) *Exam {
 	t.Helper()
 	var triggers string
-	for _, name := range []string{"00003_record_deletions.sql", "00004_refuse_truncate.sql"} {
+	for _, name := range []string{"00008_record_statements.sql", "00004_refuse_truncate.sql"} {
 		b, err := migrations.Files.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
@@ -172,8 +172,12 @@ func TestDoctorFindsAndTellsWhatHelps(t *testing.T) {
 			"trigger plantstore_record_deletion is missing: .*", nil},
 		{"truncate function missing", `DROP FUNCTION plantstore_refuse_truncate() CASCADE`, "triggers", Problem,
 			"trigger plantstore_refuse_truncate is missing: .*", nil},
-		{"record trigger with a condition", "DROP TRIGGER plantstore_record_deletion ON plants;\nCREATE TRIGGER plantstore_record_deletion AFTER DELETE ON plants FOR EACH ROW WHEN (OLD.id > 5) EXECUTE FUNCTION plantstore_record_deletion()",
+		{"record trigger with a condition", "DROP TRIGGER plantstore_record_deletion ON plants;\nCREATE TRIGGER plantstore_record_deletion AFTER DELETE ON plants REFERENCING OLD TABLE AS gone FOR EACH STATEMENT WHEN (current_user <> 'x') EXECUTE FUNCTION plantstore_record_deletion()",
 			"triggers", Problem, "trigger plantstore_record_deletion" + unrecorded, nil},
+		{"partition", `CREATE TABLE "all" (LIKE plants) PARTITION BY RANGE (id); ALTER TABLE "all" ATTACH PARTITION plants FOR VALUES FROM (MINVALUE) TO (MAXVALUE)`,
+			"triggers", Problem, `plants is a child of public."all": plants deleted through it leave without a record`, nil},
+		{"child", `CREATE TABLE stock (LIKE plants); ALTER TABLE plants INHERIT stock`,
+			"triggers", Problem, "plants is a child of public.stock: plants deleted through it leave without a record", nil},
 		{"record function rewritten", `CREATE OR REPLACE FUNCTION plantstore_record_deletion() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 'BEGIN RETURN NULL; END'`,
 			"triggers", Problem, "trigger plantstore_record_deletion" + unrecorded, nil},
 		{"record function as its caller", `ALTER FUNCTION plantstore_record_deletion() SECURITY INVOKER`, "triggers", Problem,

@@ -26,16 +26,17 @@ import (
 //
 //   - A member that the database refuses (something refers to the plant, or it is
 //     in the ledger already) takes the whole transaction back. The batch runs
-//     again without that member, and if it is refused once more, its members run
-//     one by one.
+//     again with a DELETE for each member, which shows whose it was, and then
+//     without that member. If it is refused once more, its members run one by one.
 //   - A member whose row is locked, or whose delete is slow, may hold the others
 //     up for batchLockTimeout or batchStatementTimeout only. It is sent back to
 //     its request, which waits on a connection of its own.
 //   - A batch whose connection is lost leaves the fate of every member unknown.
 //     Each request then asks the ledger for itself, as after any lost answer.
 //
-// Batches delete in the order of the ids, so that two of them never wait for each
-// other in a circle.
+// Batches delete in the order of the ids, or wait for a lock for less than
+// PostgreSQL takes to look for a deadlock, so that two of them never wait for each
+// other in a circle for long.
 type group struct {
 	db *DB
 
@@ -182,7 +183,10 @@ func (g *group) take(most int) []*member {
 
 // run brings every member of a batch to its outcome.
 func run(conn *pgx.Conn, batch []*member) {
-	refused := commit(conn, batch)
+	if len(batch) > 1 && commit(conn, batch, deleteTogether) == nil {
+		return
+	}
+	refused := commit(conn, batch, deleteEach)
 	switch {
 	case refused == nil:
 		return
@@ -191,14 +195,14 @@ func run(conn *pgx.Conn, batch []*member) {
 		return
 	case refused.member != nil:
 		rest := slices.DeleteFunc(slices.Clone(batch), func(m *member) bool { return m == refused.member })
-		if commit(conn, rest) == nil {
+		if commit(conn, rest, deleteTogether) == nil {
 			batch = []*member{refused.member}
 		}
 	}
 	// One by one: whoever is refused now is refused for reasons of its own.
 	for _, m := range batch {
 		one := []*member{m}
-		if r := commit(conn, one); r != nil {
+		if r := commit(conn, one, deleteEach); r != nil {
 			tell(one, r.outcome)
 		}
 	}
@@ -210,16 +214,19 @@ type refusal struct {
 	outcome
 }
 
+// A deleteFunc is deleteTogether or deleteEach.
+type deleteFunc func(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error)
+
 // commit runs a batch and tells its members what came of it, unless the database
 // refused the batch: then nothing of it happened, and nobody is told.
-func commit(conn *pgx.Conn, batch []*member) *refusal {
+func commit(conn *pgx.Conn, batch []*member, del deleteFunc) *refusal {
 	ctx, cancel := context.WithTimeout(context.Background(), batchTimeout)
 	defer cancel()
 	deletions := make([]plant.Deletion, len(batch))
 	for i, m := range batch {
 		deletions[i] = m.deletion
 	}
-	deleted, at, err := deleteAll(ctx, conn, deletions, batchLockTimeout, batchStatementTimeout)
+	deleted, at, err := del(ctx, conn, deletions, batchLockTimeout, batchStatementTimeout)
 	if err == nil {
 		for i, m := range batch {
 			m.fate <- outcome{deleted: deleted[i]}

@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"plantstore/internal/plant"
 )
 
@@ -17,8 +20,16 @@ func (s store) sample(t *testing.T, n int) {
 	s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, $1::bigint) i`, n)
 }
 
-// deleteAtOnce deletes ids concurrently and returns what came of each, and how
-// long the slowest took.
+// request is the i-th of those that run at once, each of another key, and of one
+// of three principals.
+func request(id int64, i int) plant.Deletion {
+	d := deletion(id, fmt.Sprint("k", i))
+	d.Principal = fmt.Sprint("shop ", i%3)
+	return d
+}
+
+// deleteAtOnce deletes ids concurrently, the i-th by request i, and returns what
+// came of each, and how long the slowest took.
 func (s store) deleteAtOnce(t *testing.T, ids []int64) (errs []error, slowest time.Duration) {
 	t.Helper()
 	errs = make([]error, len(ids))
@@ -27,7 +38,7 @@ func (s store) deleteAtOnce(t *testing.T, ids []int64) (errs []error, slowest ti
 	for i, id := range ids {
 		wg.Go(func() {
 			start := time.Now()
-			_, errs[i] = s.plants.Delete(in(t, 20*time.Second), deletion(id, fmt.Sprint("k", i)))
+			_, errs[i] = s.plants.Delete(in(t, 20*time.Second), request(id, i))
 			took[i] = time.Since(start)
 		})
 	}
@@ -64,11 +75,47 @@ func TestDeletionsAreCommittedTogether(t *testing.T) {
 			t.Errorf("Delete(%d): %v, want none", i+1, err)
 		}
 	}
-	if got := len(s.ledger(t)); got != 400 {
-		t.Errorf("%d ledger rows, want 400", got)
+	var want []ledgerRow
+	for i, id := range ids(1, 400) {
+		want = append(want, ledgered(id, request(id, i)))
+	}
+	if diff := cmp.Diff(want, s.ledger(t), byPlant); diff != "" {
+		t.Errorf("ledger (-want +got):\n%s", diff)
 	}
 	if got := s.transactions(t); got > 200 {
 		t.Errorf("400 concurrent deletions took %d transactions, want a fraction", got)
+	}
+}
+
+// ledgered is what the ledger has of a deletion.
+func ledgered(id int64, d plant.Deletion) ledgerRow {
+	return ledgerRow{id, "Boston fern", d.Principal, &d.RequestID, &d.Key}
+}
+
+var byPlant = cmpopts.SortSlices(func(a, b ledgerRow) bool { return a.PlantID < b.PlantID })
+
+// A plant that goes with another one is recorded under the request that deleted
+// that one, also when many are deleted at once.
+func TestCascadesInABatch(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 200)
+	s.exec(t, `ALTER TABLE plants ADD parent bigint REFERENCES plants ON DELETE CASCADE`)
+	s.exec(t, `CREATE INDEX ON plants (parent)`)
+	s.exec(t, `UPDATE plants SET parent = id - 100 WHERE id BETWEEN 101 AND 110`)
+	errs, _ := s.deleteAtOnce(t, ids(1, 100))
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+	var want []ledgerRow
+	for i, id := range ids(1, 100) {
+		want = append(want, ledgered(id, request(id, i)))
+		if id <= 10 {
+			want = append(want, ledgered(id+100, request(id, i)))
+		}
+	}
+	if diff := cmp.Diff(want, s.ledger(t), byPlant); diff != "" {
+		t.Errorf("ledger (-want +got):\n%s", diff)
 	}
 }
 

@@ -502,7 +502,7 @@ func TestARetryWithinTheHorizonIsRecognisedAfterAPurge(t *testing.T) {
 }
 
 // What a session makes of dates, intervals and floats must not get into the
-// ledger.
+// ledger, nor a column that the table has no more.
 func TestSessionSettingsDoNotChangeTheImage(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ typ, value, setting string }{
@@ -510,17 +510,20 @@ func TestSessionSettingsDoNotChangeTheImage(t *testing.T) {
 		{"interval", "'-1 day -02:03:04'", "intervalstyle = 'sql_standard'"},
 		{"daterange", "'[2026-01-02,2026-02-03)'", "datestyle = 'SQL, DMY'"},
 	} {
-		t.Run(c.typ, func(t *testing.T) {
-			t.Parallel()
-			s, l := newLedger(t)
-			s.exec(t, `ALTER TABLE plants ADD v `+c.typ)
-			s.exec(t, `INSERT INTO plants (name, v) VALUES ('Jade plant', `+c.value+`)`)
-			before := image(t, s.owner)
-			s.exec(t, `SET `+c.setting+`; DELETE FROM plants; RESET ALL`)
-			restoreAll(t, l)
-			if after := image(t, s.owner); !bytes.Equal(before, after) {
-				t.Errorf("a %s deleted under %s came back as\n%s\nwant\n%s", c.typ, c.setting, after, before)
-			}
-		})
+		for _, batch := range []string{"", `[{"plant": 1, "principal": "shop"}]`} {
+			t.Run(c.typ+batch, func(t *testing.T) {
+				t.Parallel()
+				s, l := newLedger(t)
+				s.exec(t, `ALTER TABLE plants ADD dropped int, ADD v `+c.typ)
+				s.exec(t, `INSERT INTO plants (id, name, dropped, v) VALUES (1, 'Jade plant', 3, `+c.value+`)`)
+				s.exec(t, `ALTER TABLE plants DROP dropped`)
+				before := image(t, s.owner)
+				s.exec(t, `SET `+c.setting+`; SET plantstore.batch = '`+batch+`'; DELETE FROM plants; RESET ALL`)
+				restoreAll(t, l)
+				if after := image(t, s.owner); !bytes.Equal(before, after) {
+					t.Errorf("a %s deleted under %s came back as\n%s\nwant\n%s", c.typ, c.setting, after, before)
+				}
+			})
+		}
 	}
 }

@@ -349,16 +349,31 @@ func TestDirectSQLIsRecorded(t *testing.T) {
 	s.exec(t, `DELETE FROM plants WHERE id = 1`)
 	s.exec(t, `
 		CREATE TABLE nurseries (id bigint PRIMARY KEY);
-		INSERT INTO nurseries VALUES (1);
+		INSERT INTO nurseries VALUES (1), (2);
 		ALTER TABLE plants ADD nursery_id bigint REFERENCES nurseries ON DELETE CASCADE;
-		INSERT INTO plants (id, name, nursery_id) VALUES (2, 'Snake plant', 1), (3, 'Aloe vera', 1);
+		INSERT INTO plants (id, name, nursery_id) VALUES (2, 'Snake plant', 1), (3, 'Aloe vera', 1), (5, 'Ivy', 2);
 		DELETE FROM nurseries`)
+	s.exec(t, `
+		ALTER TABLE plants ADD parent bigint REFERENCES plants ON DELETE CASCADE;
+		INSERT INTO plants (id, name, parent) VALUES (6, 'Mother', NULL), (7, 'Daughter', 6), (8, 'Granddaughter', 7);
+		DELETE FROM plants WHERE id = 6`)
+	s.exec(t, `
+		INSERT INTO plants (id, name) VALUES (9, 'Agave'), (10, 'Yucca'), (11, 'Fig');
+		WITH a AS (DELETE FROM plants WHERE id = 9 RETURNING id), b AS (DELETE FROM plants WHERE id = 10 RETURNING id)
+		DELETE FROM plants WHERE id IN (SELECT 11 FROM a, b)`)
 	want := []ledgerRow{
 		{1, "Boston fern", "plantstore_owner", nil, nil},
 		{2, "Snake plant", "plantstore_owner", nil, nil},
 		{3, "Aloe vera", "plantstore_owner", nil, nil},
+		{5, "Ivy", "plantstore_owner", nil, nil},
+		{6, "Mother", "plantstore_owner", nil, nil},
+		{7, "Daughter", "plantstore_owner", nil, nil},
+		{8, "Granddaughter", "plantstore_owner", nil, nil},
+		{9, "Agave", "plantstore_owner", nil, nil},
+		{10, "Yucca", "plantstore_owner", nil, nil},
+		{11, "Fig", "plantstore_owner", nil, nil},
 	}
-	if diff := cmp.Diff(want, s.ledger(t)); diff != "" {
+	if diff := cmp.Diff(want, s.ledger(t), byPlant); diff != "" {
 		t.Errorf("ledger (-want +got):\n%s", diff)
 	}
 	s.plant(t, 4)

@@ -342,7 +342,7 @@ func TestTheTriggerCannotBeMisled(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	s := storeOn(t, database, "pool_max_conns=1") // one session
-	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern')`)
+	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'), (2, 'aloe')`)
 	super := pool(t, database.Super)
 	for _, sql := range []string{
 		`GRANT TEMPORARY ON DATABASE ` + pgx.Identifier{database.Name}.Sanitize() + ` TO plantstore_app`,
@@ -355,23 +355,27 @@ func TestTheTriggerCannotBeMisled(t *testing.T) {
 	for _, sql := range []string{
 		`CREATE TEMPORARY TABLE plant_deletions (LIKE public.plant_deletions INCLUDING ALL)`,
 		`CREATE TABLE evil.plant_deletions (LIKE public.plant_deletions INCLUDING ALL)`,
+		`CREATE TEMPORARY TABLE gone (id bigint, name text)`,
+		`CREATE FUNCTION evil.json_to_recordset(json) RETURNS SETOF record LANGUAGE sql AS $$ SELECT bigint '2', 'nobody', '', '' $$`,
 		`CREATE FUNCTION evil.current_setting(text, boolean) RETURNS text LANGUAGE sql AS $$ SELECT 'nobody' $$`,
 		`CREATE FUNCTION evil.to_jsonb(anyelement) RETURNS jsonb LANGUAGE sql AS $$ SELECT jsonb '{}' $$`,
 		`CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT timestamptz '1999-01-01' $$`,
 		`CREATE TYPE pg_temp.jsonb AS (n int)`,
 		`SET search_path = pg_temp, evil, pg_catalog, public`,
 		`DELETE FROM public.plants WHERE id = 1`,
+		`SET plantstore.batch = '[{"plant": 2, "principal": "shop"}]'`,
+		`DELETE FROM public.plants WHERE id = 2`,
 	} {
 		if _, err := s.pool.Exec(t.Context(), sql); err != nil {
 			t.Fatalf("%s: %v", sql, err)
 		}
 	}
-	want := []ledgerRow{{1, "fern", "plantstore_app", nil, nil}}
+	want := []ledgerRow{{1, "fern", "plantstore_app", nil, nil}, {2, "aloe", "shop", nil, nil}}
 	if diff := cmp.Diff(want, s.ledger(t)); diff != "" {
 		t.Errorf("ledger (-want +got):\n%s", diff)
 	}
 	var age time.Duration
-	if err := s.owner.QueryRow(t.Context(), `SELECT now() - deleted_at FROM plant_deletions`).Scan(&age); err != nil || age > time.Minute {
+	if err := s.owner.QueryRow(t.Context(), `SELECT max(now() - deleted_at) FROM plant_deletions`).Scan(&age); err != nil || age > time.Minute {
 		t.Errorf("deleted %s ago, %v; want now", age, err)
 	}
 	for _, table := range []string{"pg_temp.plant_deletions", "evil.plant_deletions"} {

@@ -3,7 +3,8 @@
 --
 -- A statement of the service that deletes for many requests says in the setting
 -- plantstore.batch who asked for which plant: a JSON array of objects with plant,
--- principal, request_id and key. The three settings of 00003 mean what they meant.
+-- principal, request_id and key. The trigger answers with plantstore.recorded.
+-- Without a batch the three settings of 00003 mean what they meant.
 --
 -- A row that leaves through a statement on a table that plants inherits from, or
 -- is a partition of, fires no statement trigger of plants: so there must be none.
@@ -51,6 +52,7 @@ BEGIN
         FROM gone g
         LEFT JOIN json_to_recordset(current_setting('plantstore.batch')::json)
             AS b (plant bigint, principal text, request_id text, key text) ON b.plant = g.id;
+        PERFORM set_config('plantstore.recorded', 'yes', true);
     END IF;
     RETURN NULL;
 END

@@ -11,7 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
+	"plantstore/migrations"
 )
 
 // sample fills plants with ids from 1 to n.
@@ -69,6 +71,10 @@ func TestDeletionsAreCommittedTogether(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	s.sample(t, 400)
+	s.exec(t, `CREATE TABLE statements ();
+		CREATE FUNCTION tally() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+			'BEGIN INSERT INTO statements DEFAULT VALUES; RETURN NULL; END';
+		CREATE TRIGGER tally AFTER DELETE ON plants FOR EACH STATEMENT EXECUTE FUNCTION tally()`)
 	errs, _ := s.deleteAtOnce(t, ids(1, 400))
 	for i, err := range errs {
 		if err != nil {
@@ -85,6 +91,10 @@ func TestDeletionsAreCommittedTogether(t *testing.T) {
 	if got := s.transactions(t); got > 200 {
 		t.Errorf("400 concurrent deletions took %d transactions, want a fraction", got)
 	}
+	var statements int
+	if err := s.owner.QueryRow(t.Context(), `SELECT count(*) FROM statements`).Scan(&statements); err != nil || statements > 200 {
+		t.Errorf("400 concurrent deletions took %d statements, %v; want a fraction", statements, err)
+	}
 }
 
 // ledgered is what the ledger has of a deletion.
@@ -93,6 +103,28 @@ func ledgered(id int64, d plant.Deletion) ledgerRow {
 }
 
 var byPlant = cmpopts.SortSlices(func(a, b ledgerRow) bool { return a.PlantID < b.PlantID })
+
+// While a newer release still serves, migrations may be taken back.
+func TestDeletionsWithTheTriggerOfAnOlderSchema(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	s.sample(t, 100)
+	if _, err := migrations.DownTo(t.Context(), database.Owner, 7, migrations.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	errs, _ := s.deleteAtOnce(t, ids(1, 100))
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+	var want []ledgerRow
+	for i, id := range ids(1, 100) {
+		want = append(want, ledgered(id, request(id, i)))
+	}
+	if diff := cmp.Diff(want, s.ledger(t), byPlant); diff != "" {
+		t.Errorf("ledger (-want +got):\n%s", diff)
+	}
+}
 
 // A plant that goes with another one is recorded under the request that deleted
 // that one, also when many are deleted at once.

@@ -240,7 +240,7 @@ func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion,
 	for i, d := range deletions {
 		if i == 0 {
 			pipeline.Queue(`SELECT set_config('lock_timeout', $1, true), set_config('statement_timeout', $2, true),
-				`+commitDurably+`, set_config('plantstore.principal', $3, true),
+				`+commitDurably+`, set_config('plantstore.batch', '', true), set_config('plantstore.principal', $3, true),
 				set_config('plantstore.request_id', $4, true), set_config('plantstore.idempotency_key', $5, true)`,
 				milliseconds(lockTimeout), milliseconds(statementTimeout), d.Principal, d.RequestID, d.Key)
 		} else {
@@ -302,9 +302,13 @@ func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []plant.Delet
 	}
 	var pipeline pgx.Batch
 	pipeline.Queue(`SELECT set_config('lock_timeout', $1, true), set_config('statement_timeout', $2, true),
-		`+commitDurably+`, set_config('plantstore.batch', $3, true)`,
+		`+commitDurably+`, set_config('plantstore.batch', $3, true), set_config('plantstore.recorded', '', true)`,
 		milliseconds(lockTimeout), milliseconds(statementTimeout), string(requests))
 	pipeline.Queue(`DELETE FROM plants WHERE id = ANY ($1) RETURNING id`, ids)
+	// The trigger of an older schema would record all of them without their
+	// requests. A division by zero takes that back; the trigger can't be replaced
+	// between the two statements, as the first has locked the table.
+	pipeline.Queue(`SELECT 1 / (current_setting('plantstore.recorded') = 'yes')::int`)
 	results := conn.SendBatch(ctx, &pipeline)
 	defer results.Close()
 	if _, err = results.Exec(); err != nil {

@@ -226,8 +226,8 @@ func (c *pgbenchContender) measure(ctx context.Context, q *quota, clients int, d
 	if err := os.WriteFile(script, []byte(c.script), 0o600); err != nil {
 		return m, err
 	}
-	// pgbench counts whole seconds, from when it is connected.
-	whole := int(math.Ceil((2*warmUp + d).Seconds()))
+	// pgbench counts whole seconds, and those that its clients take to connect.
+	whole := int(math.Ceil((3*warmUp + d).Seconds()))
 	args := []string{
 		"--no-vacuum", "--protocol=prepared", "--file=" + script, "--time=" + strconv.Itoa(whole),
 		"--client=" + strconv.Itoa(clients), "--jobs=" + strconv.Itoa(min(clients, 2)),

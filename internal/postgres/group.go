@@ -34,9 +34,9 @@ import (
 //   - A batch whose connection is lost leaves the fate of every member unknown.
 //     Each request then asks the ledger for itself, as after any lost answer.
 //
-// Batches delete in the order of the ids, or wait for a lock for less than
-// PostgreSQL takes to look for a deadlock, so that two of them never wait for each
-// other in a circle for long.
+// Batches lock rows in the order of the ids, so that two of them do not wait for
+// each other in a circle. Should a plan take another order, batchLockTimeout ends
+// the circle long before PostgreSQL looks for one.
 type group struct {
 	db *DB
 

@@ -275,9 +275,8 @@ func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion,
 // one DELETE for all of them, which the trigger records in one go. It can't tell
 // whose deletion the database refused: at is -1 with any error.
 //
-// It takes the same locks, in whatever order the rows are found. Two that wait for
-// each other in a circle do so for lockTimeout, if that is less than
-// deadlock_timeout.
+// It takes the same locks, in whatever order the plan finds the rows: lockTimeout
+// has to be less than deadlock_timeout.
 func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error) {
 	type request struct {
 		Plant     plant.ID `json:"plant"`

@@ -81,13 +81,7 @@ func TestDeletionsAreCommittedTogether(t *testing.T) {
 			t.Errorf("Delete(%d): %v, want none", i+1, err)
 		}
 	}
-	var want []ledgerRow
-	for i, id := range ids(1, 400) {
-		want = append(want, ledgered(id, request(id, i)))
-	}
-	if diff := cmp.Diff(want, s.ledger(t), byPlant); diff != "" {
-		t.Errorf("ledger (-want +got):\n%s", diff)
-	}
+	s.checkLedger(t, ledgeredAll(ids(1, 400)))
 	if got := s.transactions(t); got > 200 {
 		t.Errorf("400 concurrent deletions took %d transactions, want a fraction", got)
 	}
@@ -102,7 +96,23 @@ func ledgered(id int64, d plant.Deletion) ledgerRow {
 	return ledgerRow{id, "Boston fern", d.Principal, &d.RequestID, &d.Key}
 }
 
+// ledgeredAll is what the ledger has of ids that were deleted at once.
+func ledgeredAll(ids []int64) (all []ledgerRow) {
+	for i, id := range ids {
+		all = append(all, ledgered(id, request(id, i)))
+	}
+	return all
+}
+
 var byPlant = cmpopts.SortSlices(func(a, b ledgerRow) bool { return a.PlantID < b.PlantID })
+
+// checkLedger compares the ledger, in whatever order it was written.
+func (s store) checkLedger(t *testing.T, want []ledgerRow) {
+	t.Helper()
+	if diff := cmp.Diff(want, s.ledger(t), byPlant); diff != "" {
+		t.Errorf("ledger (-want +got):\n%s", diff)
+	}
+}
 
 // While a newer release still serves, migrations may be taken back.
 func TestDeletionsWithTheTriggerOfAnOlderSchema(t *testing.T) {
@@ -117,13 +127,7 @@ func TestDeletionsWithTheTriggerOfAnOlderSchema(t *testing.T) {
 	if err := errors.Join(errs...); err != nil {
 		t.Error(err)
 	}
-	var want []ledgerRow
-	for i, id := range ids(1, 100) {
-		want = append(want, ledgered(id, request(id, i)))
-	}
-	if diff := cmp.Diff(want, s.ledger(t), byPlant); diff != "" {
-		t.Errorf("ledger (-want +got):\n%s", diff)
-	}
+	s.checkLedger(t, ledgeredAll(ids(1, 100)))
 }
 
 // A plant that goes with another one is recorded under the request that deleted
@@ -139,16 +143,11 @@ func TestCascadesInABatch(t *testing.T) {
 	if err := errors.Join(errs...); err != nil {
 		t.Error(err)
 	}
-	var want []ledgerRow
-	for i, id := range ids(1, 100) {
-		want = append(want, ledgered(id, request(id, i)))
-		if id <= 10 {
-			want = append(want, ledgered(id+100, request(id, i)))
-		}
+	want := ledgeredAll(ids(1, 100))
+	for i, id := range ids(1, 10) {
+		want = append(want, ledgered(id+100, request(id, i)))
 	}
-	if diff := cmp.Diff(want, s.ledger(t), byPlant); diff != "" {
-		t.Errorf("ledger (-want +got):\n%s", diff)
-	}
+	s.checkLedger(t, want)
 }
 
 func TestFatesInABatchAreSeparate(t *testing.T) {

@@ -373,9 +373,7 @@ func TestDirectSQLIsRecorded(t *testing.T) {
 		{10, "Yucca", "plantstore_owner", nil, nil},
 		{11, "Fig", "plantstore_owner", nil, nil},
 	}
-	if diff := cmp.Diff(want, s.ledger(t), byPlant); diff != "" {
-		t.Errorf("ledger (-want +got):\n%s", diff)
-	}
+	s.checkLedger(t, want)
 	s.plant(t, 4)
 	if _, err := s.owner.Exec(t.Context(), `TRUNCATE plants CASCADE`); sqlState(err) != insufficientPrivilege {
 		t.Errorf("TRUNCATE: %v, want SQLSTATE %s", err, insufficientPrivilege)

@@ -34,8 +34,8 @@ fuzz: ## Throw generated requests at the server for a minute
 
 chaos: ## Break everything at random for 10 minutes and check that no answer lied
 	@deploy/postgres/ensure.sh
-	go run ./internal/chaos -duration $(or $(DURATION),10m)
+	go run ./cmd/chaos -duration $(or $(DURATION),10m)
 
 bench: ## Measure against pgbench and a bare handler; prints Markdown
 	@deploy/postgres/ensure.sh
-	go run ./internal/bench $(BENCHFLAGS)
+	go run ./cmd/bench $(BENCHFLAGS)

@@ -17,26 +17,28 @@ const module = "plantstore/"
 // mayImport is what each package may import of this module, outside its tests.
 // A package that is not here may not exist.
 var mayImport = map[string][]string{
-	"cmd/plantstore":      {"deploy/postgres", "internal/auth", "internal/localpg", "internal/postgres", "internal/server", "migrations"},
+	"cmd/plantstore":      {"deploy/postgres", "internal/auth", "internal/doctor", "internal/localpg", "internal/migrate", "internal/postgres", "internal/server", "migrations"},
+	"cmd/chaos":           {"deploy/postgres", "internal/auth", "internal/localpg", "internal/migrate", "internal/pgtest", "internal/postgres"},
+	"cmd/bench":           {"deploy/postgres", "internal/auth", "internal/localpg", "internal/migrate", "internal/postgres"},
+	"cmd/bench/bare":      {},
 	"deploy/postgres":     {},
 	"internal/plant":      {},
 	"internal/auth":       {},
 	"internal/server":     {"internal/auth", "internal/plant"},
 	"internal/postgres":   {"internal/auth", "internal/plant"},
+	"internal/doctor":     {"internal/migrate", "internal/postgres"},
+	"internal/migrate":    {"migrations"},
 	"internal/localpg":    {},
-	"migrations":          {},
-	"internal/pgtest":     {"deploy/postgres", "internal/localpg", "migrations"},
+	"internal/pgtest":     {"deploy/postgres", "internal/localpg", "internal/migrate", "migrations"},
 	"internal/pgtest/run": {"internal/pgtest"},
-	"internal/chaos":      {"deploy/postgres", "internal/auth", "internal/localpg", "internal/pgtest", "internal/postgres", "migrations"},
-	"internal/bench/bare": {},
-	"internal/bench":      {"deploy/postgres", "internal/auth", "internal/localpg", "internal/postgres", "migrations"},
+	"migrations":          {},
 }
 
 // onlyIn says which packages may import a module of somebody else's, tests aside.
 var onlyIn = map[string][]string{
-	"github.com/labstack/echo/":  {"internal/server", "internal/bench/bare"},
-	"github.com/jackc/pgx/":      {"internal/postgres", "migrations", "internal/pgtest", "internal/chaos", "internal/bench", "internal/bench/bare"},
-	"github.com/pressly/goose/":  {"migrations"},
+	"github.com/labstack/echo/":  {"internal/server", "cmd/bench/bare"},
+	"github.com/jackc/pgx/":      {"internal/postgres", "internal/doctor", "internal/migrate", "internal/pgtest", "cmd/chaos", "cmd/bench", "cmd/bench/bare"},
+	"github.com/pressly/goose/":  {"internal/migrate"},
 	"github.com/testcontainers/": {"internal/pgtest"},
 	"github.com/prometheus/":     {"internal/server"},
 	"github.com/alecthomas/kong": {"cmd/plantstore"},

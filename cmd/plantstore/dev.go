@@ -14,8 +14,8 @@ import (
 	roles "plantstore/deploy/postgres"
 	"plantstore/internal/auth"
 	"plantstore/internal/localpg"
+	"plantstore/internal/migrate"
 	"plantstore/internal/postgres"
-	"plantstore/migrations"
 )
 
 type devCommand struct {
@@ -97,7 +97,7 @@ func prepare(ctx context.Context, pg *localpg.Server) (token string, err error) 
 		return "", err
 	}
 	owner := pg.URL("plantstore_owner", database)
-	if _, err := migrations.Up(ctx, owner); err != nil {
+	if _, err := migrate.Service().Up(ctx, owner, migrate.Options{}); err != nil {
 		return "", err
 	}
 	// Orders are not the service's own: they stand for whatever else a store

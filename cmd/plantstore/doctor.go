@@ -8,7 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"plantstore/internal/postgres"
+	"plantstore/internal/doctor"
+	"plantstore/internal/migrate"
 	"plantstore/migrations"
 )
 
@@ -41,9 +42,9 @@ func (c *doctorCommand) Run(ctx context.Context, console *console) error {
 	if err != nil {
 		return err
 	}
-	exam := postgres.Exam{
-		Owner: c.DatabaseURL, Service: c.ServiceURL, Replicas: c.Replicas, Triggers: triggers, Limits: postgres.UsualLimits,
-		Schema: func(ctx context.Context) []postgres.Finding { return examineSchema(ctx, c.DatabaseURL) },
+	exam := doctor.Exam{
+		Owner: c.DatabaseURL, Service: c.ServiceURL, Replicas: c.Replicas, Triggers: triggers, Limits: doctor.UsualLimits,
+		Schema: func(ctx context.Context) []doctor.Finding { return examineSchema(ctx, c.DatabaseURL) },
 	}
 	findings := exam.Run(ctx)
 	if c.JSON {
@@ -54,10 +55,10 @@ func (c *doctorCommand) Run(ctx context.Context, console *console) error {
 	if err != nil {
 		return err
 	}
-	switch postgres.Worst(findings) {
-	case postgres.Problem:
+	switch doctor.Worst(findings) {
+	case doctor.Problem:
 		return &exitError{code: 1}
-	case postgres.Warning:
+	case doctor.Warning:
 		return &exitError{code: exitWarnings}
 	}
 	return nil
@@ -83,13 +84,13 @@ func upSQL(names ...string) (string, error) {
 }
 
 // examineSchema tells what is wrong with the migrations.
-func examineSchema(ctx context.Context, url string) []postgres.Finding {
-	states, troubles, err := migrations.Status(ctx, url)
+func examineSchema(ctx context.Context, url string) []doctor.Finding {
+	states, troubles, err := migrate.Service().Status(ctx, url)
 	if err != nil {
-		return []postgres.Finding{{Grade: postgres.Problem, Message: "the migrations can't be read: " + explained(err).Error(),
+		return []doctor.Finding{{Grade: doctor.Problem, Message: "the migrations can't be read: " + explained(err).Error(),
 			Remedy: "Connect as the owner, see PLANTSTORE_MIGRATE_DATABASE_URL."}}
 	}
-	var findings []postgres.Finding
+	var findings []doctor.Finding
 	var pending []string
 	for _, s := range states {
 		if s.AppliedAt.IsZero() {
@@ -97,18 +98,18 @@ func examineSchema(ctx context.Context, url string) []postgres.Finding {
 		}
 	}
 	if len(pending) > 0 {
-		findings = append(findings, postgres.Finding{Grade: postgres.Problem,
+		findings = append(findings, doctor.Finding{Grade: doctor.Problem,
 			Message: "not applied, the service stays unready: " + strings.Join(pending, ", "), Remedy: "plantstore migrate up"})
 	}
 	for _, t := range troubles {
-		grade := postgres.Problem
-		if t.Kind == migrations.Ahead || t.Kind == migrations.InvalidIndex {
-			grade = postgres.Warning
+		grade := doctor.Problem
+		if t.Kind == migrate.Ahead || t.Kind == migrate.InvalidIndex {
+			grade = doctor.Warning
 		}
-		findings = append(findings, postgres.Finding{Grade: grade, Message: t.Message, Remedy: t.Remedy})
+		findings = append(findings, doctor.Finding{Grade: grade, Message: t.Message, Remedy: t.Remedy})
 	}
 	if len(findings) == 0 {
-		findings = []postgres.Finding{{Grade: postgres.OK, Message: fmt.Sprintf("at version %d, as it was shipped", migrations.Latest())}}
+		findings = []doctor.Finding{{Grade: doctor.OK, Message: fmt.Sprintf("at version %d, as it was shipped", migrate.Latest())}}
 	}
 	for i := range findings {
 		findings[i].Check = "schema"
@@ -117,8 +118,8 @@ func examineSchema(ctx context.Context, url string) []postgres.Finding {
 }
 
 // writeFindings writes findings for a person, and how many there are.
-func writeFindings(w io.Writer, findings []postgres.Finding) error {
-	count := make(map[postgres.Grade]int)
+func writeFindings(w io.Writer, findings []doctor.Finding) error {
+	count := make(map[doctor.Grade]int)
 	var err error
 	printf := func(format string, args ...any) {
 		_, e := fmt.Fprintf(w, format, args...)
@@ -133,6 +134,6 @@ func writeFindings(w io.Writer, findings []postgres.Finding) error {
 			}
 		}
 	}
-	printf("%s, %s\n", counted(count[postgres.Problem], "problem"), counted(count[postgres.Warning], "warning"))
+	printf("%s, %s\n", counted(count[doctor.Problem], "problem"), counted(count[doctor.Warning], "warning"))
 	return err
 }

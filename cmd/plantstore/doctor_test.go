@@ -7,23 +7,23 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"plantstore/internal/doctor"
 	"plantstore/internal/pgtest"
-	"plantstore/internal/postgres"
 )
 
 // examine runs the doctor and returns its exit code and its findings but those
 // that are fine. It runs as a superuser, because that the tests' owner can't see
 // everybody's transactions is a finding of its own.
-func examine(t *testing.T, database pgtest.Database) (int, []postgres.Finding) {
+func examine(t *testing.T, database pgtest.Database) (int, []doctor.Finding) {
 	t.Helper()
 	stdout, stderr, code := command(t, "doctor", "--json", "--database-url="+database.Super, "--service-url="+database.App)
-	var all []postgres.Finding
+	var all []doctor.Finding
 	if err := json.Unmarshal([]byte(stdout), &all); err != nil {
 		t.Fatalf("doctor --json: %v: %s%s", err, stdout, stderr)
 	}
-	found := []postgres.Finding{}
+	found := []doctor.Finding{}
 	for _, f := range all {
-		if f.Grade != postgres.OK {
+		if f.Grade != doctor.OK {
 			found = append(found, f)
 		}
 	}

@@ -14,8 +14,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"plantstore/internal/migrate"
 	"plantstore/internal/postgres"
-	"plantstore/migrations"
 )
 
 type migrateCommand struct {
@@ -48,8 +48,8 @@ func (f *lockFlags) Validate() error {
 	return nil
 }
 
-func (f *lockFlags) options(p *progress) migrations.Options {
-	return migrations.Options{LockTimeout: f.LockTimeout, LockAttempts: f.LockAttempts, Notify: p.notify}
+func (f *lockFlags) options(p *progress) migrate.Options {
+	return migrate.Options{LockTimeout: f.LockTimeout, LockAttempts: f.LockAttempts, Notify: p.notify}
 }
 
 const exitPending = 3
@@ -61,7 +61,7 @@ type migratePlan struct {
 
 // Run shows what up would do.
 func (c *migratePlan) Run(ctx context.Context, console *console) error {
-	plan, err := migrations.PlanUp(ctx, c.DatabaseURL)
+	plan, err := migrate.Service().Plan(ctx, c.DatabaseURL)
 	if err != nil {
 		return explained(err)
 	}
@@ -82,7 +82,7 @@ func (c *migratePlan) Run(ctx context.Context, console *console) error {
 }
 
 // planText is a plan for a person.
-func planText(p migrations.Plan) string {
+func planText(p migrate.Plan) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "database %s is at version %d, this plantstore at %d: ", p.Database, p.Version, p.Binary)
 	switch len(p.Pending) {
@@ -113,7 +113,7 @@ func planText(p migrations.Plan) string {
 				}
 			}
 			none := "none"
-			if step.Verdict == migrations.Unknown {
+			if step.Verdict == migrate.Unknown {
 				none = "unknown"
 			}
 			fmt.Fprintf(table, "%s\t%s\t%s\n", step.Name, step.Verdict, cmp.Or(strings.Join(locks, "; "), none))
@@ -133,13 +133,13 @@ func planText(p migrations.Plan) string {
 	return b.String()
 }
 
-func statementText(number int, s migrations.Statement) string {
+func statementText(number int, s migrate.Statement) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\n  %d. %s: %s\n", number, s.Verdict, s.Does)
 	for _, lock := range s.Locks {
 		fmt.Fprintf(&b, "     lock: %s\n", lockText(lock))
 	}
-	if s.Verdict != migrations.Unknown && len(s.Locks) == 0 {
+	if s.Verdict != migrate.Unknown && len(s.Locks) == 0 {
 		b.WriteString("     lock: none on a table in use\n")
 	}
 	if s.Safer != "" {
@@ -155,7 +155,7 @@ func statementText(number int, s migrations.Statement) string {
 	return b.String()
 }
 
-func lockText(l migrations.HeldLock) string {
+func lockText(l migrate.HeldLock) string {
 	about := "rows never counted, " + byteSize(l.Bytes)
 	switch {
 	case !l.Exists:
@@ -185,7 +185,7 @@ func byteSize(n int64) string {
 	return fmt.Sprintf("%.3g %s", size, unit)
 }
 
-func names(all []migrations.Migration) string {
+func names(all []migrate.Migration) string {
 	s := make([]string, len(all))
 	for i, m := range all {
 		s[i] = m.Name
@@ -193,7 +193,7 @@ func names(all []migrations.Migration) string {
 	return strings.Join(s, ", ")
 }
 
-func troubleText(all []migrations.Trouble) string {
+func troubleText(all []migrate.Trouble) string {
 	var b strings.Builder
 	for _, t := range all {
 		fmt.Fprintf(&b, "TROUBLE: %s\n         %s\n", t.Message, t.Remedy)
@@ -209,13 +209,13 @@ type migrateUp struct {
 // Run applies the pending migrations.
 func (c *migrateUp) Run(ctx context.Context, console *console) error {
 	progress := newProgress(console, "applied", isTerminal(console.err))
-	changes, err := migrations.UpWith(ctx, c.DatabaseURL, c.options(progress))
+	changes, err := migrate.Service().Up(ctx, c.DatabaseURL, c.options(progress))
 	progress.end()
 	if err != nil {
 		return explained(err)
 	}
 	if len(changes) == 0 {
-		fmt.Fprintf(console.out, "nothing to do: every migration up to %d is applied\n", migrations.Latest())
+		fmt.Fprintf(console.out, "nothing to do: every migration up to %d is applied\n", migrate.Latest())
 	}
 	return nil
 }
@@ -229,12 +229,12 @@ type migrateDown struct {
 // Run takes migrations back.
 func (c *migrateDown) Run(ctx context.Context, console *console) error {
 	progress := newProgress(console, "took back", isTerminal(console.err))
-	var changes []migrations.Change
+	var changes []migrate.Change
 	var err error
 	if c.To == nil {
-		changes, err = migrations.Down(ctx, c.DatabaseURL, c.options(progress))
+		changes, err = migrate.Service().Down(ctx, c.DatabaseURL, c.options(progress))
 	} else {
-		changes, err = migrations.DownTo(ctx, c.DatabaseURL, *c.To, c.options(progress))
+		changes, err = migrate.Service().DownTo(ctx, c.DatabaseURL, *c.To, c.options(progress))
 	}
 	progress.end()
 	if err != nil {
@@ -311,23 +311,23 @@ func (p *progress) clear() {
 	}
 }
 
-func (p *progress) notify(e migrations.Event) {
+func (p *progress) notify(e migrate.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.clear()
 	switch e.Kind {
-	case migrations.Queued:
+	case migrate.Queued:
 		fmt.Fprintf(p.err, "waiting for another run to end: %s\n", blockers(e.Blockers))
-	case migrations.Warned:
+	case migrate.Warned:
 		fmt.Fprintf(p.err, "warning: %s\n", e.Warning)
-	case migrations.Started:
+	case migrate.Started:
 		p.current, p.began = fmt.Sprintf("[%d/%d] %s", e.Number, e.Of, e.Migration.Name), time.Now()
-	case migrations.Blocked:
+	case migrate.Blocked:
 		fmt.Fprintf(p.err, "%s waits for %s, blocked by %s\n", e.Migration.Name, e.Lock, blockers(e.Blockers))
-	case migrations.Retrying:
+	case migrate.Retrying:
 		fmt.Fprintf(p.err, "%s did not get %s and lets others through: attempt %d of %d in %s\n",
 			e.Migration.Name, cmp.Or(e.Lock, "its lock"), e.Attempt+1, e.Attempts, e.Pause.Round(time.Millisecond))
-	case migrations.Finished:
+	case migrate.Finished:
 		p.current = ""
 		fmt.Fprintf(p.out, "%s %s (%s)\n", p.verb, e.Migration.Name, e.Took.Round(time.Millisecond))
 	}
@@ -336,7 +336,7 @@ func (p *progress) notify(e migrations.Event) {
 	}
 }
 
-func blockers(all []migrations.Blocker) string {
+func blockers(all []migrate.Blocker) string {
 	s := make([]string, len(all))
 	for i, b := range all {
 		s[i] = b.String()
@@ -361,7 +361,7 @@ type migrateStatus struct {
 
 // Run lists the migrations.
 func (c *migrateStatus) Run(ctx context.Context, console *console) error {
-	states, trouble, err := migrations.Status(ctx, c.DatabaseURL)
+	states, trouble, err := migrate.Service().Status(ctx, c.DatabaseURL)
 	if err != nil {
 		return explained(err)
 	}
@@ -410,7 +410,7 @@ type migrateVersion struct {
 
 // Run prints the newest applied version.
 func (c *migrateVersion) Run(ctx context.Context, console *console) error {
-	states, _, err := migrations.Status(ctx, c.DatabaseURL)
+	states, _, err := migrate.Service().Status(ctx, c.DatabaseURL)
 	if err != nil {
 		return explained(err)
 	}
@@ -421,7 +421,7 @@ func (c *migrateVersion) Run(ctx context.Context, console *console) error {
 		}
 	}
 	if c.JSON {
-		return writeJSON(console.out, map[string]int64{"version": newest, "binary": migrations.Latest()})
+		return writeJSON(console.out, map[string]int64{"version": newest, "binary": migrate.Latest()})
 	}
 	fmt.Fprintln(console.out, newest)
 	return nil
@@ -429,18 +429,18 @@ func (c *migrateVersion) Run(ctx context.Context, console *console) error {
 
 // explained is err in words for an operator.
 func explained(err error) error {
-	if e, ok := errors.AsType[*migrations.InterruptedError](err); ok {
+	if e, ok := errors.AsType[*migrate.InterruptedError](err); ok {
 		why := "interrupted"
 		if !errors.Is(e.Err, context.Canceled) {
 			why = "the connection was lost (" + postgres.Explain(e.Err) + ")"
 		}
 		return fmt.Errorf("%s: migration %s is %s; see 'plantstore migrate status', and run the same again to go on", why, e.Name, e.State)
 	}
-	failed, ok := errors.AsType[*migrations.FailedError](err)
+	failed, ok := errors.AsType[*migrate.FailedError](err)
 	if !ok {
 		return errors.New(postgres.Explain(err))
 	}
-	if e, ok := errors.AsType[*migrations.BlockedError](err); ok {
+	if e, ok := errors.AsType[*migrate.BlockedError](err); ok {
 		return fmt.Errorf("migration %s: %w; end what is in the way, or try again with a larger --lock-attempts", failed.Name, e)
 	}
 	return fmt.Errorf("migration %s: %s", failed.Name, postgres.Explain(failed.Err))

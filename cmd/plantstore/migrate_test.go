@@ -13,8 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
-	"plantstore/migrations"
 )
 
 func execute(t *testing.T, conn *pgx.Conn, sql string) {
@@ -67,8 +67,8 @@ func TestMigratePlan(t *testing.T) {
 	}
 
 	stdout, _, code = command(t, "migrate", "plan", "--json", url)
-	var plan migrations.Plan
-	if err := json.Unmarshal([]byte(stdout), &plan); err != nil || code != 3 || len(plan.Pending) != len(migrations.All()) {
+	var plan migrate.Plan
+	if err := json.Unmarshal([]byte(stdout), &plan); err != nil || code != 3 || len(plan.Pending) != len(migrate.All()) {
 		t.Errorf("as JSON: %d pending, exit code %d, %v; want all, 3", len(plan.Pending), code, err)
 	}
 	lock := plan.Pending[2].Statements[2].Locks[0]
@@ -163,11 +163,11 @@ func TestProgress(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var out, errOut bytes.Buffer
 			p := newProgress(&console{&out, &errOut}, "applied", tt.terminal)
-			m := migrations.Migration{Name: "a.sql"}
-			p.notify(migrations.Event{Kind: migrations.Warned, Warning: "w"})
-			p.notify(migrations.Event{Kind: migrations.Started, Migration: m, Number: 2, Of: 3})
+			m := migrate.Migration{Name: "a.sql"}
+			p.notify(migrate.Event{Kind: migrate.Warned, Warning: "w"})
+			p.notify(migrate.Event{Kind: migrate.Started, Migration: m, Number: 2, Of: 3})
 			time.Sleep(12 * time.Second)
-			p.notify(migrations.Event{Kind: migrations.Finished, Migration: m, Took: 12 * time.Second})
+			p.notify(migrate.Event{Kind: migrate.Finished, Migration: m, Took: 12 * time.Second})
 			p.end()
 			got := errOut.String()
 			if out.String() != "applied a.sql (12s)\n" || !strings.HasPrefix(got, tt.want) {

@@ -15,8 +15,8 @@ import (
 
 	roles "plantstore/deploy/postgres"
 	"plantstore/internal/localpg"
+	"plantstore/internal/migrate"
 	"plantstore/internal/postgres"
-	"plantstore/migrations"
 )
 
 // A site is a service on a PostgreSQL of its own, which the test may break.
@@ -53,7 +53,7 @@ func newSite(t *testing.T, plants int, withStandby bool, flags ...string) (s sit
 	super := s.primary.URL("postgres", "postgres")
 	script(super, `CREATE DATABASE plantstore`)
 	script(s.primary.URL("postgres", "plantstore"), roles.SQL)
-	if _, err := migrations.Up(ctx, owner); err != nil {
+	if _, err := migrate.Service().Up(ctx, owner, migrate.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	script(owner, fmt.Sprintf(`INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, %d) i`, plants))

@@ -10,9 +10,9 @@ import (
 	"sync"
 	"time"
 
+	"plantstore/internal/migrate"
 	"plantstore/internal/postgres"
 	"plantstore/internal/server"
-	"plantstore/migrations"
 )
 
 type serveCommand struct {
@@ -103,7 +103,7 @@ func serve(ctx context.Context, f serveTuning, databaseURL string, drainDelay ti
 	}
 	defer db.Close()
 	tokens := db.Tokens(f.TokenCacheTTL)
-	versions := migrations.Versions()
+	versions := migrate.Versions()
 	ready := func(ctx context.Context) error { return db.Ready(ctx, versions) }
 	srv := server.New(server.Config{
 		Plants: db.Plants(), Tokens: tokens, Ready: ready,
@@ -111,7 +111,7 @@ func serve(ctx context.Context, f serveTuning, databaseURL string, drainDelay ti
 		Log:            log,
 		RequestTimeout: f.RequestTimeout, DrainDelay: drainDelay, ShutdownTimeout: f.ShutdownTimeout,
 		MaxInFlight: f.MaxInFlight, MaxConnections: f.MaxConnections,
-		Build: server.Build{Version: version, Commit: commit, Schema: migrations.Latest()},
+		Build: server.Build{Version: version, Commit: commit, Schema: migrate.Latest()},
 	})
 
 	background, stop := context.WithCancel(ctx)
@@ -122,7 +122,7 @@ func serve(ctx context.Context, f serveTuning, databaseURL string, drainDelay ti
 	defer stop()
 
 	log.Info("serving", "addr", public.Addr().String(), "admin_addr", admin.Addr().String(),
-		"version", version, "commit", commit, "schema", migrations.Latest())
+		"version", version, "commit", commit, "schema", migrate.Latest())
 	if err := srv.Serve(ctx, public, admin); err != nil {
 		return err
 	}

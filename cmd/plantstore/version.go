@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"runtime"
 
-	"plantstore/migrations"
+	"plantstore/internal/migrate"
 )
 
 type versionCommand struct{}
@@ -12,6 +12,6 @@ type versionCommand struct{}
 // Run prints what this is.
 func (c *versionCommand) Run(console *console) error {
 	fmt.Fprintf(console.out, "plantstore %s\ncommit     %s\ngo         %s\nmigration  %d\n",
-		version, commit, runtime.Version(), migrations.Latest())
+		version, commit, runtime.Version(), migrate.Latest())
 	return nil
 }

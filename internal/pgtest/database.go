@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	roles "plantstore/deploy/postgres"
+	"plantstore/internal/migrate"
 	"plantstore/migrations"
 )
 
@@ -72,7 +73,7 @@ func (s *Server) prepare(ctx context.Context) (template string, err error) {
 			return "", fmt.Errorf("set the password of %s: %w", role, err)
 		}
 	}
-	if _, err := migrations.Up(ctx, unfinished.Owner); err != nil {
+	if _, err := migrate.Service().Up(ctx, unfinished.Owner, migrate.Options{}); err != nil {
 		return "", fmt.Errorf("migrate the template: %w", err)
 	}
 	// A database with connections can't be copied.

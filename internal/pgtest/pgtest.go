@@ -12,10 +12,13 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
@@ -111,4 +114,28 @@ func newDatabase(t testing.TB, template string) Database {
 	}
 	t.Logf("database %s on %v", db.Name, shared.server)
 	return db
+}
+
+// Pool opens a pool of connections that is closed at the end of the test.
+func Pool(t testing.TB, url string) *pgxpool.Pool {
+	t.Helper()
+	p, err := pgxpool.New(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// WithParameters adds parameters, such as "pool_max_conns=1", to a database's
+// URL.
+func WithParameters(url, parameters string) string {
+	switch {
+	case parameters == "":
+		return url
+	case strings.Contains(url, "?"):
+		return url + "&" + parameters
+	default:
+		return url + "?" + parameters
+	}
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
-	"plantstore/migrations"
 )
 
 // sample fills plants with ids from 1 to n.
@@ -120,7 +120,7 @@ func TestDeletionsWithTheTriggerOfAnOlderSchema(t *testing.T) {
 	database := pgtest.New(t)
 	s := storeOn(t, database, "")
 	s.sample(t, 100)
-	if _, err := migrations.DownTo(t.Context(), database.Owner, 7, migrations.Options{}); err != nil {
+	if _, err := migrate.Service().DownTo(t.Context(), database.Owner, 7, migrate.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	errs, _ := s.deleteAtOnce(t, ids(1, 100))

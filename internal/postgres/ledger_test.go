@@ -14,9 +14,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	roles "plantstore/deploy/postgres"
+	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
-	"plantstore/migrations"
 )
 
 // ledgerOf returns the ledger as its owner sees it.
@@ -342,7 +342,7 @@ func TestRestoreIntoAnAdoptedTable(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := migrations.Up(t.Context(), database.Owner); err != nil {
+	if _, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	s, l := storeOn(t, database, ""), ledgerOf(t, database)

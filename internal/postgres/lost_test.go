@@ -161,7 +161,7 @@ func TestBackendsTerminated(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	s := storeOn(t, database, "")
-	super := pool(t, database.Super)
+	super := pgtest.Pool(t, database.Super)
 	const plants = 200
 	s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, 200) i`)
 	stop := make(chan struct{})

@@ -202,7 +202,7 @@ func TestTheServiceRoleIsRefusedEverythingElse(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	s := storeOn(t, database, "")
-	super := pool(t, database.Super)
+	super := pgtest.Pool(t, database.Super)
 	create(t, issuer(t, database), "shop", time.Time{})
 	s.exec(t, `INSERT INTO plants (name) VALUES ('fern'), ('lily'); DELETE FROM plants WHERE id = 1`)
 	// Everything that the statements are after: rows, definitions, rights.
@@ -291,7 +291,7 @@ func TestTheServiceRoleMayDoItsJob(t *testing.T) {
 // What the role was granted, by whatever way, as PostgreSQL itself sees it.
 func TestTheServiceRoleHasNoOtherRights(t *testing.T) {
 	t.Parallel()
-	super := pool(t, pgtest.New(t).Super)
+	super := pgtest.Pool(t, pgtest.New(t).Super)
 	got := stringsOf(t, super, `
 		SELECT format('%s ON %s', privilege, c.oid::regclass)
 		FROM pg_class c, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']
@@ -343,7 +343,7 @@ func TestTheTriggerCannotBeMisled(t *testing.T) {
 	database := pgtest.New(t)
 	s := storeOn(t, database, "pool_max_conns=1") // one session
 	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'), (2, 'aloe')`)
-	super := pool(t, database.Super)
+	super := pgtest.Pool(t, database.Super)
 	for _, sql := range []string{
 		`GRANT TEMPORARY ON DATABASE ` + pgx.Identifier{database.Name}.Sanitize() + ` TO plantstore_app`,
 		`CREATE SCHEMA evil AUTHORIZATION plantstore_app`,

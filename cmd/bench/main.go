@@ -106,7 +106,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	if b.oneByOne, err = build(ctx, folder, "cmd/plantstore", "plantstore_one_by_one"); err != nil {
 		return err
 	}
-	if b.bare, err = build(ctx, folder, "internal/bench/bare", ""); err != nil {
+	if b.bare, err = build(ctx, folder, "cmd/bench/bare", ""); err != nil {
 		return err
 	}
 	settings, err := serverSettings()
@@ -123,7 +123,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		}
 		return err
 	}
-	r.command = strings.Join(append([]string{"go run ./internal/bench"}, args...), " ")
+	r.command = strings.Join(append([]string{"go run ./cmd/bench"}, args...), " ")
 	text := r.markdown()
 	if c.out != "" {
 		if err := os.WriteFile(c.out, []byte(text), 0o644); err != nil {

@@ -1,4 +1,4 @@
-package migrations
+package migrate
 
 import (
 	"context"
@@ -52,13 +52,9 @@ type HeldLock struct {
 	Bytes  int64  `json:"bytes"`
 }
 
-// PlanUp tells what Up would do. It executes nothing and creates nothing, and
+// Plan tells what Up would do. It executes nothing and creates nothing, and
 // works on a standby too.
-func PlanUp(ctx context.Context, databaseURL string) (Plan, error) {
-	return service().plan(ctx, databaseURL)
-}
-
-func (s set) plan(ctx context.Context, databaseURL string) (Plan, error) {
+func (s Set) Plan(ctx context.Context, databaseURL string) (Plan, error) {
 	conn, err := connect(ctx, databaseURL)
 	if err != nil {
 		return Plan{}, err
@@ -97,13 +93,13 @@ func (s set) plan(ctx context.Context, databaseURL string) (Plan, error) {
 }
 
 // step describes what m would do to the database.
-func (s set) step(ctx context.Context, tx pgx.Tx, m Migration) (Step, error) {
+func (s Set) step(ctx context.Context, tx pgx.Tx, m Migration) (Step, error) {
 	script, err := s.script(ctx, m)
 	if err != nil {
 		return Step{}, err
 	}
 	step := Step{Migration: m, Transaction: script.transaction, Verdict: Safe, Statements: []Statement{}}
-	effects := s.effects[m.Version]
+	effects := s.Effects[m.Version]
 	for i, sql := range script.statements {
 		statement := Statement{SQL: sql, Verdict: Unknown, Locks: []HeldLock{},
 			Does: "its locks are not known: this plantstore was built without an entry for it"}
@@ -143,11 +139,11 @@ func (s *Statement) judge(ctx context.Context, tx pgx.Tx, effect Effect) error {
 // script returns what goose sends for the Up of a migration. goose has no dry
 // run and exports no parser, so it runs the migration on a connection that only
 // writes down.
-func (s set) script(ctx context.Context, m Migration) (*script, error) {
+func (s Set) script(ctx context.Context, m Migration) (*script, error) {
 	written := new(script)
 	db := sql.OpenDB(written)
 	defer db.Close()
-	p, err := goose.NewProvider(goose.DialectPostgres, db, s.files,
+	p, err := goose.NewProvider(goose.DialectPostgres, db, s.Files,
 		goose.WithDisableVersioning(true), goose.WithDisableGlobalRegistry(true))
 	if err != nil {
 		return nil, fmt.Errorf("goose provider: %w", err)

@@ -1,4 +1,4 @@
-package migrations
+package migrate
 
 import (
 	"cmp"
@@ -54,7 +54,7 @@ func reading(ctx context.Context, conn *pgx.Conn, do func(pgx.Tx) error) error {
 }
 
 // inspect finds out what the database has, and what is wrong with it.
-func (s set) inspect(ctx context.Context, conn *pgx.Conn) (c condition, err error) {
+func (s Set) inspect(ctx context.Context, conn *pgx.Conn) (c condition, err error) {
 	err = reading(ctx, conn, func(tx pgx.Tx) error {
 		c, err = s.inspectIn(ctx, tx)
 		return err
@@ -62,7 +62,7 @@ func (s set) inspect(ctx context.Context, conn *pgx.Conn) (c condition, err erro
 	return c, err
 }
 
-func (s set) inspectIn(ctx context.Context, tx pgx.Tx) (condition, error) {
+func (s Set) inspectIn(ctx context.Context, tx pgx.Tx) (condition, error) {
 	var c condition
 	all, err := s.all()
 	if err != nil {
@@ -177,7 +177,7 @@ func readApplied(ctx context.Context, tx pgx.Tx) (rows []appliedRow, records boo
 
 // invalidIndexes finds what interrupted CREATE INDEX CONCURRENTLY left on our
 // tables. One that is being built is left out.
-func (s set) invalidIndexes(ctx context.Context, tx pgx.Tx) ([]Trouble, error) {
+func (s Set) invalidIndexes(ctx context.Context, tx pgx.Tx) ([]Trouble, error) {
 	rows, err := tx.Query(ctx, `
 		SELECT format('%I.%I', n.nspname, i.relname), format('%I.%I', n.nspname, t.relname)
 		FROM pg_index x

@@ -1,4 +1,4 @@
-package migrations_test
+package migrate_test
 
 import (
 	"errors"
@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
+	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
-	"plantstore/migrations"
 )
 
 // pooler is what matters here of PgBouncer: each client is told a process id that
@@ -128,20 +128,20 @@ func TestPoolers(t *testing.T) {
 	database := pgtest.Empty(t)
 	t.Run("none", func(t *testing.T) {
 		t.Parallel()
-		if err := migrations.RefusePooler(t.Context(), database.Owner); err != nil {
+		if err := migrate.RefusePooler(t.Context(), database.Owner); err != nil {
 			t.Errorf("direct connection: %v, want no error", err)
 		}
 	})
 	t.Run("session", func(t *testing.T) {
 		t.Parallel()
-		if err := migrations.RefusePooler(t.Context(), pooler(t, database.Owner, false)); err != nil {
+		if err := migrate.RefusePooler(t.Context(), pooler(t, database.Owner, false)); err != nil {
 			t.Errorf("pooler in session mode: %v, want no error", err)
 		}
 	})
 	t.Run("transaction", func(t *testing.T) {
 		t.Parallel()
 		through := pooler(t, database.Owner, true)
-		if _, err := migrations.Up(t.Context(), through); !errors.Is(err, migrations.ErrPooler) {
+		if _, err := migrate.Service().Up(t.Context(), through, migrate.Options{}); !errors.Is(err, migrate.ErrPooler) {
 			t.Errorf("Up through a pooler in transaction mode: %v, want ErrPooler", err)
 		}
 		if got := applied(t, database.Owner); got != 0 {
@@ -151,8 +151,8 @@ func TestPoolers(t *testing.T) {
 	t.Run("plan through a pooler", func(t *testing.T) {
 		t.Parallel()
 		through := pooler(t, database.Owner, true)
-		p, err := migrations.PlanUp(t.Context(), through)
-		if err != nil || len(p.Pending) != len(migrations.All()) {
+		p, err := migrate.Service().Plan(t.Context(), through)
+		if err != nil || len(p.Pending) != len(migrate.All()) {
 			t.Errorf("plan of %d, %v; want all pending", len(p.Pending), err)
 		}
 	})

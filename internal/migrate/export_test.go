@@ -1,38 +1,15 @@
-package migrations
+package migrate
 
 import (
 	"context"
-	"io/fs"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// A Set is a folder of migrations that a test makes.
-type Set struct {
-	Files   fs.FS
-	Effects map[int64][]Effect
-}
-
-func (s Set) set() set { return set{s.Files, s.Effects} }
-
-func (s Set) Up(ctx context.Context, url string, o Options) ([]Change, error) {
-	return s.set().up(ctx, url, o)
-}
-
-func (s Set) Down(ctx context.Context, url string) ([]Change, error) {
-	return s.set().down(ctx, url, Options{}, newest)
-}
-
-func (s Set) Plan(ctx context.Context, url string) (Plan, error) { return s.set().plan(ctx, url) }
-
-func (s Set) Status(ctx context.Context, url string) ([]State, []Trouble, error) {
-	return s.set().status(ctx, url)
-}
-
 // Statements returns what goose sends for the Up of a migration, and whether it
 // does so in a transaction.
 func Statements(ctx context.Context, m Migration) ([]string, bool, error) {
-	s, err := service().script(ctx, m)
+	s, err := Service().script(ctx, m)
 	if err != nil {
 		return nil, false, err
 	}

@@ -83,7 +83,7 @@ func TestExplainTellsWhatToMend(t *testing.T) {
 		{"not a URL", "postgres://user:secret@host:port/db", "DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database"},
 		{"nobody there", "postgres://user:secret@127.0.0.1:1/db?sslmode=disable", "cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is DATABASE_URL right?"},
 		{"no socket", "postgres://user:secret@/db?host=/nonexistent", "cannot connect to PostgreSQL at /nonexistent: the socket does not exist: is it running, and is DATABASE_URL right?"},
-		{"no database", "database=none", fmt.Sprintf("there is no database %q at %s: create it, or correct DATABASE_URL", "none", address(config.Host, config.Port))},
+		{"no database", "database=none", fmt.Sprintf("there is no database %q at %s: create it, or correct DATABASE_URL", "none", Address(config.Host, config.Port))},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -1,4 +1,4 @@
-package postgres
+package doctor
 
 import (
 	"context"
@@ -27,9 +27,13 @@ import (
 
 	roles "plantstore/deploy/postgres"
 	"plantstore/internal/localpg"
+	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
+	"plantstore/internal/postgres"
 	"plantstore/migrations"
 )
+
+func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
 func examOf(t *testing.T, owner, service string) *Exam {
 	t.Helper()
@@ -261,7 +265,7 @@ func TestDoctorLeavesGoodForeignKeysAlone(t *testing.T) {
 func TestDoctorFindsOpenTransactions(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	tx, err := pool(t, database.Owner).Begin(t.Context())
+	tx, err := pgtest.Pool(t, database.Owner).Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -285,8 +289,14 @@ func TestDoctorFindsOpenTransactions(t *testing.T) {
 func TestDoctorFindsALedgerToPurge(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	s, l := storeOn(t, database, ""), ledgerOf(t, database)
-	s.exec(t, `INSERT INTO plant_deletions (plant_id, plant, deleted_by, deleted_at) SELECT i, '{}', 'x', now() - i * interval '1 day' FROM generate_series(400, 1, -1) i`)
+	owner := pgtest.Pool(t, database.Owner)
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := owner.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`INSERT INTO plant_deletions (plant_id, plant, deleted_by, deleted_at) SELECT i, '{}', 'x', now() - i * interval '1 day' FROM generate_series(400, 1, -1) i`)
 	e := examOf(t, database.Super, database.App)
 	if found := troubles(t, e); len(found) > 0 {
 		t.Errorf("%+v, want nothing while the ledger is small", found)
@@ -297,9 +307,7 @@ func TestDoctorFindsALedgerToPurge(t *testing.T) {
 		!regexp.MustCompile(`^\d+ kB, since 20\d\d-\d\d-\d\d; lately 1 deletions a day, about \d+ bytes: more than may be needed$`).MatchString(found[0].Message) {
 		t.Fatalf("%+v, want the ledger to be purged", found)
 	}
-	if _, err := l.Purge(t.Context(), 365*24*time.Hour, func(int64) {}); err != nil {
-		t.Fatal(err)
-	}
+	exec(`DELETE FROM plant_deletions WHERE deleted_at < now() - interval '365 days'`)
 	if found := troubles(t, e); len(found) > 0 {
 		t.Errorf("after the remedy: %+v, want nothing", found)
 	}
@@ -308,14 +316,14 @@ func TestDoctorFindsALedgerToPurge(t *testing.T) {
 func TestDoctorComparesPoolsWithTheServer(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	e := examOf(t, database.Super, withParameters(database.App, "pool_max_conns=200"))
+	e := examOf(t, database.Super, pgtest.WithParameters(database.App, "pool_max_conns=200"))
 	e.Replicas = 50
 	found := troubles(t, e)
 	if len(found) != 1 || found[0].Check != "connections" || found[0].Grade != Problem {
 		t.Fatalf("%+v, want too many connections", found)
 	}
 	setting := regexp.MustCompile(`pool_max_conns=\d+`).FindString(found[0].Remedy)
-	e.Service = withParameters(database.App, setting)
+	e.Service = pgtest.WithParameters(database.App, setting)
 	if found := troubles(t, e); len(found) > 0 {
 		t.Errorf("with %s: %+v, want nothing", setting, found)
 	}
@@ -388,10 +396,10 @@ func TestDoctorOnAServer(t *testing.T) {
 	t.Cleanup(func() { server.Close() })
 	super := server.URL("postgres", "postgres")
 	owner, app := server.URL("plantstore_owner", "postgres"), server.URL("plantstore_app", "postgres")
-	if err := Script(t.Context(), super, roles.SQL); err != nil {
+	if err := postgres.Script(t.Context(), super, roles.SQL); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := migrations.Up(t.Context(), owner); err != nil {
+	if _, err := migrate.Service().Up(t.Context(), owner, migrate.Options{}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -460,7 +468,7 @@ func TestDoctorOnPoolers(t *testing.T) {
 	if len(found) != 1 || found[0].Check != "service connection" || found[0].Grade != Problem || !strings.Contains(found[0].Message, "mixes up") {
 		t.Fatalf("pooler in transaction mode: %+v, want it to be a problem", found)
 	}
-	e.Service = withParameters(e.Service, regexp.MustCompile(`default_query_exec_mode=\w+`).FindString(found[0].Remedy))
+	e.Service = pgtest.WithParameters(e.Service, regexp.MustCompile(`default_query_exec_mode=\w+`).FindString(found[0].Remedy))
 	if found := troubles(t, e); len(found) > 0 {
 		t.Errorf("after the remedy: %+v, want nothing", found)
 	}

@@ -292,15 +292,15 @@ func Explain(err error) string {
 // several reports whether a configuration has more than one server.
 func several(c *pgconn.Config) bool {
 	return slices.ContainsFunc(c.Fallbacks, func(f *pgconn.FallbackConfig) bool {
-		return address(f.Host, f.Port) != address(c.Host, c.Port)
+		return Address(f.Host, f.Port) != Address(c.Host, c.Port)
 	})
 }
 
 // hosts lists the servers of a configuration, in the order they are tried.
 func hosts(c *pgconn.Config) string {
-	at := []string{address(c.Host, c.Port)}
+	at := []string{Address(c.Host, c.Port)}
 	for _, f := range c.Fallbacks {
-		a := address(f.Host, f.Port)
+		a := Address(f.Host, f.Port)
 		if a != at[len(at)-1] { // TLS and plain are two entries for one host
 			at = append(at, a)
 		}
@@ -308,7 +308,7 @@ func hosts(c *pgconn.Config) string {
 	return strings.Join(at, ", ")
 }
 
-func address(host string, port uint16) string {
+func Address(host string, port uint16) string {
 	if strings.HasPrefix(host, "/") {
 		return host
 	}

@@ -1,9 +1,12 @@
-package postgres
+// Package doctor examines a database and says what is wrong with it, and what
+// helps.
+package doctor
 
 import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -11,8 +14,14 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"plantstore/internal/postgres"
 )
+
+// connectTimeout bounds one dial, unless the URL has a connect_timeout.
+const connectTimeout = 2 * time.Second
 
 // A Grade is how serious a finding is.
 type Grade string
@@ -95,7 +104,7 @@ func (e *Exam) Run(ctx context.Context) []Finding {
 		conn, err = connectLimited(ctx, config)
 	}
 	if err != nil {
-		add("connection", Finding{Grade: Problem, Message: Explain(err), Remedy: "Mend that, and run this again: nothing else could be examined."})
+		add("connection", Finding{Grade: Problem, Message: postgres.Explain(err), Remedy: "Mend that, and run this again: nothing else could be examined."})
 		return findings
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
@@ -105,7 +114,7 @@ func (e *Exam) Run(ctx context.Context) []Finding {
 		for _, c := range checks {
 			found, err := e.examine(ctx, conn, c)
 			if err != nil {
-				found = []Finding{{Grade: Warning, Message: "could not be examined: " + Explain(err),
+				found = []Finding{{Grade: Warning, Message: "could not be examined: " + postgres.Explain(err),
 					Remedy: "Connect as the owner of the service's tables, see PLANTSTORE_MIGRATE_DATABASE_URL."}}
 			}
 			add(c.name, found...)
@@ -172,7 +181,7 @@ func (e *Exam) security(conn *pgx.Conn, setting string) Finding {
 		remote = isRemote
 	}
 	c := conn.PgConn()
-	at := address(conn.Config().Host, conn.Config().Port)
+	at := postgres.Address(conn.Config().Host, conn.Config().Port)
 	t, encrypted := c.Conn().(*tls.Conn)
 	verified := encrypted && conn.Config().TLSConfig != nil && !conn.Config().TLSConfig.InsecureSkipVerify
 	switch {
@@ -204,7 +213,7 @@ func (e *Exam) serviceConnection(ctx context.Context) []Finding {
 		conn, err = connectLimited(ctx, config.ConnConfig)
 	}
 	if err != nil {
-		return []Finding{{Grade: Problem, Message: Explain(err), Remedy: "Mend that: the service can't connect with this DATABASE_URL either."}}
+		return []Finding{{Grade: Problem, Message: postgres.Explain(err), Remedy: "Mend that: the service can't connect with this DATABASE_URL either."}}
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	found := []Finding{e.security(conn, "DATABASE_URL")}
@@ -217,7 +226,7 @@ func (e *Exam) serviceConnection(ctx context.Context) []Finding {
 	e.pooled = p.between
 	switch {
 	case err != nil:
-		return append(found, Finding{Grade: Warning, Message: "could not find out about a pooler: " + Explain(err), Remedy: "Run this again."})
+		return append(found, Finding{Grade: Warning, Message: "could not find out about a pooler: " + postgres.Explain(err), Remedy: "Run this again."})
 	case !p.between:
 		return append(found, fine("no pooler between service and server")...)
 	case !p.transactions:
@@ -237,7 +246,7 @@ func (e *Exam) ownerPooler(ctx context.Context, conn *pgx.Conn, config *pgx.Conn
 	p, err := findPooler(ctx, conn, config)
 	switch {
 	case err != nil:
-		return Finding{Grade: Warning, Message: "could not find out about a pooler: " + Explain(err), Remedy: "Run this again."}
+		return Finding{Grade: Warning, Message: "could not find out about a pooler: " + postgres.Explain(err), Remedy: "Run this again."}
 	case p.transactions:
 		return Finding{Grade: Warning, Message: "a pooler in transaction mode is between: migrations refuse to run through it",
 			Remedy: "Set PLANTSTORE_MIGRATE_DATABASE_URL to the server itself."}
@@ -295,7 +304,7 @@ func findPooler(ctx context.Context, a *pgx.Conn, config *pgx.ConnConfig) (poole
 	defer func() { _ = a.PgConn().Deallocate(context.WithoutCancel(ctx), name) }()
 	_, err = b.PgConn().Prepare(ctx, name, `SELECT 2`, nil)
 	const duplicatePreparedStatement = "42P05"
-	if sqlState(err) == duplicatePreparedStatement {
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == duplicatePreparedStatement {
 		return p, nil
 	}
 	p.prepares = err == nil

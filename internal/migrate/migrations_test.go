@@ -1,4 +1,4 @@
-package migrations_test
+package migrate_test
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
-	"plantstore/migrations"
 )
 
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
@@ -62,7 +62,7 @@ func schema(t *testing.T, conn *pgx.Conn) []string {
 
 func applied(t *testing.T, url string) int {
 	t.Helper()
-	states, _, err := migrations.Status(t.Context(), url)
+	states, _, err := migrate.Service().Status(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func applied(t *testing.T, url string) int {
 
 func TestNamesAreInOrder(t *testing.T) {
 	t.Parallel()
-	for i, m := range migrations.All() {
+	for i, m := range migrate.All() {
 		if want := fmt.Sprintf("%05d_", i+1); !strings.HasPrefix(m.Name, want) {
 			t.Errorf("migration %d is %s; want its name to start with %s", i+1, m.Name, want)
 		}
@@ -91,8 +91,8 @@ func TestEachDownUndoesItsUp(t *testing.T) {
 	conn := connect(t, database.Owner)
 	full := schema(t, conn)
 	empty := pgtest.Empty(t)
-	for n := len(migrations.All()) - 1; n >= 0; n-- {
-		changes, err := migrations.Down(t.Context(), database.Owner, migrations.Options{})
+	for n := len(migrate.All()) - 1; n >= 0; n-- {
+		changes, err := migrate.Service().Down(t.Context(), database.Owner, migrate.Options{})
 		if err != nil || len(changes) != 1 || changes[0].Version != int64(n+1) {
 			t.Fatalf("Down = %v, %v; want version %d taken back", changes, err, n+1)
 		}
@@ -109,10 +109,10 @@ func TestEachDownUndoesItsUp(t *testing.T) {
 	if diff := cmp.Diff(schema(t, connect(t, empty.Owner)), left); diff != "" {
 		t.Errorf("after all Downs (-empty database +got):\n%s", diff)
 	}
-	if changes, err := migrations.Down(t.Context(), database.Owner, migrations.Options{}); err != nil || len(changes) != 0 {
+	if changes, err := migrate.Service().Down(t.Context(), database.Owner, migrate.Options{}); err != nil || len(changes) != 0 {
 		t.Errorf("Down of nothing = %v, %v; want nothing", changes, err)
 	}
-	if _, err := migrations.Up(t.Context(), database.Owner); err != nil {
+	if _, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(full, schema(t, conn)); diff != "" {
@@ -135,7 +135,7 @@ func TestADownThatWouldLoseRowsRefuses(t *testing.T) {
 			t.Parallel()
 			database := pgtest.New(t)
 			exec(t, connect(t, database.Owner), tt.row)
-			_, err := migrations.DownTo(t.Context(), database.Owner, 0, migrations.Options{})
+			_, err := migrate.Service().DownTo(t.Context(), database.Owner, 0, migrate.Options{})
 			if err == nil || !strings.Contains(err.Error(), tt.refusal) {
 				t.Errorf("DownTo(0): %v, want %q", err, tt.refusal)
 			}
@@ -171,7 +171,7 @@ func TestAdoption(t *testing.T) {
 			conn := connect(t, database.Owner)
 			exec(t, conn, tt.table)
 			before := schema(t, conn)
-			_, err := migrations.Up(t.Context(), database.Owner)
+			_, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{})
 			if tt.refusal != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.refusal) {
 					t.Errorf("Up: %v, want %q", err, tt.refusal)
@@ -189,7 +189,7 @@ func TestAdoption(t *testing.T) {
 			}
 			exec(t, conn, `DELETE FROM plants`)
 			exec(t, conn, `DELETE FROM plant_deletions`)
-			if _, err := migrations.DownTo(t.Context(), database.Owner, 0, migrations.Options{}); err != nil {
+			if _, err := migrate.Service().DownTo(t.Context(), database.Owner, 0, migrate.Options{}); err != nil {
 				t.Fatal(err)
 			}
 			exec(t, conn, `SELECT id FROM plants`) // still there
@@ -205,7 +205,7 @@ func TestConcurrentUps(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range replicas {
 		wg.Go(func() {
-			changes, err := migrations.Up(t.Context(), database.Owner)
+			changes, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{})
 			if err != nil {
 				t.Errorf("replica %d: %v", i, err)
 			}
@@ -217,7 +217,7 @@ func TestConcurrentUps(t *testing.T) {
 	for _, n := range counts {
 		total += n
 	}
-	if want := len(migrations.All()); total != want {
+	if want := len(migrate.All()); total != want {
 		t.Errorf("%v migrations applied by the replicas, want %d in all", counts, want)
 	}
 }

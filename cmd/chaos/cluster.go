@@ -16,8 +16,8 @@ import (
 
 	roles "plantstore/deploy/postgres"
 	"plantstore/internal/localpg"
+	"plantstore/internal/migrate"
 	"plantstore/internal/postgres"
-	"plantstore/migrations"
 )
 
 // A cluster is the database under test: one server, or a primary with a
@@ -93,7 +93,7 @@ func startCluster(ctx context.Context, log io.Writer) (_ *cluster, err error) {
 	if err := postgres.Script(ctx, primary.URL("postgres", database), roles.SQL); err != nil {
 		return nil, err
 	}
-	if _, err := migrations.Up(ctx, primary.URL("plantstore_owner", database)); err != nil {
+	if _, err := migrate.Service().Up(ctx, primary.URL("plantstore_owner", database), migrate.Options{}); err != nil {
 		return nil, err
 	}
 	return c, nil

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -36,33 +35,12 @@ func newStore(t *testing.T) store {
 // storeOn opens a database; parameters are added to the service's URL.
 func storeOn(t *testing.T, database pgtest.Database, parameters string) store {
 	t.Helper()
-	db, err := Open(t.Context(), withParameters(database.App, parameters))
+	db, err := Open(t.Context(), pgtest.WithParameters(database.App, parameters))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(db.Close)
-	return store{db, db.Plants(), pool(t, database.Owner)}
-}
-
-func pool(t *testing.T, url string) *pgxpool.Pool {
-	t.Helper()
-	p, err := pgxpool.New(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(p.Close)
-	return p
-}
-
-func withParameters(url, parameters string) string {
-	switch {
-	case parameters == "":
-		return url
-	case strings.Contains(url, "?"):
-		return url + "&" + parameters
-	default:
-		return url + "?" + parameters
-	}
+	return store{db, db.Plants(), pgtest.Pool(t, database.Owner)}
 }
 
 func (s store) exec(t *testing.T, sql string, args ...any) {
@@ -398,7 +376,7 @@ func TestARowThatWillNotGoIsNotCalledMissing(t *testing.T) {
 func TestDurabilityCannotBeTurnedOff(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	super := pool(t, database.Super)
+	super := pgtest.Pool(t, database.Super)
 	if _, err := super.Exec(t.Context(),
 		`ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` SET synchronous_commit = off`); err != nil {
 		t.Fatal(err)

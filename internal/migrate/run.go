@@ -1,4 +1,4 @@
-package migrations
+package migrate
 
 import (
 	"context"
@@ -145,35 +145,7 @@ var ErrPooler = errors.New("a connection pooler in transaction mode is between: 
 
 // Up applies every pending migration and returns those it applied, also when a
 // later one failed.
-func Up(ctx context.Context, databaseURL string) ([]Change, error) {
-	return UpWith(ctx, databaseURL, Options{})
-}
-
-// UpWith is Up with options.
-func UpWith(ctx context.Context, databaseURL string, o Options) ([]Change, error) {
-	return service().up(ctx, databaseURL, o)
-}
-
-// Down takes the newest migration back. A database without any is left alone.
-func Down(ctx context.Context, databaseURL string, o Options) ([]Change, error) {
-	return service().down(ctx, databaseURL, o, newest)
-}
-
-func newest(applied []Migration) []Migration { return applied[max(0, len(applied)-1):] }
-
-// DownTo takes back every migration newer than version, newest first.
-func DownTo(ctx context.Context, databaseURL string, version int64, o Options) ([]Change, error) {
-	return service().down(ctx, databaseURL, o, func(applied []Migration) []Migration {
-		for i, m := range applied {
-			if m.Version > version {
-				return applied[i:]
-			}
-		}
-		return nil
-	})
-}
-
-func (s set) up(ctx context.Context, databaseURL string, o Options) ([]Change, error) {
+func (s Set) Up(ctx context.Context, databaseURL string, o Options) ([]Change, error) {
 	return s.change(ctx, databaseURL, o, true, func(r *run, c condition) ([]Migration, error) {
 		for _, t := range c.trouble {
 			if t.Kind == OutOfOrder {
@@ -185,7 +157,26 @@ func (s set) up(ctx context.Context, databaseURL string, o Options) ([]Change, e
 	})
 }
 
-func (s set) down(ctx context.Context, databaseURL string, o Options, pick func(applied []Migration) []Migration) ([]Change, error) {
+// Down takes the newest migration back. A database without any is left alone.
+func (s Set) Down(ctx context.Context, databaseURL string, o Options) ([]Change, error) {
+	return s.down(ctx, databaseURL, o, func(applied []Migration) []Migration {
+		return applied[max(0, len(applied)-1):]
+	})
+}
+
+// DownTo takes back every migration newer than version, newest first.
+func (s Set) DownTo(ctx context.Context, databaseURL string, version int64, o Options) ([]Change, error) {
+	return s.down(ctx, databaseURL, o, func(applied []Migration) []Migration {
+		for i, m := range applied {
+			if m.Version > version {
+				return applied[i:]
+			}
+		}
+		return nil
+	})
+}
+
+func (s Set) down(ctx context.Context, databaseURL string, o Options, pick func(applied []Migration) []Migration) ([]Change, error) {
 	return s.change(ctx, databaseURL, o, false, func(_ *run, c condition) ([]Migration, error) {
 		var work []Migration
 		for _, m := range pick(c.applied) {
@@ -204,7 +195,7 @@ func (s set) down(ctx context.Context, databaseURL string, o Options, pick func(
 // keeps runs apart, and a second one, opened when needed, that looks who is in
 // the way of the first.
 type run struct {
-	set     set
+	set     Set
 	up      bool
 	options Options
 	config  *pgx.ConnConfig
@@ -220,7 +211,7 @@ type run struct {
 
 // change does, one after the other, what pick makes of the database's condition.
 // Nobody else changes it meanwhile.
-func (s set) change(ctx context.Context, databaseURL string, o Options, up bool,
+func (s Set) change(ctx context.Context, databaseURL string, o Options, up bool,
 	pick func(*run, condition) ([]Migration, error)) (changes []Change, err error) {
 	if o.LockTimeout == 0 {
 		o.LockTimeout = DefaultLockTimeout
@@ -504,7 +495,7 @@ func (r *run) provider(db *sql.DB) (*goose.Provider, error) {
 	if !ok {
 		return nil, errors.New("goose's store does not tell whether its table exists")
 	}
-	p, err := goose.NewProvider(goose.DialectCustom, db, r.set.files,
+	p, err := goose.NewProvider(goose.DialectCustom, db, r.set.Files,
 		goose.WithStore(recorder{extended, r}), goose.WithDisableGlobalRegistry(true))
 	if err != nil {
 		return nil, fmt.Errorf("goose provider: %w", err)

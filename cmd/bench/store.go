@@ -13,8 +13,8 @@ import (
 	roles "plantstore/deploy/postgres"
 	"plantstore/internal/auth"
 	"plantstore/internal/localpg"
+	"plantstore/internal/migrate"
 	"plantstore/internal/postgres"
-	"plantstore/migrations"
 )
 
 // serverSettings are PostgreSQL's, for everybody alike. There is no checkpoint after a
@@ -66,7 +66,7 @@ func newStore(ctx context.Context, server *localpg.Server, spec storeSpec) (_ *s
 		return nil, err
 	}
 	owner := server.URL("plantstore_owner", s.name)
-	if _, err := migrations.Up(ctx, owner); err != nil {
+	if _, err := migrate.Service().Up(ctx, owner, migrate.Options{}); err != nil {
 		return nil, err
 	}
 	if s.control, err = pgx.Connect(ctx, server.URL("postgres", s.name)); err != nil {

@@ -1,4 +1,4 @@
-package migrations_test
+package migrate_test
 
 import (
 	"fmt"
@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
 	"plantstore/migrations"
 )
@@ -28,10 +29,10 @@ func adopted(t *testing.T) (pgtest.Database, *pgx.Conn) {
 }
 
 // extended returns the service's migrations and further ones, by file name.
-func extended(t *testing.T, more map[string]string) migrations.Set {
+func extended(t *testing.T, more map[string]string) migrate.Set {
 	t.Helper()
 	files := fstest.MapFS{}
-	for _, m := range migrations.All() {
+	for _, m := range migrate.All() {
 		text, err := migrations.Files.ReadFile(m.Name)
 		if err != nil {
 			t.Fatal(err)
@@ -41,10 +42,10 @@ func extended(t *testing.T, more map[string]string) migrations.Set {
 	for name, text := range more {
 		files[name] = &fstest.MapFile{Data: []byte(text)}
 	}
-	return migrations.Set{Files: files, Effects: migrations.Effects()}
+	return migrate.Set{Files: files, Effects: migrate.Effects()}
 }
 
-func plan(t *testing.T, set migrations.Set, url string) migrations.Plan {
+func plan(t *testing.T, set migrate.Set, url string) migrate.Plan {
 	t.Helper()
 	p, err := set.Plan(t.Context(), url)
 	if err != nil {
@@ -53,7 +54,7 @@ func plan(t *testing.T, set migrations.Set, url string) migrations.Plan {
 	return p
 }
 
-func troubles(p migrations.Plan) []string {
+func troubles(p migrate.Plan) []string {
 	all := []string{}
 	for _, t := range p.Trouble {
 		all = append(all, string(t.Kind)+": "+t.Message)
@@ -63,9 +64,9 @@ func troubles(p migrations.Plan) []string {
 
 func TestEveryStatementHasItsEffect(t *testing.T) {
 	t.Parallel()
-	effects := migrations.Effects()
-	for _, m := range migrations.All() {
-		statements, transaction, err := migrations.Statements(t.Context(), m)
+	effects := migrate.Effects()
+	for _, m := range migrate.All() {
+		statements, transaction, err := migrate.Statements(t.Context(), m)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,8 +101,8 @@ func TestLocksAreAsClaimed(t *testing.T) {
 			}
 			exec(t, conn, `CREATE TABLE goose_db_version (id integer, version_id bigint, is_applied boolean, tstamp timestamp)`)
 			observer := connect(t, database.Super)
-			for _, m := range migrations.All() {
-				statements, _, err := migrations.Statements(t.Context(), m)
+			for _, m := range migrate.All() {
+				statements, _, err := migrate.Statements(t.Context(), m)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -119,7 +120,7 @@ func TestLocksAreAsClaimed(t *testing.T) {
 					got := slices.DeleteFunc(slices.Clone(after), func(lock string) bool { return slices.Contains(before, lock) })
 					before = after
 					want := []string{}
-					for _, l := range migrations.Effects()[m.Version][i].Locks {
+					for _, l := range migrate.Effects()[m.Version][i].Locks {
 						var oid *string
 						if err := observer.QueryRow(t.Context(), `SELECT to_regclass($1)::oid::text`, l.Table).Scan(&oid); err != nil {
 							t.Fatal(err)
@@ -130,7 +131,7 @@ func TestLocksAreAsClaimed(t *testing.T) {
 					}
 					for j, lock := range got {
 						table, mode, _ := strings.Cut(lock, " ")
-						got[j] = table + " " + migrations.ModeName(mode)
+						got[j] = table + " " + migrate.ModeName(mode)
 					}
 					if diff := cmp.Diff(want, got); diff != "" {
 						t.Errorf("%s, statement %d: locks on existing tables (-claimed +taken):\n%s", m.Name, i+1, diff)
@@ -160,15 +161,15 @@ func TestPlanOfANewDatabase(t *testing.T) {
 	database := pgtest.Empty(t)
 	conn := connect(t, database.Super)
 	before := schema(t, conn)
-	p, err := migrations.PlanUp(t.Context(), database.Owner)
+	p, err := migrate.Service().Plan(t.Context(), database.Owner)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := len(p.Pending), len(migrations.All()); got != want || p.Version != 0 || len(p.Trouble) != 0 {
+	if got, want := len(p.Pending), len(migrate.All()); got != want || p.Version != 0 || len(p.Trouble) != 0 {
 		t.Errorf("%d migrations pending, version %d, trouble %v; want %d, version 0, none", got, p.Version, p.Trouble, want)
 	}
 	for _, step := range p.Pending {
-		if step.Verdict != migrations.Safe || !step.Transaction {
+		if step.Verdict != migrate.Safe || !step.Transaction {
 			t.Errorf("%s: %s, in a transaction: %v; want safe where nobody uses the tables, and true", step.Name, step.Verdict, step.Transaction)
 		}
 	}
@@ -176,15 +177,15 @@ func TestPlanOfANewDatabase(t *testing.T) {
 		t.Errorf("the plan changed the database (-before +after):\n%s", diff)
 	}
 
-	if _, err := migrations.Up(t.Context(), database.Owner); err != nil {
+	if _, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	p, err = migrations.PlanUp(t.Context(), database.Owner)
+	p, err = migrate.Service().Plan(t.Context(), database.Owner)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := migrations.Plan{Database: database.Name, Version: migrations.Latest(), Binary: migrations.Latest(),
-		Pending: []migrations.Step{}, Trouble: []migrations.Trouble{}, Unrecorded: []migrations.Migration{}, Baselines: []migrations.Migration{}}
+	want := migrate.Plan{Database: database.Name, Version: migrate.Latest(), Binary: migrate.Latest(),
+		Pending: []migrate.Step{}, Trouble: []migrate.Trouble{}, Unrecorded: []migrate.Migration{}, Baselines: []migrate.Migration{}}
 	if diff := cmp.Diff(want, p); diff != "" {
 		t.Errorf("plan after Up (-want +got):\n%s", diff)
 	}
@@ -195,7 +196,7 @@ func TestPlanOfANewDatabase(t *testing.T) {
 func TestPlanOfAnAdoption(t *testing.T) {
 	t.Parallel()
 	database, conn := adopted(t)
-	p, err := migrations.PlanUp(t.Context(), database.Owner)
+	p, err := migrate.Service().Plan(t.Context(), database.Owner)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +223,7 @@ func TestPlanOfAnAdoption(t *testing.T) {
 	const storage = `SELECT relfilenode::text FROM pg_class WHERE relname = 'plants' UNION ALL
 		SELECT seq_tup_read::text FROM pg_stat_user_tables WHERE relname = 'plants'`
 	before := query(t, conn, storage)
-	if _, err := migrations.Up(t.Context(), database.Owner); err != nil {
+	if _, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(before, query(t, connect(t, database.Owner), storage)); diff != "" {
@@ -240,14 +241,14 @@ func TestPlanOfOtherMigrations(t *testing.T) {
 		"00104_column.sql":  "-- +goose Up\nALTER TABLE plants ADD x int;\n",
 		"00105_short.sql":   "-- +goose Up\nSELECT 1;\nSELECT 2;\n",
 	})
-	all := []migrations.Lock{{Mode: "ACCESS EXCLUSIVE", Table: "public.plants"}}
-	set.Effects[102] = []migrations.Effect{{Does: "builds an index", Locks: []migrations.Lock{{Mode: "SHARE UPDATE EXCLUSIVE", Table: "public.plants"}}}}
-	set.Effects[103] = []migrations.Effect{{Does: "rewrites", Locks: all, Safer: "add a column, fill it in batches, swap"}, {Does: "nothing"}}
-	set.Effects[104] = []migrations.Effect{{Does: "adds a column", Locks: all}}
-	set.Effects[105] = []migrations.Effect{{Does: "one of two"}}
+	all := []migrate.Lock{{Mode: "ACCESS EXCLUSIVE", Table: "public.plants"}}
+	set.Effects[102] = []migrate.Effect{{Does: "builds an index", Locks: []migrate.Lock{{Mode: "SHARE UPDATE EXCLUSIVE", Table: "public.plants"}}}}
+	set.Effects[103] = []migrate.Effect{{Does: "rewrites", Locks: all, Safer: "add a column, fill it in batches, swap"}, {Does: "nothing"}}
+	set.Effects[104] = []migrate.Effect{{Does: "adds a column", Locks: all}}
+	set.Effects[105] = []migrate.Effect{{Does: "one of two"}}
 
 	got := []string{}
-	for _, step := range plan(t, set, database.Owner).Pending[len(migrations.All()):] {
+	for _, step := range plan(t, set, database.Owner).Pending[len(migrate.All()):] {
 		got = append(got, fmt.Sprintf("%d transaction=%v %s", step.Version, step.Transaction, step.Verdict))
 		for _, s := range step.Statements {
 			got = append(got, fmt.Sprintf("%s: %q", s.Verdict, s.SQL))
@@ -293,7 +294,7 @@ func TestTrouble(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			database := pgtest.New(t)
-			if _, err := extended(t, tt.applied).Up(t.Context(), database.Owner, migrations.Options{}); err != nil {
+			if _, err := extended(t, tt.applied).Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
 				t.Fatal(err)
 			}
 			exec(t, connect(t, database.Super), tt.alter)
@@ -310,8 +311,8 @@ func TestTrouble(t *testing.T) {
 				t.Errorf("last state is %+v", last)
 			}
 			warned := []string{}
-			_, err = set.Up(t.Context(), database.Owner, migrations.Options{Notify: func(e migrations.Event) {
-				if e.Kind == migrations.Warned {
+			_, err = set.Up(t.Context(), database.Owner, migrate.Options{Notify: func(e migrate.Event) {
+				if e.Kind == migrate.Warned {
 					warned = append(warned, e.Warning)
 				}
 			}})
@@ -339,9 +340,9 @@ func TestChecksums(t *testing.T) {
 			t.Errorf("recorded: %s; want %s", got, want)
 		}
 	}
-	up := func(set migrations.Set) {
+	up := func(set migrate.Set) {
 		t.Helper()
-		if _, err := set.Up(t.Context(), database.Owner, migrations.Options{}); err != nil {
+		if _, err := set.Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -352,7 +353,7 @@ func TestChecksums(t *testing.T) {
 	// As goose's command does: rows of its own, and no checksum.
 	exec(t, conn, `TRUNCATE plantstore_migrations`)
 	p := plan(t, ours, database.Owner)
-	if len(p.Unrecorded) != len(migrations.All()) || len(p.Trouble) != 0 {
+	if len(p.Unrecorded) != len(migrate.All()) || len(p.Trouble) != 0 {
 		t.Errorf("without checksums: unrecorded %v, trouble %v; want all, none", p.Unrecorded, p.Trouble)
 	}
 	exec(t, conn, `DELETE FROM goose_db_version WHERE version_id >= 7; DROP TABLE plantstore_migrations`)
@@ -373,7 +374,7 @@ func TestChecksums(t *testing.T) {
 	// Our Down forgets.
 	more := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nSELECT 1;\n-- +goose Down\nSELECT 2;\n"})
 	up(more)
-	if _, err := more.Down(t.Context(), database.Owner); err != nil {
+	if _, err := more.Down(t.Context(), database.Owner, migrate.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := query(t, conn, `SELECT version::text FROM plantstore_migrations WHERE version > 100`); len(got) != 0 {

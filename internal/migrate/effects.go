@@ -1,4 +1,4 @@
-package migrations
+package migrate
 
 // An Effect is what one statement does to tables that exist before its migration.
 type Effect struct {

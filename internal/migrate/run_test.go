@@ -1,4 +1,4 @@
-package migrations_test
+package migrate_test
 
 import (
 	"context"
@@ -13,19 +13,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
-	"plantstore/migrations"
 )
 
 // events collects what a run tells.
 type events struct {
 	mu  sync.Mutex
-	all []migrations.Event
+	all []migrate.Event
 	// on, if set, is called for each one.
-	on func(migrations.Event)
+	on func(migrate.Event)
 }
 
-func (e *events) notify(event migrations.Event) {
+func (e *events) notify(event migrate.Event) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.all = append(e.all, event)
@@ -34,10 +34,10 @@ func (e *events) notify(event migrations.Event) {
 	}
 }
 
-func (e *events) of(kind migrations.EventKind) []migrations.Event {
+func (e *events) of(kind migrate.EventKind) []migrate.Event {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(e.all), func(event migrations.Event) bool { return event.Kind != kind })
+	return slices.DeleteFunc(slices.Clone(e.all), func(event migrate.Event) bool { return event.Kind != kind })
 }
 
 // hold keeps a transaction open, that of a program called report, which has read
@@ -112,20 +112,20 @@ func TestUpGivesWayToClients(t *testing.T) {
 	var seen events
 	began := time.Now()
 	changes, err := extended(t, map[string]string{"00101_colour.sql": takesAccessExclusive}).
-		Up(t.Context(), database.Owner, migrations.Options{Notify: seen.notify})
+		Up(t.Context(), database.Owner, migrate.Options{Notify: seen.notify})
 	took := time.Since(began)
 	report.Wait()
 	waits := stop()
-	t.Logf("migrate up:           %s; it took %s and %d attempts", describe(waits), took.Round(time.Millisecond), len(seen.of(migrations.Retrying))+1)
+	t.Logf("migrate up:           %s; it took %s and %d attempts", describe(waits), took.Round(time.Millisecond), len(seen.of(migrate.Retrying))+1)
 	if err != nil || len(changes) != 1 {
 		t.Errorf("Up = %v, %v; want the one migration applied once the report was over", changes, err)
 	}
 	const noise = time.Second
-	if longest := waits[len(waits)-1]; longest > migrations.DefaultLockTimeout+noise {
-		t.Errorf("a client waited %s, want no more than the lock timeout of %s and noise", longest, migrations.DefaultLockTimeout)
+	if longest := waits[len(waits)-1]; longest > migrate.DefaultLockTimeout+noise {
+		t.Errorf("a client waited %s, want no more than the lock timeout of %s and noise", longest, migrate.DefaultLockTimeout)
 	}
-	blocked := seen.of(migrations.Blocked)
-	if len(blocked) == 0 || len(seen.of(migrations.Retrying)) == 0 {
+	blocked := seen.of(migrate.Blocked)
+	if len(blocked) == 0 || len(seen.of(migrate.Retrying)) == 0 {
 		t.Fatalf("events %v, want one of Blocked and one of Retrying", seen.all)
 	}
 	got := blocked[0].Blockers[0]
@@ -133,7 +133,7 @@ func TestUpGivesWayToClients(t *testing.T) {
 		t.Errorf("the blocker's transaction is %s old, want up to 6s", age)
 	}
 	got.Age = 0
-	want := migrations.Blocker{PID: int32(pid), Application: "report", User: "plantstore_owner", State: "idle in transaction",
+	want := migrate.Blocker{PID: int32(pid), Application: "report", User: "plantstore_owner", State: "idle in transaction",
 		Query: "SELECT count(*) FROM plants -- " + strings.Repeat("long ", 9) + "lon…"}
 	if diff := cmp.Diff(want, got); diff != "" || blocked[0].Lock != "ACCESS EXCLUSIVE on plants" {
 		t.Errorf("waits for %s; blocker (-want +got):\n%s", blocked[0].Lock, diff)
@@ -159,7 +159,7 @@ func TestLockTimeout(t *testing.T) {
 	for timeout, want := range map[time.Duration]string{
 		0: "1100ms", time.Second: "1100ms", 999 * time.Millisecond: "999ms", 2 * time.Second: "2s",
 	} {
-		if _, err := set.Up(t.Context(), database.Owner, migrations.Options{LockTimeout: timeout}); err != nil {
+		if _, err := set.Up(t.Context(), database.Owner, migrate.Options{LockTimeout: timeout}); err != nil {
 			t.Fatal(err)
 		}
 		conn := connect(t, database.Owner)
@@ -178,14 +178,14 @@ func TestUpGivesUp(t *testing.T) {
 	var seen events
 	set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nCREATE TABLE a ();\n", "00102_colour.sql": takesAccessExclusive})
 	changes, err := set.Up(t.Context(), database.Owner,
-		migrations.Options{LockTimeout: 200 * time.Millisecond, LockAttempts: 3, Notify: seen.notify})
-	failed, ok := errors.AsType[*migrations.FailedError](err)
-	blocked, blockedToo := errors.AsType[*migrations.BlockedError](err)
+		migrate.Options{LockTimeout: 200 * time.Millisecond, LockAttempts: 3, Notify: seen.notify})
+	failed, ok := errors.AsType[*migrate.FailedError](err)
+	blocked, blockedToo := errors.AsType[*migrate.BlockedError](err)
 	if !ok || failed.Name != "00102_colour.sql" || !blockedToo || blocked.Attempts != 3 || blocked.Blockers[0].PID != int32(pid) {
 		t.Errorf("Up: %v, want a FailedError of 00102 with a BlockedError of 3 attempts and pid %d", err, pid)
 	}
-	if len(changes) != 1 || len(seen.of(migrations.Retrying)) != 2 {
-		t.Errorf("changes %v and %d retries, want 00101 applied, and 2", changes, len(seen.of(migrations.Retrying)))
+	if len(changes) != 1 || len(seen.of(migrate.Retrying)) != 2 {
+		t.Errorf("changes %v and %d retries, want 00101 applied, and 2", changes, len(seen.of(migrate.Retrying)))
 	}
 	if got := len(plan(t, set, database.Owner).Pending); got != 1 {
 		t.Errorf("%d pending, want 1", got)
@@ -200,7 +200,7 @@ func TestHiddenBlocker(t *testing.T) {
 	pid := conn.PgConn().PID()
 	exec(t, conn, `BEGIN; LOCK TABLE plants IN ACCESS SHARE MODE`)
 	_, err := extended(t, map[string]string{"00101_colour.sql": takesAccessExclusive}).
-		Up(t.Context(), database.Owner, migrations.Options{LockTimeout: 300 * time.Millisecond, LockAttempts: 1})
+		Up(t.Context(), database.Owner, migrate.Options{LockTimeout: 300 * time.Millisecond, LockAttempts: 1})
 	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("blocked by pid %d", pid)) {
 		t.Errorf("Up: %v, want it to name pid %d", err, pid)
 	}
@@ -209,13 +209,13 @@ func TestHiddenBlocker(t *testing.T) {
 func TestBlockerText(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
-		blocker migrations.Blocker
+		blocker migrate.Blocker
 		want    string
 	}{
-		{migrations.Blocker{}, "a prepared transaction (see pg_prepared_xacts)"},
-		{migrations.Blocker{PID: 7, Hidden: true}, "pid 7, a process of the server itself; autovacuum gives way once we have waited for deadlock_timeout"},
-		{migrations.Blocker{PID: 7, User: "shop", Hidden: true}, "pid 7, user shop (age and query are hidden: grant our role pg_read_all_stats)"},
-		{migrations.Blocker{PID: 7, Application: "psql", User: "bob", State: "idle in transaction", Age: 62040 * time.Millisecond, Query: "SELECT 1"},
+		{migrate.Blocker{}, "a prepared transaction (see pg_prepared_xacts)"},
+		{migrate.Blocker{PID: 7, Hidden: true}, "pid 7, a process of the server itself; autovacuum gives way once we have waited for deadlock_timeout"},
+		{migrate.Blocker{PID: 7, User: "shop", Hidden: true}, "pid 7, user shop (age and query are hidden: grant our role pg_read_all_stats)"},
+		{migrate.Blocker{PID: 7, Application: "psql", User: "bob", State: "idle in transaction", Age: 62040 * time.Millisecond, Query: "SELECT 1"},
 			"pid 7, application psql, user bob, idle in transaction, transaction open for 1m2s: SELECT 1"},
 	}
 	for _, tt := range tests {
@@ -223,7 +223,7 @@ func TestBlockerText(t *testing.T) {
 			t.Errorf("got  %q\nwant %q", got, tt.want)
 		}
 	}
-	if got, want := migrations.OneLine("SELECT\t1;\n\x1b[31m  --\x00é"), "SELECT 1; [31m --é"; got != want {
+	if got, want := migrate.OneLine("SELECT\t1;\n\x1b[31m  --\x00é"), "SELECT 1; [31m --é"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -244,16 +244,16 @@ func TestInterrupted(t *testing.T) {
 		name      string
 		migration string
 		interrupt func(*testing.T, *pgx.Conn, context.CancelFunc)
-		want      migrations.InterruptedState
+		want      migrate.InterruptedState
 		trouble   []string
 	}{
-		{"in a transaction", sleeps, func(_ *testing.T, _ *pgx.Conn, cancel context.CancelFunc) { cancel() }, migrations.Untouched, []string{}},
+		{"in a transaction", sleeps, func(_ *testing.T, _ *pgx.Conn, cancel context.CancelFunc) { cancel() }, migrate.Untouched, []string{}},
 		{"connection lost", sleeps, func(t *testing.T, conn *pgx.Conn, _ context.CancelFunc) {
 			exec(t, conn, `SELECT pg_terminate_backend(pid::int) FROM (`+sleeping+`) s`)
-		}, migrations.Untouched, []string{}},
+		}, migrate.Untouched, []string{}},
 		{"outside a transaction", "-- +goose NO TRANSACTION\n-- +goose Up\nDROP INDEX CONCURRENTLY IF EXISTS by_name;\n" +
 			"CREATE INDEX CONCURRENTLY by_name ON plants (name);\n" + strings.TrimPrefix(sleeps, "-- +goose Up\nCREATE TABLE a ();\n"),
-			func(_ *testing.T, _ *pgx.Conn, cancel context.CancelFunc) { cancel() }, migrations.Incomplete,
+			func(_ *testing.T, _ *pgx.Conn, cancel context.CancelFunc) { cancel() }, migrate.Incomplete,
 			[]string{"invalid_index: index public.by_name on public.plants is INVALID: a CREATE INDEX CONCURRENTLY of it was interrupted; it slows writes and serves no query"}},
 	}
 	for _, tt := range tests {
@@ -262,7 +262,7 @@ func TestInterrupted(t *testing.T) {
 			database := pgtest.New(t)
 			super := connect(t, database.Super)
 			waiting := sleeping
-			if tt.want == migrations.Incomplete {
+			if tt.want == migrate.Incomplete {
 				// CREATE INDEX CONCURRENTLY waits for this one.
 				_, release := hold(t, database)
 				defer release()
@@ -273,7 +273,7 @@ func TestInterrupted(t *testing.T) {
 			defer cancel()
 			ended := make(chan error, 1)
 			go func() {
-				_, err := set.Up(ctx, database.Owner, migrations.Options{LockTimeout: time.Minute})
+				_, err := set.Up(ctx, database.Owner, migrate.Options{LockTimeout: time.Minute})
 				ended <- err
 			}()
 			for len(query(t, super, waiting)) == 0 {
@@ -282,7 +282,7 @@ func TestInterrupted(t *testing.T) {
 			began := time.Now()
 			tt.interrupt(t, super, cancel)
 			err := <-ended
-			interrupted, ok := errors.AsType[*migrations.InterruptedError](err)
+			interrupted, ok := errors.AsType[*migrate.InterruptedError](err)
 			if !ok || interrupted.Name != "00101_a.sql" || interrupted.State != tt.want {
 				t.Errorf("Up: %v; want 00101_a.sql to be %s", err, tt.want)
 			}
@@ -299,7 +299,7 @@ func TestInterrupted(t *testing.T) {
 
 			exec(t, super, `CREATE TABLE go_on ();
 				SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'report'`)
-			if changes, err := set.Up(t.Context(), database.Owner, migrations.Options{}); err != nil || len(changes) != 1 {
+			if changes, err := set.Up(t.Context(), database.Owner, migrate.Options{}); err != nil || len(changes) != 1 {
 				t.Errorf("second Up = %v, %v; want it applied", changes, err)
 			}
 			if p := plan(t, set, database.Owner); len(p.Pending) != 0 || len(p.Trouble) != 0 {
@@ -317,27 +317,27 @@ func TestSecondRunWaitsForTheFirst(t *testing.T) {
 	first := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		_, err := set.Up(ctx, database.Owner, migrations.Options{})
+		_, err := set.Up(ctx, database.Owner, migrate.Options{})
 		first <- err
 	}()
 	for len(query(t, super, sleeping)) == 0 {
 		time.Sleep(10 * time.Millisecond)
 	}
 
-	second := events{on: func(e migrations.Event) {
-		if e.Kind == migrations.Queued {
+	second := events{on: func(e migrate.Event) {
+		if e.Kind == migrate.Queued {
 			cancel()
 		}
 	}}
 	exec(t, super, `CREATE TABLE go_on ()`) // the second does not sleep
-	changes, err := set.Up(t.Context(), database.Owner, migrations.Options{Notify: second.notify})
+	changes, err := set.Up(t.Context(), database.Owner, migrate.Options{Notify: second.notify})
 	if err != nil || len(changes) != 1 {
 		t.Errorf("second Up = %v, %v; want it to do what the first did not", changes, err)
 	}
 	if err := <-first; !errors.Is(err, context.Canceled) {
 		t.Errorf("first Up: %v, want it cancelled", err)
 	}
-	queued := second.of(migrations.Queued)
+	queued := second.of(migrate.Queued)
 	if len(queued) == 0 || queued[0].Blockers[0].Application != "plantstore migrate" || queued[0].Blockers[0].User != "plantstore_owner" {
 		t.Errorf("queued %v, want the first run named", queued)
 	}
@@ -350,10 +350,10 @@ func TestWarningsArePassedOn(t *testing.T) {
 	var seen events
 	set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\n-- +goose StatementBegin\n" +
 		"DO $$ BEGIN RAISE WARNING 'look' USING HINT = 'There.'; RAISE NOTICE 'not this'; END $$;\n-- +goose StatementEnd\n"})
-	if _, err := set.Up(t.Context(), database.Owner, migrations.Options{Notify: seen.notify}); err != nil {
+	if _, err := set.Up(t.Context(), database.Owner, migrate.Options{Notify: seen.notify}); err != nil {
 		t.Fatal(err)
 	}
-	warned := seen.of(migrations.Warned)
+	warned := seen.of(migrate.Warned)
 	if len(warned) != 1 || warned[0].Warning != "look. There." {
 		t.Errorf("warned %v, want one: look. There.", warned)
 	}
@@ -363,10 +363,10 @@ func TestDownOfSomebodyElses(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nSELECT 1;\n"})
-	if _, err := set.Up(t.Context(), database.Owner, migrations.Options{}); err != nil {
+	if _, err := set.Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	_, err := migrations.Down(t.Context(), database.Owner, migrations.Options{})
+	_, err := migrate.Service().Down(t.Context(), database.Owner, migrate.Options{})
 	if want := "migration 00101 is not part of this plantstore: take it back with the release that has it"; err == nil || err.Error() != want {
 		t.Errorf("Down: %v, want %s", err, want)
 	}

@@ -1,21 +1,19 @@
-// Package migrations holds the service's schema as goose migrations in plain
-// SQL, tells what they would do to a database, and applies them so that the
-// running service does not notice. The stock goose command line runs the same
-// files.
+// Package migrate applies the service's migrations so that the running service
+// does not notice, takes them back, and tells beforehand what they would do to a
+// database. The stock goose command line runs the same files.
 //
-// # Writing one
+// # Writing a migration
 //
 // Its effects belong into effects.go, or the tests fail. A migration that runs
 // outside a transaction (-- +goose NO TRANSACTION) has to be repeatable from its
 // first statement, because nothing of it is rolled back: CREATE INDEX
 // CONCURRENTLY comes after a DROP INDEX CONCURRENTLY IF EXISTS of the same name,
 // since an interrupted one leaves an INVALID index behind.
-package migrations
+package migrate
 
 import (
 	"context"
 	"crypto/sha256"
-	"embed"
 	"encoding/hex"
 	"fmt"
 	"io/fs"
@@ -24,12 +22,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-)
 
-// Files are the migrations.
-//
-//go:embed *.sql
-var Files embed.FS
+	"plantstore/migrations"
+)
 
 // A Migration is one file.
 type Migration struct {
@@ -39,7 +34,7 @@ type Migration struct {
 
 // All returns the migrations of this binary, oldest first.
 func All() []Migration {
-	all, err := service().all()
+	all, err := Service().all()
 	if err != nil {
 		panic(err) // the embedded folder can always be read
 	}
@@ -70,24 +65,19 @@ type State struct {
 	Changed   bool      // the file is not the one that was applied
 }
 
-// Status tells which migrations a database has, and what is wrong. It only
-// reads: a database that was never migrated stays without goose's table.
-func Status(ctx context.Context, databaseURL string) ([]State, []Trouble, error) {
-	return service().status(ctx, databaseURL)
+// A Set is a folder of migrations and what is known of their effects. There is
+// one, the service's; tests make others.
+type Set struct {
+	Files   fs.FS
+	Effects map[int64][]Effect // by version, one for each statement
 }
 
-// A set is a folder of migrations and what is known of their effects. There is
-// one; tests make others.
-type set struct {
-	files   fs.FS
-	effects map[int64][]Effect // by version, one for each statement
-}
-
-func service() set { return set{Files, effects()} }
+// Service returns the migrations of the service's schema.
+func Service() Set { return Set{migrations.Files, effects()} }
 
 // all returns the migrations of the set, oldest first.
-func (s set) all() ([]Migration, error) {
-	names, err := fs.Glob(s.files, "*.sql") // sorted
+func (s Set) all() ([]Migration, error) {
+	names, err := fs.Glob(s.Files, "*.sql") // sorted
 	if err != nil {
 		return nil, err
 	}
@@ -103,8 +93,8 @@ func (s set) all() ([]Migration, error) {
 	return all, nil
 }
 
-func (s set) checksum(m Migration) (string, error) {
-	text, err := fs.ReadFile(s.files, m.Name)
+func (s Set) checksum(m Migration) (string, error) {
+	text, err := fs.ReadFile(s.Files, m.Name)
 	if err != nil {
 		return "", err
 	}
@@ -112,7 +102,9 @@ func (s set) checksum(m Migration) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-func (s set) status(ctx context.Context, databaseURL string) ([]State, []Trouble, error) {
+// Status tells which migrations a database has, and what is wrong. It only
+// reads: a database that was never migrated stays without goose's table.
+func (s Set) Status(ctx context.Context, databaseURL string) ([]State, []Trouble, error) {
 	conn, err := connect(ctx, databaseURL)
 	if err != nil {
 		return nil, nil, err

@@ -25,7 +25,6 @@ test: ## Run every test, with the race detector, on a real Postgres
 lint: ## Check format, vet, staticcheck and go.mod
 	@test -z "$$(gofmt -l .)" || { gofmt -l . ; echo "run gofmt -w on these"; exit 1; }
 	go vet ./...
-	go vet -tags plantstore_one_by_one ./internal/postgres
 	go run $(STATICCHECK) ./...
 	go mod tidy -diff
 

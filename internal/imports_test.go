@@ -17,21 +17,22 @@ const module = "plantstore/"
 // mayImport is what each package may import of this module, outside its tests.
 // A package that is not here may not exist.
 var mayImport = map[string][]string{
-	"cmd/plantstore":      {"deploy/postgres", "internal/auth", "internal/doctor", "internal/localpg", "internal/migrate", "internal/postgres", "internal/server", "migrations"},
-	"cmd/chaos":           {"deploy/postgres", "internal/auth", "internal/localpg", "internal/migrate", "internal/pgtest", "internal/postgres"},
-	"cmd/bench":           {"deploy/postgres", "internal/auth", "internal/localpg", "internal/migrate", "internal/postgres"},
-	"cmd/bench/bare":      {},
-	"deploy/postgres":     {},
-	"internal/plant":      {},
-	"internal/auth":       {},
-	"internal/server":     {"internal/auth", "internal/plant"},
-	"internal/postgres":   {"internal/auth", "internal/plant"},
-	"internal/doctor":     {"internal/migrate", "internal/postgres"},
-	"internal/migrate":    {"migrations"},
-	"internal/localpg":    {},
-	"internal/pgtest":     {"deploy/postgres", "internal/localpg", "internal/migrate", "migrations"},
-	"internal/pgtest/run": {"internal/pgtest"},
-	"migrations":          {},
+	"cmd/plantstore":        {"deploy/postgres", "internal/auth", "internal/doctor", "internal/localpg", "internal/migrate", "internal/postgres", "internal/server", "migrations"},
+	"cmd/chaos":             {"cmd/internal/programs", "deploy/postgres", "internal/auth", "internal/localpg", "internal/migrate", "internal/pgtest", "internal/postgres"},
+	"cmd/bench":             {"cmd/internal/programs", "deploy/postgres", "internal/auth", "internal/localpg", "internal/migrate", "internal/postgres"},
+	"cmd/bench/bare":        {},
+	"cmd/internal/programs": {},
+	"deploy/postgres":       {},
+	"internal/plant":        {},
+	"internal/auth":         {},
+	"internal/server":       {"internal/auth", "internal/plant"},
+	"internal/postgres":     {"internal/auth", "internal/plant"},
+	"internal/doctor":       {"internal/migrate", "internal/postgres"},
+	"internal/migrate":      {"migrations"},
+	"internal/localpg":      {},
+	"internal/pgtest":       {"deploy/postgres", "internal/localpg", "internal/migrate", "migrations"},
+	"internal/pgtest/run":   {"internal/pgtest"},
+	"migrations":            {},
 }
 
 // onlyIn says which packages may import a module of somebody else's, tests aside.

@@ -30,6 +30,7 @@ import (
 	"syscall"
 	"time"
 
+	"plantstore/cmd/internal/programs"
 	"plantstore/internal/localpg"
 )
 
@@ -100,13 +101,13 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	b := &bench{config: c, folder: folder, progress: progress}
 	defer func() { err = errors.Join(err, b.close()) }()
 	progress("building")
-	if b.service, err = build(ctx, folder, "cmd/plantstore", ""); err != nil {
+	if b.service, err = programs.Build(ctx, folder, programs.Spec{Package: "cmd/plantstore"}); err != nil {
 		return err
 	}
-	if b.oneByOne, err = build(ctx, folder, "cmd/plantstore", "plantstore_one_by_one"); err != nil {
+	if b.oneByOne, err = programs.Build(ctx, folder, programs.Spec{Package: "cmd/plantstore", Sabotage: programs.OneByOne}); err != nil {
 		return err
 	}
-	if b.bare, err = build(ctx, folder, "cmd/bench/bare", ""); err != nil {
+	if b.bare, err = programs.Build(ctx, folder, programs.Spec{Package: "cmd/bench/bare"}); err != nil {
 		return err
 	}
 	settings, err := serverSettings()

@@ -14,23 +14,12 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 )
-
-// build builds a program of this module into a folder and returns its path.
-func build(ctx context.Context, folder, pkg, tag string) (string, error) {
-	program := filepath.Join(folder, filepath.Base(pkg)+tag)
-	cmd := exec.CommandContext(ctx, "go", "build", "-tags", tag, "-o", program, "plantstore/"+pkg)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build %s: %w: %s", pkg, err, bytes.TrimSpace(out))
-	}
-	return program, nil
-}
 
 // A process is a running server. What it logs goes to /dev/null: writing a log is
 // part of the work that is measured, keeping it is not.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"plantstore/cmd/internal/programs"
 	"plantstore/internal/localpg"
 	"plantstore/internal/pgtest"
 )
@@ -47,7 +48,7 @@ func TestNoAnswerLies(t *testing.T) {
 // own was committed.
 func TestCheckerCatchesABrokenLedgerCheck(t *testing.T) {
 	c := shortRun()
-	c.race, c.tags = false, "plantstore_break_ledger_check"
+	c.race, c.sabotage = false, programs.ForgetLedger
 	c.duration, c.faults, c.every = 4*time.Second, "cut-answers", 300*time.Millisecond
 	c.late = false // without the ledger, these would never be settled
 	r := runAndLog(t, c, oneServer(t))
@@ -98,6 +99,7 @@ func TestFlags(t *testing.T) {
 		{[]string{"-duration", "10ms"}, "-duration must be at least 1s"},
 		{[]string{"-clients", "0"}, "positive"},
 		{[]string{"-faults", "flood"}, `no fault "flood"`},
+		{[]string{"-sabotage", "fire"}, `no sabotage "fire"`},
 		{[]string{"-history", "/no/such/folder/history"}, "no such file"},
 		{[]string{"-h"}, flag.ErrHelp.Error()},
 	} {

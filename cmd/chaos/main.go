@@ -18,8 +18,12 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
+
+	"plantstore/cmd/internal/programs"
 )
 
 func main() {
@@ -52,7 +56,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	flags.IntVar(&c.rate, "rate", 500, "deletions a second at most, of all clients together")
 	flags.StringVar(&c.binary, "binary", "", "the plantstore program to test; by default it is built from this tree")
 	flags.BoolVar(&c.race, "race", false, "build the program with the race detector")
-	flags.StringVar(&c.tags, "tags", "", "build tags for the program")
+	flags.StringVar(&c.sabotage, "sabotage", "", "sabotage the program when it is built: "+strings.Join(programs.Sabotages(), " or "))
 	flags.StringVar(&history, "history", "", "file for every fault and answer, one JSON object a line")
 	flags.BoolVar(&verbose, "v", false, "show what the service and the servers log")
 	if err := flags.Parse(args); err != nil {
@@ -63,6 +67,9 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	}
 	if _, err := chosen(c.faults, true); err != nil {
 		return err
+	}
+	if c.sabotage != "" && !slices.Contains(programs.Sabotages(), c.sabotage) {
+		return fmt.Errorf("there is no sabotage %q", c.sabotage)
 	}
 	if verbose {
 		c.log = stderr

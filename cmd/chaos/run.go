@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 
+	"plantstore/cmd/internal/programs"
 	"plantstore/internal/auth"
 	"plantstore/internal/postgres"
 )
@@ -28,7 +29,7 @@ type config struct {
 	late     bool      // follow some deletions by a late retry, see client.run
 	binary   string    // the service; empty: built from this tree
 	race     bool      // build it with the race detector
-	tags     string    // build tags for it
+	sabotage string    // build it with one of programs.Sabotages; empty: as it is
 	log      io.Writer // for what the service and the servers log; may be nil
 }
 
@@ -70,7 +71,8 @@ func run(ctx context.Context, c config, cluster *cluster) (_ *report, err error)
 			return nil, fmt.Errorf("make a folder for the service: %w", err)
 		}
 		defer os.RemoveAll(folder)
-		if c.binary, err = build(ctx, folder, c.race, c.tags); err != nil {
+		spec := programs.Spec{Package: "cmd/plantstore", Race: c.race, Sabotage: c.sabotage}
+		if c.binary, err = programs.Build(ctx, folder, spec); err != nil {
 			return nil, err
 		}
 	}

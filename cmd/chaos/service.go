@@ -11,27 +11,12 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 )
-
-// build builds the service into a folder and returns the program's path.
-func build(ctx context.Context, folder string, race bool, tags string) (string, error) {
-	program := filepath.Join(folder, "plantstore")
-	args := []string{"build", "-o", program, "-tags", tags}
-	if race {
-		args = append(args, "-race")
-	}
-	cmd := exec.CommandContext(ctx, "go", append(args, "plantstore/cmd/plantstore")...)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the service: %w: %s", err, bytes.TrimSpace(out))
-	}
-	return program, nil
-}
 
 // A service is the program under test. It has the same two ports in every life.
 type service struct {

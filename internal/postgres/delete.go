@@ -63,9 +63,8 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 	// unsure is set once an attempt may have been committed without our knowing.
 	// From then on the ledger is asked before anything else is tried or told.
 	unsure := false
-	// alone is set once the deletion turned out to hold others up, or from the
-	// start in a build without groups.
-	alone := !grouped
+	// alone is set once the deletion turned out to hold others up.
+	alone := false
 	for lone := 0; ; {
 		var result plant.Result
 		var v *verdict
@@ -359,7 +358,6 @@ func readHistory(ctx context.Context, conn *pgx.Conn, d plant.Deletion) (history
 			ORDER BY own DESC, id DESC LIMIT 1
 		) l ON true`,
 		int64(d.Plant), d.Principal, d.Key).Scan(&h.exists, &h.own, &h.requestID, &h.deletedAt)
-	h.own = h.own && ledgerIsAsked
 	return h, err
 }
 

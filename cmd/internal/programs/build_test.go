@@ -1,0 +1,83 @@
+package programs
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestEverySabotageBuilds fails when the source of the product has changed under
+// a sabotage.
+func TestEverySabotageBuilds(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	for _, name := range append(Sabotages(), "") {
+		path, err := Build(t.Context(), folder, Spec{Package: "cmd/plantstore", Sabotage: name})
+		if err != nil {
+			t.Errorf("sabotage %q: %v", name, err)
+			continue
+		}
+		if info, err := os.Stat(path); err != nil || info.Mode()&0o100 == 0 {
+			t.Errorf("sabotage %q: %s is no program (%v)", name, path, err)
+		}
+	}
+}
+
+// TestEditsAreBuilt proves that the compiler reads the edited file.
+func TestEditsAreBuilt(t *testing.T) {
+	t.Parallel()
+	edits := []edit{{"internal/plant/plant.go", "type ID int64", "type ID editedSource"}}
+	_, err := build(t.Context(), t.TempDir(), Spec{Package: "internal/plant", Sabotage: "undefined"}, edits)
+	if err == nil || !strings.Contains(err.Error(), "editedSource") {
+		t.Errorf("got error %v, want the compiler's about editedSource", err)
+	}
+}
+
+func TestUnknownSabotage(t *testing.T) {
+	t.Parallel()
+	_, err := Build(t.Context(), t.TempDir(), Spec{Package: "cmd/plantstore", Sabotage: "fire"})
+	if want := `there is no sabotage "fire": want forget-ledger or one-by-one`; err == nil || err.Error() != want {
+		t.Errorf("got error %v, want %s", err, want)
+	}
+}
+
+func TestOverlay(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	if err := os.WriteFile(filepath.Join(root, "a.go"), []byte("one two two three"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name      string
+		edits     []edit
+		want, err string
+	}{
+		{"two edits of a file", []edit{{"a.go", "one", "1"}, {"a.go", "three", "3"}}, "1 two two 3", ""},
+		{"text gone", []edit{{"a.go", "one", "1"}, {"a.go", "four", "4"}}, "", `a.go has the text "four" 0 times`},
+		{"text twice", []edit{{"a.go", "two", "2"}}, "", `a.go has the text "two" 2 times`},
+		{"file gone", []edit{{"b.go", "one", "1"}}, "", "b.go: no such file"},
+	} {
+		folder := filepath.Join(t.TempDir(), "overlay")
+		path, err := writeOverlay(root, folder, test.edits)
+		if test.err != "" {
+			if err == nil || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("%s: got error %v, want one with %q", test.name, err, test.err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", test.name, err)
+			continue
+		}
+		edited := filepath.Join(folder, "0.go")
+		got, err := os.ReadFile(edited)
+		if err != nil || string(got) != test.want {
+			t.Errorf("%s: got %q (%v), want %q", test.name, got, err, test.want)
+		}
+		overlay, err := os.ReadFile(path)
+		if want := `{"Replace":{"` + filepath.Join(root, "a.go") + `":"` + edited + `"}}`; err != nil || string(overlay) != want {
+			t.Errorf("%s: overlay %s (%v), want %s", test.name, overlay, err, want)
+		}
+	}
+}

@@ -15,7 +15,7 @@ BEGIN
     GRANT SELECT ON public.plant_deletions TO plantstore_app;
     GRANT EXECUTE ON FUNCTION public.plantstore_token(bytea) TO plantstore_app;
     GRANT SELECT (name, last_used_at), UPDATE (last_used_at) ON public.api_tokens TO plantstore_app;
-    GRANT SELECT ON goose_db_version TO plantstore_app;
+    GRANT SELECT ON public.goose_db_version TO plantstore_app;
 END
 $$;
 -- +goose StatementEnd
@@ -25,7 +25,7 @@ $$;
 DO $$
 BEGIN
     IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'plantstore_app') THEN
-        REVOKE SELECT ON goose_db_version FROM plantstore_app;
+        REVOKE SELECT ON public.goose_db_version FROM plantstore_app;
         REVOKE SELECT (name, last_used_at), UPDATE (last_used_at) ON public.api_tokens FROM plantstore_app;
         REVOKE EXECUTE ON FUNCTION public.plantstore_token(bytea) FROM plantstore_app;
         REVOKE SELECT ON public.plant_deletions FROM plantstore_app;

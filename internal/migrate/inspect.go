@@ -147,7 +147,7 @@ type appliedRow struct {
 // whether there is a table of checksums that we may read.
 func readApplied(ctx context.Context, tx pgx.Tx) (rows []appliedRow, records bool, err error) {
 	var migrated bool
-	err = tx.QueryRow(ctx, `SELECT to_regclass('goose_db_version') IS NOT NULL,
+	err = tx.QueryRow(ctx, `SELECT to_regclass('public.goose_db_version') IS NOT NULL,
 			coalesce(has_table_privilege(to_regclass('public.plantstore_migrations'), 'SELECT'), false)`).Scan(&migrated, &records)
 	if err != nil {
 		return nil, false, fmt.Errorf("look for goose_db_version: %w", err)
@@ -164,7 +164,7 @@ func readApplied(ctx context.Context, tx pgx.Tx) (rows []appliedRow, records boo
 	// says that the table was made. Its times are without a zone, in that of the
 	// session that wrote them: the server's, unless somebody set another.
 	found, err := tx.Query(ctx, `SELECT g.version_id, g.tstamp::timestamptz, `+record+`
-		FROM goose_db_version g `+join+`
+		FROM public.goose_db_version g `+join+`
 		WHERE g.is_applied AND g.version_id > 0 ORDER BY g.id`)
 	if err == nil {
 		rows, err = pgx.CollectRows(found, pgx.RowToStructByPos[appliedRow])

@@ -104,21 +104,44 @@ func (s Set) checksum(m Migration) (string, error) {
 
 // Status tells which migrations a database has, and what is wrong. It only
 // reads: a database that was never migrated stays without goose's table.
-func (s Set) Status(ctx context.Context, databaseURL string) ([]State, []Trouble, error) {
-	conn, err := connect(ctx, databaseURL)
+func (s Set) Status(ctx context.Context, databaseURL string) (states []State, troubles []Trouble, err error) {
+	conn, err := Connect(ctx, databaseURL)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	c, err := s.inspect(ctx, conn)
-	if err != nil {
-		return nil, nil, err
-	}
-	return c.states, c.trouble, nil
+	err = reading(ctx, conn, func(tx pgx.Tx) error {
+		states, troubles, err = s.StatusIn(ctx, tx)
+		return err
+	})
+	return states, troubles, err
 }
 
-// connect returns a connection for reading. It works through any pooler.
-func connect(ctx context.Context, databaseURL string) (*pgx.Conn, error) {
+// StatusIn is Status in a transaction of the caller's.
+func (s Set) StatusIn(ctx context.Context, tx pgx.Tx) ([]State, []Trouble, error) {
+	c, err := s.inspectIn(ctx, tx)
+	return c.states, c.trouble, err
+}
+
+// Statements returns what the Up of every migration sends, oldest first.
+func (s Set) Statements(ctx context.Context) ([]string, error) {
+	all, err := s.all()
+	if err != nil {
+		return nil, err
+	}
+	var statements []string
+	for _, m := range all {
+		script, err := s.script(ctx, m)
+		if err != nil {
+			return nil, err
+		}
+		statements = append(statements, script.statements...)
+	}
+	return statements, nil
+}
+
+// Connect returns a connection for reading. It works through any pooler.
+func Connect(ctx context.Context, databaseURL string) (*pgx.Conn, error) {
 	config, err := connConfig(databaseURL)
 	if err != nil {
 		return nil, err

@@ -66,7 +66,7 @@ func TestEveryStatementHasItsEffect(t *testing.T) {
 	t.Parallel()
 	effects := migrate.Effects()
 	for _, m := range migrate.All() {
-		statements, transaction, err := migrate.Statements(t.Context(), m)
+		statements, transaction, err := migrate.StatementsOf(t.Context(), m)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -102,7 +102,7 @@ func TestLocksAreAsClaimed(t *testing.T) {
 			exec(t, conn, `CREATE TABLE goose_db_version (id integer, version_id bigint, is_applied boolean, tstamp timestamp)`)
 			observer := connect(t, database.Super)
 			for _, m := range migrate.All() {
-				statements, _, err := migrate.Statements(t.Context(), m)
+				statements, _, err := migrate.StatementsOf(t.Context(), m)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -137,12 +137,6 @@ func (e *InterruptedError) Error() string {
 
 func (e *InterruptedError) Unwrap() error { return e.Err }
 
-// ErrPooler is the reason not to run through a pooler that gives each
-// transaction another server connection.
-var ErrPooler = errors.New("a connection pooler in transaction mode is between: " +
-	"the lock that keeps two runs apart, and lock_timeout, belong to a session, and it would lend that session to others; " +
-	"name the server itself in PLANTSTORE_MIGRATE_DATABASE_URL (a pooler in session mode will do)")
-
 // Up applies every pending migration and returns those it applied, also when a
 // later one failed.
 func (s Set) Up(ctx context.Context, databaseURL string, o Options) ([]Change, error) {
@@ -199,7 +193,7 @@ type run struct {
 	up      bool
 	options Options
 	config  *pgx.ConnConfig
-	pid     int32 // of the first connection
+	pid     uint32 // of the first connection's server process
 	conn    *pgx.Conn
 	timeout time.Duration // LockTimeout, or a little more
 
@@ -304,11 +298,17 @@ func withConn(ctx context.Context, db *sql.DB, do func(*pgx.Conn) error) error {
 
 // begin gets hold of the lock and finds out what to do.
 func (r *run) begin(ctx context.Context, conn *pgx.Conn, pick func(*run, condition) ([]Migration, error)) ([]Migration, error) {
-	pid, err := refusePooler(ctx, conn, r.config)
+	pooler, err := FindPooler(ctx, conn)
 	if err != nil {
 		return nil, err
 	}
-	r.conn, r.pid = conn, pid
+	if pooler == TransactionPooler {
+		return nil, ErrPooler
+	}
+	r.conn = conn
+	if r.pid, err = backendPID(ctx, conn); err != nil {
+		return nil, err
+	}
 	if err := r.queue(ctx, conn); err != nil {
 		return nil, err
 	}
@@ -559,7 +559,7 @@ func (r *run) record() (sql string, args []any, err error) {
 	return `INSERT INTO public.plantstore_migrations AS r (version, applied_as, checksum, baseline)
 		SELECT g.version_id, g.id, t.checksum, NOT g.version_id = ANY ($3::bigint[])
 		FROM unnest($1::bigint[], $2::text[]) AS t (version, checksum)
-		JOIN goose_db_version g ON g.version_id = t.version AND g.is_applied
+		JOIN public.goose_db_version g ON g.version_id = t.version AND g.is_applied
 		ON CONFLICT (version) DO UPDATE SET applied_as = excluded.applied_as, checksum = excluded.checksum,
 			baseline = excluded.baseline, recorded_at = excluded.recorded_at, recorded_by = excluded.recorded_by
 		WHERE r.applied_as <> excluded.applied_as`, []any{versions, checksums, r.own}, nil

@@ -1,0 +1,154 @@
+package pgtest
+
+import (
+	"math/rand/v2"
+	"net"
+	"net/url"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+)
+
+// A PoolMode says when a Pooler's client gives its server connection back.
+type PoolMode int
+
+const (
+	SessionMode     PoolMode = iota // when it leaves
+	TransactionMode                 // at the end of each transaction
+)
+
+// Pooler puts what matters to us of PgBouncer in front of a database until the
+// end of the test, and returns its URL. Each client is told a process id that is
+// made up. In transaction mode all clients share one server connection.
+func Pooler(t testing.TB, server string, mode PoolMode) string {
+	t.Helper()
+	dial := func() *pgconn.PgConn {
+		conn, err := pgconn.Connect(t.Context(), server)
+		if err != nil {
+			t.Error(err)
+			return nil
+		}
+		t.Cleanup(func() { conn.Conn().Close() })
+		return conn
+	}
+	shared, turn := dial(), new(sync.Mutex)
+	return Proxy(t, server, func(client net.Conn) {
+		conn, turn := shared, turn
+		if mode == SessionMode {
+			conn, turn = dial(), new(sync.Mutex)
+		}
+		if conn != nil {
+			pool(client, conn, turn)
+		}
+	})
+}
+
+// Proxy serves clients until the end of the test, and returns server's URL with
+// the proxy's address. Its clients ask for no encryption.
+func Proxy(t testing.TB, server string, serve func(client net.Conn)) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	t.Cleanup(func() { l.Close(); wg.Wait() })
+	wg.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { defer client.Close(); serve(client) })
+		}
+	})
+	u, err := url.Parse(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Host = l.Addr().String()
+	u.RawQuery = "sslmode=disable"
+	if u.User.Username() == "" {
+		config, err := pgx.ParseConfig(server)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.User = url.User(config.User)
+	}
+	return u.String()
+}
+
+// pool serves one client until it leaves.
+func pool(client net.Conn, server *pgconn.PgConn, turn *sync.Mutex) {
+	backend := pgproto3.NewBackend(client, client)
+	if welcome(backend) != nil {
+		return
+	}
+	ours := false
+	defer func() {
+		if ours {
+			turn.Unlock()
+		}
+	}()
+	for {
+		message, err := backend.Receive()
+		if err != nil {
+			return
+		}
+		if _, leaves := message.(*pgproto3.Terminate); leaves {
+			return
+		}
+		if !ours {
+			turn.Lock()
+			ours = true
+		}
+		server.Frontend().Send(message)
+		switch message.(type) {
+		case *pgproto3.Query, *pgproto3.Sync:
+		default:
+			continue
+		}
+		idle, err := passOn(server.Frontend(), backend)
+		if err != nil {
+			return
+		}
+		if idle {
+			turn.Unlock()
+			ours = false
+		}
+	}
+}
+
+// welcome takes a client in.
+func welcome(backend *pgproto3.Backend) error {
+	if _, err := backend.ReceiveStartupMessage(); err != nil {
+		return err
+	}
+	backend.Send(&pgproto3.AuthenticationOk{})
+	backend.Send(&pgproto3.ParameterStatus{Name: "standard_conforming_strings", Value: "on"})
+	backend.Send(&pgproto3.ParameterStatus{Name: "client_encoding", Value: "UTF8"})
+	backend.Send(&pgproto3.BackendKeyData{ProcessID: rand.Uint32() | 1<<31, SecretKey: []byte{1, 2, 3, 4}})
+	backend.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+	return backend.Flush()
+}
+
+// passOn sends what the client asked, passes the answer back, and tells whether
+// the server is in no transaction then.
+func passOn(server *pgproto3.Frontend, client *pgproto3.Backend) (idle bool, err error) {
+	if err := server.Flush(); err != nil {
+		return false, err
+	}
+	for {
+		answer, err := server.Receive()
+		if err != nil {
+			return false, err
+		}
+		client.Send(answer)
+		if ready, ok := answer.(*pgproto3.ReadyForQuery); ok {
+			return ready.TxStatus == 'I', client.Flush()
+		}
+	}
+}

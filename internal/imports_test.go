@@ -17,7 +17,7 @@ const module = "plantstore/"
 // mayImport is what each package may import of this module, outside its tests.
 // A package that is not here may not exist.
 var mayImport = map[string][]string{
-	"cmd/plantstore":        {"deploy/postgres", "internal/auth", "internal/doctor", "internal/localpg", "internal/migrate", "internal/postgres", "internal/server", "migrations"},
+	"cmd/plantstore":        {"deploy/postgres", "internal/auth", "internal/doctor", "internal/localpg", "internal/migrate", "internal/postgres", "internal/server"},
 	"cmd/chaos":             {"cmd/internal/programs", "deploy/postgres", "internal/auth", "internal/localpg", "internal/migrate", "internal/pgtest", "internal/postgres"},
 	"cmd/bench":             {"cmd/internal/programs", "deploy/postgres", "internal/auth", "internal/localpg", "internal/migrate", "internal/postgres"},
 	"cmd/bench/bare":        {},

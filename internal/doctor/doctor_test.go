@@ -11,52 +11,36 @@ import (
 	"io"
 	"math/big"
 	"net"
-	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgproto3"
 
 	roles "plantstore/deploy/postgres"
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
 	"plantstore/internal/postgres"
-	"plantstore/migrations"
 )
 
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
-func examOf(t *testing.T, owner, service string) *Exam {
-	t.Helper()
-	var triggers string
-	for _, name := range []string{"00008_record_statements.sql", "00004_refuse_truncate.sql"} {
-		b, err := migrations.Files.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		up, _, _ := strings.Cut(string(b), "-- +goose Down")
-		triggers += up
-	}
-	return &Exam{
-		Owner: owner, Service: service, Replicas: 1, Triggers: triggers, Limits: UsualLimits,
-		Schema: func(context.Context) []Finding { return []Finding{{Grade: OK}} },
-	}
+// examinationOf has everything but what the test's machine is.
+func examinationOf(owner, service string) *examination {
+	return &examination{Target: Target{Owner: owner, Service: service, Replicas: 1, Limits: UsualLimits}, isRemote: isRemote}
 }
 
 // troubles returns the findings that are not fine.
-func troubles(t *testing.T, e *Exam) []Finding {
+func troubles(t *testing.T, e *examination) []Finding {
 	t.Helper()
 	found := []Finding{}
-	for _, f := range e.Run(t.Context()) {
+	for _, f := range e.run(t.Context()) {
 		if f.Check == "" || f.Grade == OK && f.Remedy != "" || f.Grade != OK && (f.Remedy == "" || f.Message == "") {
 			t.Errorf("not a proper finding: %+v", f)
 		}
@@ -103,7 +87,7 @@ type provocation struct {
 
 // provoke holds that a provocation makes one finding, or more of one kind, which
 // their remedies remove and nothing else does.
-func provoke(t *testing.T, e *Exam, super, database string, p provocation) {
+func provoke(t *testing.T, e *examination, super, database string, p provocation) {
 	t.Helper()
 	if p.limit != nil {
 		p.limit(&e.Limits)
@@ -148,12 +132,12 @@ func TestDoctorFindsNothingWrongWithANewDatabase(t *testing.T) {
 	database := pgtest.New(t)
 	// As a superuser: that the owner can't see everybody's transactions is a
 	// finding of its own.
-	e := examOf(t, database.Super, database.App)
+	e := examinationOf(database.Super, database.App)
 	if found := troubles(t, e); len(found) > 0 {
 		t.Errorf("%+v, want nothing", found)
 	}
 	checks := make(map[string]bool)
-	for _, f := range e.Run(t.Context()) {
+	for _, f := range e.run(t.Context()) {
 		checks[f.Check] = true
 	}
 	if len(checks) != 13 {
@@ -243,7 +227,7 @@ func TestDoctorFindsAndTellsWhatHelps(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			database := pgtest.New(t)
-			provoke(t, examOf(t, database.Super, database.App), database.Super, database.Name, tt)
+			provoke(t, examinationOf(database.Super, database.App), database.Super, database.Name, tt)
 		})
 	}
 }
@@ -257,7 +241,7 @@ func TestDoctorLeavesGoodForeignKeysAlone(t *testing.T) {
 		CREATE INDEX ON b USING hash (plant);
 		CREATE TABLE c (plant bigint REFERENCES plants, n int, PRIMARY KEY (plant, n));
 		ALTER TABLE plants ADD parent bigint UNIQUE REFERENCES plants ON DELETE CASCADE;`)
-	if found := troubles(t, examOf(t, database.Super, database.App)); len(found) > 0 {
+	if found := troubles(t, examinationOf(database.Super, database.App)); len(found) > 0 {
 		t.Errorf("%+v, want nothing", found)
 	}
 }
@@ -270,7 +254,7 @@ func TestDoctorFindsOpenTransactions(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(t.Context())
-	e := examOf(t, database.Super, database.App)
+	e := examinationOf(database.Super, database.App)
 	if found := troubles(t, e); len(found) > 0 {
 		t.Errorf("%+v, want nothing while it is young", found)
 	}
@@ -297,7 +281,7 @@ func TestDoctorFindsALedgerToPurge(t *testing.T) {
 		}
 	}
 	exec(`INSERT INTO plant_deletions (plant_id, plant, deleted_by, deleted_at) SELECT i, '{}', 'x', now() - i * interval '1 day' FROM generate_series(400, 1, -1) i`)
-	e := examOf(t, database.Super, database.App)
+	e := examinationOf(database.Super, database.App)
 	if found := troubles(t, e); len(found) > 0 {
 		t.Errorf("%+v, want nothing while the ledger is small", found)
 	}
@@ -316,7 +300,7 @@ func TestDoctorFindsALedgerToPurge(t *testing.T) {
 func TestDoctorComparesPoolsWithTheServer(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	e := examOf(t, database.Super, pgtest.WithParameters(database.App, "pool_max_conns=200"))
+	e := examinationOf(database.Super, pgtest.WithParameters(database.App, "pool_max_conns=200"))
 	e.Replicas = 50
 	found := troubles(t, e)
 	if len(found) != 1 || found[0].Check != "connections" || found[0].Grade != Problem {
@@ -341,7 +325,7 @@ func TestDoctorJudgesVersions(t *testing.T) {
 func TestDoctorWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	const nowhere = "postgres://nobody@127.0.0.1:1/none?sslmode=disable"
-	found := troubles(t, examOf(t, nowhere, nowhere))
+	found := troubles(t, examinationOf(nowhere, nowhere))
 	if len(found) != 2 || found[0].Check != "service connection" || found[1].Check != "connection" ||
 		!strings.Contains(found[1].Message, "127.0.0.1:1: connection refused") {
 		t.Errorf("%+v, want both connections refused and nothing else", found)
@@ -351,10 +335,7 @@ func TestDoctorWithoutDatabase(t *testing.T) {
 func TestDoctorOnAnEmptyDatabase(t *testing.T) {
 	t.Parallel()
 	database := pgtest.Empty(t)
-	e := examOf(t, database.Super, database.App)
-	e.Schema = func(context.Context) []Finding {
-		return []Finding{{Grade: Problem, Message: "pending", Remedy: "migrate"}}
-	}
+	e := examinationOf(database.Super, database.App)
 	found := troubles(t, e)
 	if len(found) != 1 || found[0].Check != "schema" {
 		t.Errorf("%+v, want only what is wrong with the schema", found)
@@ -364,7 +345,7 @@ func TestDoctorOnAnEmptyDatabase(t *testing.T) {
 func TestDoctorOnWhatTheServiceConnectsWith(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	e := examOf(t, database.Super, database.Owner)
+	e := examinationOf(database.Super, database.Owner)
 	found := troubles(t, e)
 	if len(found) != 1 || found[0].Check != "service connection" || found[0].Message != "the service connects as plantstore_owner and may do all that plantstore_owner may" {
 		t.Errorf("%+v, want the service's role to be wrong", found)
@@ -374,7 +355,7 @@ func TestDoctorOnWhatTheServiceConnectsWith(t *testing.T) {
 		t.Errorf("%+v, want the service's connection not examined", found)
 	}
 	// Asked by the service's role, it says what it could not look at.
-	e = examOf(t, database.App, database.App)
+	e = examinationOf(database.App, database.App)
 	script(t, database.Super, `REVOKE SELECT ON api_tokens FROM plantstore_app;`)
 	var hidden bool
 	for _, f := range troubles(t, e) {
@@ -403,12 +384,12 @@ func TestDoctorOnAServer(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	blind := troubles(t, examOf(t, owner, app))
+	blind := troubles(t, examinationOf(owner, app))
 	if len(blind) != 1 || blind[0].Message != "plantstore_owner can't see how long the transactions of others are open" {
 		t.Fatalf("%+v, want the owner to be blind", blind)
 	}
 	script(t, super, blind[0].Remedy)
-	if found := troubles(t, examOf(t, owner, app)); len(found) > 0 {
+	if found := troubles(t, examinationOf(owner, app)); len(found) > 0 {
 		t.Errorf("after the remedy: %+v, want nothing", found)
 	}
 	for _, tt := range []provocation{
@@ -423,16 +404,16 @@ func TestDoctorOnAServer(t *testing.T) {
 		{"read-only server", "ALTER SYSTEM SET default_transaction_read_only = on;\nSELECT pg_reload_conf();\nSELECT pg_sleep(0.2)", "primary", Problem,
 			"transactions are read-only by default: .*", nil},
 	} {
-		t.Run(tt.name, func(t *testing.T) { provoke(t, examOf(t, super, app), super, "postgres", tt) })
+		t.Run(tt.name, func(t *testing.T) { provoke(t, examinationOf(super, app), super, "postgres", tt) })
 	}
 	t.Run("no role", func(t *testing.T) {
 		script(t, super, "DROP OWNED BY plantstore_app;\nDROP ROLE plantstore_app;")
-		found := troubles(t, examOf(t, super, app))
+		found := troubles(t, examinationOf(super, app))
 		if len(found) != 2 || found[0].Check != "service connection" || found[1].Message != "role plantstore_app does not exist" {
 			t.Fatalf("%+v, want the role missing", found)
 		}
 		script(t, super, found[1].Remedy)
-		if found := troubles(t, examOf(t, super, app)); len(found) > 0 {
+		if found := troubles(t, examinationOf(super, app)); len(found) > 0 {
 			t.Errorf("after the remedy: %+v, want nothing", found)
 		}
 	})
@@ -443,13 +424,13 @@ func TestDoctorOnAServer(t *testing.T) {
 		}
 		t.Cleanup(func() { standby.Close() })
 		super, app := standby.URL("postgres", "postgres"), standby.URL("plantstore_app", "postgres")
-		found := troubles(t, examOf(t, super, app))
+		found := troubles(t, examinationOf(super, app))
 		if len(found) != 1 || found[0].Message != "this is a standby: nothing can be deleted here" {
 			t.Fatalf("%+v, want a standby", found)
 		}
 		_, sql, _ := strings.Cut(found[0].Remedy, "\n")
 		script(t, super, sql)
-		if found := troubles(t, examOf(t, super, app)); len(found) > 0 {
+		if found := troubles(t, examinationOf(super, app)); len(found) > 0 {
 			t.Errorf("after the remedy: %+v, want nothing", found)
 		}
 	})
@@ -458,12 +439,12 @@ func TestDoctorOnAServer(t *testing.T) {
 func TestDoctorOnPoolers(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	e := examOf(t, database.Super, database.App)
-	e.Service = throughPooler(t, database.App, false)
+	e := examinationOf(database.Super, database.App)
+	e.Service = pgtest.Pooler(t, database.App, pgtest.SessionMode)
 	if found := troubles(t, e); len(found) > 0 {
 		t.Errorf("pooler in session mode: %+v, want nothing", found)
 	}
-	e.Service = throughPooler(t, database.App, true)
+	e.Service = pgtest.Pooler(t, database.App, pgtest.TransactionMode)
 	found := troubles(t, e)
 	if len(found) != 1 || found[0].Check != "service connection" || found[0].Grade != Problem || !strings.Contains(found[0].Message, "mixes up") {
 		t.Fatalf("pooler in transaction mode: %+v, want it to be a problem", found)
@@ -473,133 +454,10 @@ func TestDoctorOnPoolers(t *testing.T) {
 		t.Errorf("after the remedy: %+v, want nothing", found)
 	}
 
-	e = examOf(t, throughPooler(t, database.Super, true), database.App)
+	e = examinationOf(pgtest.Pooler(t, database.Super, pgtest.TransactionMode), database.App)
 	found = troubles(t, e)
 	if len(found) != 1 || found[0].Check != "connection" || !strings.Contains(found[0].Message, "migrations refuse") {
 		t.Fatalf("owner through a pooler in transaction mode: %+v, want a warning", found)
-	}
-}
-
-// throughPooler returns the URL of what matters here of PgBouncer: each client is
-// told a process id that is made up. In transaction mode all share one server
-// connection and have it for a transaction at a time; otherwise each has one of
-// its own.
-func throughPooler(t *testing.T, server string, transactionMode bool) string {
-	t.Helper()
-	dial := func() *pgconn.PgConn {
-		conn, err := pgconn.Connect(t.Context(), server)
-		if err != nil {
-			t.Error(err)
-			return nil
-		}
-		t.Cleanup(func() { conn.Conn().Close() })
-		return conn
-	}
-	shared, turn := dial(), new(sync.Mutex)
-	return listenFor(t, server, func(client net.Conn) {
-		conn, lock := shared, turn
-		if !transactionMode {
-			conn, lock = dial(), new(sync.Mutex)
-		}
-		if conn != nil {
-			serve(client, conn, lock)
-		}
-	})
-}
-
-// listenFor serves clients until the test ends, and returns server's URL with
-// another address.
-func listenFor(t *testing.T, server string, serve func(net.Conn)) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	t.Cleanup(func() { l.Close(); wg.Wait() })
-	wg.Go(func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() { defer client.Close(); serve(client) })
-		}
-	})
-	u, err := url.Parse(server)
-	if err != nil {
-		t.Fatal(err)
-	}
-	u.Host = l.Addr().String()
-	u.RawQuery = "sslmode=disable"
-	if user := u.User.Username(); user == "" {
-		config, err := pgx.ParseConfig(server)
-		if err != nil {
-			t.Fatal(err)
-		}
-		u.User = url.User(config.User)
-	}
-	return u.String()
-}
-
-// serve pools one client until it leaves.
-func serve(client net.Conn, server *pgconn.PgConn, turn *sync.Mutex) {
-	backend := pgproto3.NewBackend(client, client)
-	if _, err := backend.ReceiveStartupMessage(); err != nil {
-		return
-	}
-	backend.Send(&pgproto3.AuthenticationOk{})
-	backend.Send(&pgproto3.ParameterStatus{Name: "standard_conforming_strings", Value: "on"})
-	backend.Send(&pgproto3.ParameterStatus{Name: "client_encoding", Value: "UTF8"})
-	backend.Send(&pgproto3.BackendKeyData{ProcessID: 1 << 31, SecretKey: []byte{1, 2, 3, 4}})
-	backend.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
-	if backend.Flush() != nil {
-		return
-	}
-	ours := false
-	defer func() {
-		if ours {
-			turn.Unlock()
-		}
-	}()
-	for {
-		message, err := backend.Receive()
-		if err != nil {
-			return
-		}
-		if _, leaves := message.(*pgproto3.Terminate); leaves {
-			return
-		}
-		if !ours {
-			turn.Lock()
-			ours = true
-		}
-		server.Frontend().Send(message)
-		switch message.(type) {
-		case *pgproto3.Query, *pgproto3.Sync:
-		default:
-			continue
-		}
-		if server.Frontend().Flush() != nil {
-			return
-		}
-		for {
-			answer, err := server.Frontend().Receive()
-			if err != nil {
-				return
-			}
-			backend.Send(answer)
-			if ready, ok := answer.(*pgproto3.ReadyForQuery); ok {
-				if ready.TxStatus == 'I' {
-					turn.Unlock()
-					ours = false
-				}
-				break
-			}
-		}
-		if backend.Flush() != nil {
-			return
-		}
 	}
 }
 
@@ -607,8 +465,8 @@ func TestDoctorOnEncryption(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	encrypted, authority := behindTLS(t, database.App)
-	exam := func(parameters string) *Exam {
-		e := examOf(t, database.Super, strings.ReplaceAll(encrypted, "sslmode=disable", parameters))
+	exam := func(parameters string) *examination {
+		e := examinationOf(database.Super, strings.ReplaceAll(encrypted, "sslmode=disable", parameters))
 		// The test's server is on this machine; take only the one in front for remote.
 		e.isRemote = func(a net.Addr) bool { return strings.Contains(encrypted, a.String()) }
 		return e
@@ -653,7 +511,7 @@ func behindTLS(t *testing.T, server string) (through, authority string) {
 		t.Fatal(err)
 	}
 	network, at := pgconn.NetworkAddress(config.Host, config.Port)
-	through = listenFor(t, server, func(client net.Conn) {
+	through = pgtest.Proxy(t, server, func(client net.Conn) {
 		target, err := net.Dial(network, at)
 		if err != nil {
 			t.Error(err)

@@ -1,0 +1,140 @@
+package doctor
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"plantstore/internal/migrate"
+	"plantstore/internal/postgres"
+)
+
+// connectTimeout bounds one dial, unless the URL has a connect_timeout.
+const connectTimeout = 2 * time.Second
+
+func connect(ctx context.Context, config *pgx.ConnConfig) (*pgx.Conn, error) {
+	if config.ConnectTimeout == 0 {
+		config.ConnectTimeout = connectTimeout
+	}
+	return pgx.ConnectConfig(ctx, config)
+}
+
+// ownerConnection judges the connection that the migrations use.
+func (e *examination) ownerConnection(ctx context.Context, conn *pgx.Conn) []Finding {
+	found := []Finding{e.security(conn, "PLANTSTORE_MIGRATE_DATABASE_URL")}
+	pooler, err := migrate.FindPooler(ctx, conn)
+	switch {
+	case err != nil:
+		return append(found, unknownPooler(err))
+	case pooler == migrate.TransactionPooler:
+		return append(found, Finding{Grade: Warning, Message: "a pooler in transaction mode is between: migrations refuse to run through it",
+			Remedy: "Set PLANTSTORE_MIGRATE_DATABASE_URL to the server itself."})
+	}
+	return append(found, fine("fit for migrations")...)
+}
+
+// serviceConnection connects as the service does, and judges what it finds.
+func (e *examination) serviceConnection(ctx context.Context) []Finding {
+	if e.Service == "" && e.Owner != "" {
+		return []Finding{{Grade: Warning, Message: "not examined: DATABASE_URL is not set", Remedy: "Set DATABASE_URL as the service has it."}}
+	}
+	config, err := pgxpool.ParseConfig(e.Service)
+	var conn *pgx.Conn
+	if err == nil {
+		conn, err = connect(ctx, config.ConnConfig)
+	}
+	if err != nil {
+		return []Finding{{Grade: Problem, Message: postgres.Explain(err), Remedy: "Mend that: the service can't connect with this DATABASE_URL either."}}
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	found := []Finding{e.security(conn, "DATABASE_URL")}
+	if user := config.ConnConfig.User; user != serviceRole {
+		found = append(found, Finding{Grade: Warning, Message: fmt.Sprintf("the service connects as %s and may do all that %s may", user, user),
+			Remedy: "Name the role " + serviceRole + " in DATABASE_URL."})
+	}
+	pooler, err := migrate.FindPooler(ctx, conn)
+	e.pooled = pooler != migrate.NoPooler
+	if err != nil {
+		return append(found, unknownPooler(err))
+	}
+	return append(found, judgePooler(ctx, conn, pooler))
+}
+
+func unknownPooler(err error) Finding {
+	return Finding{Grade: Warning, Message: "could not find out about a pooler: " + postgres.Explain(err), Remedy: "Run this again."}
+}
+
+// judgePooler judges whether the service can work through a pooler.
+func judgePooler(ctx context.Context, conn *pgx.Conn, pooler migrate.Pooler) Finding {
+	switch {
+	case pooler == migrate.NoPooler:
+		return fine("no pooler between service and server")[0]
+	case pooler == migrate.SessionPooler:
+		return fine("a pooler in session mode is between service and server")[0]
+	case conn.Config().DefaultQueryExecMode != pgx.QueryExecModeCacheStatement:
+		return fine("a pooler in transaction mode is between, and the service uses no prepared statements")[0]
+	}
+	collide, err := statementsCollide(ctx, conn)
+	switch {
+	case err != nil:
+		return unknownPooler(err)
+	case !collide:
+		return fine("a pooler in transaction mode is between, and keeps track of prepared statements")[0]
+	}
+	return Finding{Grade: Problem,
+		Message: "a pooler in transaction mode is between that mixes up the prepared statements of its clients: most deletions will fail",
+		Remedy:  "Add default_query_exec_mode=exec to DATABASE_URL, or set max_prepared_statements=200 in pgbouncer.ini (PgBouncer 1.21 or later)."}
+}
+
+// statementsCollide tells whether two clients of a pooler can't both prepare a
+// statement under one name, because one server connection is lent to both.
+func statementsCollide(ctx context.Context, conn *pgx.Conn) (bool, error) {
+	other, err := connect(ctx, conn.Config())
+	if err != nil {
+		return false, err
+	}
+	defer other.Close(context.WithoutCancel(ctx))
+	name := "plantstore_doctor_" + rand.Text()
+	if _, err := conn.PgConn().Prepare(ctx, name, `SELECT 1`, nil); err != nil {
+		return false, err
+	}
+	defer func() { _ = conn.PgConn().Deallocate(context.WithoutCancel(ctx), name) }()
+	_, err = other.PgConn().Prepare(ctx, name, `SELECT 2`, nil)
+	const duplicatePreparedStatement = "42P05"
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == duplicatePreparedStatement {
+		return true, nil
+	}
+	return false, err
+}
+
+// security judges whether others can listen to a connection, or pose as its
+// server. setting is the one that has the connection's URL.
+func (e *examination) security(conn *pgx.Conn, setting string) Finding {
+	c := conn.PgConn()
+	at := postgres.Address(conn.Config().Host, conn.Config().Port)
+	t, encrypted := c.Conn().(*tls.Conn)
+	verified := encrypted && conn.Config().TLSConfig != nil && !conn.Config().TLSConfig.InsecureSkipVerify
+	remedy := "Add sslmode=verify-full to " + setting + ", and sslrootcert=FILE where a private authority signs."
+	switch {
+	case verified:
+		return fine("%s, %s, the server's name is verified", at, tls.VersionName(t.ConnectionState().Version))[0]
+	case !e.isRemote(c.Conn().RemoteAddr()):
+		return fine("%s, which does not leave this machine", at)[0]
+	case encrypted:
+		return Finding{Grade: Warning, Message: fmt.Sprintf("%s: encrypted, but whoever can pose as the server gets the password", at), Remedy: remedy}
+	}
+	return Finding{Grade: Warning, Message: fmt.Sprintf("%s: not encrypted: plants and credentials can be read on the way", at), Remedy: remedy}
+}
+
+func isRemote(a net.Addr) bool {
+	tcp, ok := a.(*net.TCPAddr)
+	return ok && !tcp.IP.IsLoopback()
+}

@@ -1,0 +1,71 @@
+package doctor
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// foreignKeys finds the tables that each deletion of a plant scans in full.
+func (e *examination) foreignKeys(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
+	// An index helps if the key's columns are its first ones, in any order. The
+	// constraints of partitions are their parent's.
+	rows, err := tx.Query(ctx, `
+		SELECT format('each deletion scans %s (%s): foreign key %I has no index', c.conrelid::regclass,
+				pg_size_pretty(coalesce((SELECT sum(pg_table_size(relid)) FROM pg_partition_tree(c.conrelid)), pg_table_size(c.conrelid))), c.conname),
+			CASE r.relkind WHEN 'p' THEN format('-- Blocks writes while it builds: CONCURRENTLY does not work on a partitioned table.' || E'\nCREATE INDEX ON %s (%s);', c.conrelid::regclass, k.columns)
+				ELSE format('CREATE INDEX CONCURRENTLY ON %s (%s);', c.conrelid::regclass, k.columns) END
+		FROM pg_constraint c JOIN pg_class r ON r.oid = c.conrelid CROSS JOIN LATERAL (
+			SELECT string_agg(format('%I', a.attname), ', ' ORDER BY u.n) AS columns
+			FROM unnest(c.conkey) WITH ORDINALITY u(attnum, n) JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = u.attnum
+		) k
+		WHERE c.contype = 'f' AND c.confrelid = 'public.plants'::regclass AND c.conparentid = 0
+			AND NOT EXISTS (
+				SELECT FROM pg_index i JOIN pg_class ic ON ic.oid = i.indexrelid JOIN pg_am am ON am.oid = ic.relam
+				WHERE i.indrelid = c.conrelid AND i.indisvalid AND i.indpred IS NULL
+					AND (am.amname = 'btree' OR am.amname = 'hash' AND cardinality(c.conkey) = 1)
+					AND (i.indkey::int2[])[0:cardinality(c.conkey) - 1] @> c.conkey)
+		ORDER BY pg_table_size(c.conrelid) DESC, c.conname`)
+	if err != nil {
+		return nil, err
+	}
+	found, err := collect(rows, Warning)
+	return orFine(found, "every table that refers to plants has an index for it"), err
+}
+
+// cascades finds what a deletion does to other tables, which no ledger records.
+func (e *examination) cascades(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
+	// Rows of plants that a cascade removes are in the ledger. The number of
+	// rows is an estimate: -1 before the first ANALYZE.
+	rows, err := tx.Query(ctx, `
+		WITH RECURSIVE reach AS (
+			SELECT oid, conrelid, confrelid, confdeltype, ARRAY[confrelid, conrelid] AS path FROM pg_constraint
+			WHERE contype = 'f' AND confrelid = 'public.plants'::regclass AND conparentid = 0 AND confdeltype IN ('c', 'n', 'd')
+			UNION ALL
+			SELECT c.oid, c.conrelid, c.confrelid, c.confdeltype, r.path || c.conrelid
+			FROM reach r JOIN pg_constraint c ON c.confrelid = r.conrelid
+			WHERE r.confdeltype = 'c' AND c.contype = 'f' AND c.conparentid = 0 AND c.confdeltype IN ('c', 'n', 'd') AND NOT c.conrelid = ANY (r.path)
+		)
+		SELECT DISTINCT format('deleting a plant also %s %s%s, which the ledger does not keep: %s',
+				CASE r.confdeltype WHEN 'c' THEN 'removes rows of' WHEN 'n' THEN 'empties columns of' ELSE 'changes columns of' END,
+				r.conrelid::regclass,
+				CASE WHEN cardinality(r.path) > 2 THEN format(' by way of %s', array_to_string(r.path[2:cardinality(r.path) - 1]::regclass[], ', ')) ELSE '' END,
+				CASE WHEN t.reltuples < 0 THEN 'ANALYZE tells how many' WHEN s.per IS NULL THEN format('%s rows in all', t.reltuples::bigint)
+					ELSE format('about %s of its %s rows for each row of %s', round(s.per::numeric, 1), t.reltuples::bigint, r.confrelid::regclass) END),
+			format('ALTER TABLE %s DROP CONSTRAINT %I, ADD CONSTRAINT %2$I %s%s;', r.conrelid::regclass, c.conname,
+				regexp_replace(regexp_replace(pg_get_constraintdef(c.oid), ' NOT VALID$', ''), ' ON DELETE (CASCADE|SET NULL|SET DEFAULT)( \([^)]*\))?', ' ON DELETE RESTRICT'),
+				CASE t.relkind WHEN 'p' THEN '' ELSE format(E' NOT VALID;\nALTER TABLE %s VALIDATE CONSTRAINT %I', r.conrelid::regclass, c.conname) END)
+		FROM reach r JOIN pg_constraint c ON c.oid = r.oid JOIN pg_class t ON t.oid = r.conrelid JOIN pg_namespace n ON n.oid = t.relnamespace
+		LEFT JOIN LATERAL (
+			SELECT t.reltuples * (1 - p.null_frac) / nullif(CASE WHEN p.n_distinct < 0 THEN -p.n_distinct * t.reltuples ELSE p.n_distinct END, 0) AS per
+			FROM pg_stats p JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = c.conkey[1] AND a.attname = p.attname
+			WHERE p.schemaname = n.nspname AND p.tablename = t.relname AND p.inherited = (t.relkind = 'p')
+		) s ON true
+		WHERE NOT (r.conrelid = 'public.plants'::regclass AND r.confdeltype = 'c')
+		ORDER BY 1`)
+	if err != nil {
+		return nil, err
+	}
+	found, err := collect(rows, Warning)
+	return orFine(found, "deleting a plant changes no other table"), err
+}

@@ -1,0 +1,83 @@
+package doctor
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// A shippedFunction is the SQL that makes a function, and the trigger on plants
+// that has its name, as the migrations have it.
+type shippedFunction struct {
+	name     string
+	function string
+	revoke   string // takes the function from everybody; empty if nothing does
+	trigger  string // empty if there is none
+}
+
+// shippedBy finds the functions that the statements of the migrations make, in
+// their order. What a later statement makes again takes the place of the first.
+func shippedBy(statements []string) []shippedFunction {
+	var all []shippedFunction
+	named := func(name string) *shippedFunction {
+		i := slices.IndexFunc(all, func(s shippedFunction) bool { return s.name == name })
+		if i < 0 {
+			i = len(all)
+			all = append(all, shippedFunction{name: name})
+		}
+		return &all[i]
+	}
+	// A comment may come before the statement.
+	function := regexp.MustCompile(`(?m)^CREATE (?:OR REPLACE )?FUNCTION public\.(\w+)\(`)
+	trigger := regexp.MustCompile(`(?m)^CREATE (?:OR REPLACE )?TRIGGER (\w+) `)
+	revoke := regexp.MustCompile(`(?m)^REVOKE EXECUTE ON FUNCTION (?s:.*) FROM PUBLIC;`)
+	signature := regexp.MustCompile(`public\.(\w+)\([^)]*\)`)
+	for _, sql := range statements {
+		if m := function.FindStringSubmatchIndex(sql); m != nil {
+			named(sql[m[2]:m[3]]).function = sql[m[0]:]
+		}
+		if m := trigger.FindStringSubmatchIndex(sql); m != nil {
+			named(sql[m[2]:m[3]]).trigger = sql[m[0]:]
+		}
+		for _, m := range signature.FindAllStringSubmatch(revoke.FindString(sql), -1) {
+			named(m[1]).revoke = "REVOKE EXECUTE ON FUNCTION " + m[0] + " FROM PUBLIC;"
+		}
+	}
+	return all
+}
+
+// remake is SQL that makes function and trigger what they were.
+func (s shippedFunction) remake() string {
+	create := regexp.MustCompile(`^CREATE (FUNCTION|TRIGGER)`)
+	var sql []string
+	for _, statement := range []string{s.function, s.revoke, s.trigger} {
+		if statement != "" {
+			sql = append(sql, create.ReplaceAllString(statement, "CREATE OR REPLACE $1"))
+		}
+	}
+	return strings.Join(sql, "\n")
+}
+
+// definition is the trigger as pg_get_triggerdef writes it.
+func (s shippedFunction) definition() string {
+	sql := strings.Replace(s.trigger, "CREATE OR REPLACE", "CREATE", 1)
+	return strings.TrimSuffix(strings.Join(strings.Fields(sql), " "), ";")
+}
+
+// settings are those that the function pins, as pg_proc.proconfig has them, in
+// lower case and in order.
+func (s shippedFunction) settings() []string {
+	var all []string
+	for _, set := range regexp.MustCompile(`(?m)^SET (\w+) = (.*)$`).FindAllStringSubmatch(s.function, -1) {
+		all = append(all, strings.ToLower(set[1]+"="+strings.Trim(set[2], "'")))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// is tells whether a function is what was shipped.
+func (f madeFunction) is(s shippedFunction) bool {
+	return strings.Contains(s.function, "$$"+f.Body+"$$") &&
+		f.AsOwner == strings.Contains(s.function, "\nSECURITY DEFINER") &&
+		slices.Equal(f.Settings, s.settings())
+}

@@ -21,14 +21,14 @@ type bench struct {
 	service, oneByOne, bare string
 	server                  *localpg.Server
 	stores                  []*store
-	processes               []*process
+	processes               []*localpg.Process
 	progress                func(format string, a ...any)
 }
 
 // close ends and removes everything.
 func (b *bench) close() error {
 	for _, p := range b.processes {
-		p.stop()
+		p.Kill()
 	}
 	var err error
 	for _, s := range b.stores {
@@ -177,6 +177,9 @@ func (b *bench) measure(ctx context.Context, trials []*trial, d time.Duration) e
 			if err != nil {
 				return fmt.Errorf("%s, %d clients: %w", t.contender.name(), t.clients, err)
 			}
+			if m.deleted > q.count {
+				return fmt.Errorf("%s, %d clients: %d deletions, but only %d plants for them: raise -plants or lower -duration", t.contender.name(), t.clients, m.deleted, q.count)
+			}
 			gone, err := t.store.refill(ctx, q)
 			if err != nil {
 				return err
@@ -231,7 +234,7 @@ func (b *bench) startup(ctx context.Context, s *store) (time.Duration, error) {
 			return 0, err
 		}
 		times = append(times, time.Since(start))
-		c.process.stop()
+		c.process.Kill()
 	}
 	return median(times), nil
 }

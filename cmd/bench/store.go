@@ -165,7 +165,7 @@ func (s *store) quota(d time.Duration) *quota {
 // take returns the next plant's id.
 func (q *quota) take() (int64, error) {
 	if q.taken == q.count {
-		return 0, fmt.Errorf("all %d plants of this measurement are deleted: run it for a shorter time", q.count)
+		return 0, fmt.Errorf("all %d plants of this measurement are deleted: raise -plants or lower -duration", q.count)
 	}
 	n := q.first + q.taken
 	q.taken++

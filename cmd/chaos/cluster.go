@@ -54,13 +54,15 @@ type node struct {
 
 const database = "plantstore"
 
-// settings of both servers. Standbys call themselves walreceiver, where
-// pg_basebackup has a name of its own and is never waited for.
-var settings = map[string]string{
-	"synchronous_standby_names": "walreceiver",
-	"fsync":                     "off",
-	"shared_buffers":            "32MB",
-	"wal_init_zero":             "off",
+// settings returns those of both servers. Standbys call themselves walreceiver,
+// where pg_basebackup has a name of its own and is never waited for.
+func settings() map[string]string {
+	return map[string]string{
+		"synchronous_standby_names": "walreceiver",
+		"fsync":                     "off",
+		"shared_buffers":            "32MB",
+		"wal_init_zero":             "off",
+	}
 }
 
 // startCluster starts a primary and a standby from the PostgreSQL installed on
@@ -72,7 +74,7 @@ func startCluster(ctx context.Context, log io.Writer) (_ *cluster, err error) {
 			err = errors.Join(err, c.close())
 		}
 	}()
-	primary, err := localpg.Start(ctx, localpg.Options{Settings: settings, Log: log})
+	primary, err := localpg.Start(ctx, localpg.Options{Settings: settings(), Log: log})
 	if err != nil {
 		return nil, err
 	}

@@ -9,13 +9,12 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"os"
 	"os/exec"
-	"runtime"
-	"strings"
-	"sync"
 	"syscall"
 	"time"
+
+	"plantstore/cmd/internal/programs"
+	"plantstore/internal/localpg"
 )
 
 // A service is the program under test. It has the same two ports in every life.
@@ -24,17 +23,17 @@ type service struct {
 	env     []string
 	address string // of the public listener
 	admin   string // of the operators'
-	log     *tail
+	log     *localpg.Tail
 
-	process *exec.Cmd
-	ended   chan struct{} // closed when the process is gone
-	how     error         // it ended, once ended is closed
+	process *localpg.Process // nil before the first start
 }
 
-// requestTimeouts are what PLANTSTORE_REQUEST_TIMEOUT is in one life of the
+// requestTimeouts returns what PLANTSTORE_REQUEST_TIMEOUT is in one life of the
 // service or another: with the short one, many outages are longer than a request
 // may take; with the default, none is.
-var requestTimeouts = []time.Duration{time.Second, 2 * time.Second, longestTimeout}
+func requestTimeouts() []time.Duration {
+	return []time.Duration{time.Second, 2 * time.Second, longestTimeout}
+}
 
 const (
 	longestTimeout = 10 * time.Second
@@ -45,19 +44,14 @@ const (
 
 // newService prepares a service. Its log goes to log, too, if that is not nil.
 func newService(program, databaseURL string, log io.Writer) (*service, error) {
-	s := &service{program: program, log: &tail{w: log}}
+	s := &service{program: program, log: &localpg.Tail{W: log}}
 	for _, at := range []*string{&s.address, &s.admin} {
 		var err error
-		if *at, err = freeAddress(); err != nil {
+		if *at, err = programs.FreeAddress(); err != nil {
 			return nil, err
 		}
 	}
-	for _, variable := range os.Environ() {
-		if !strings.HasPrefix(variable, "PG") && !strings.HasPrefix(variable, "PLANTSTORE_") {
-			s.env = append(s.env, variable)
-		}
-	}
-	s.env = append(s.env,
+	s.env = append(localpg.Environ("PG", "PLANTSTORE_"),
 		"DATABASE_URL="+databaseURL,
 		"PLANTSTORE_ADDR="+s.address,
 		"PLANTSTORE_ADMIN_ADDR="+s.admin,
@@ -67,46 +61,19 @@ func newService(program, databaseURL string, log io.Writer) (*service, error) {
 	return s, nil
 }
 
-// freeAddress finds a port of 127.0.0.1 below those that systems give to
-// outgoing connections: while the service is down, none of these may take its
-// port.
-func freeAddress() (string, error) {
-	var err error
-	for range 100 {
-		at := fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000))
-		var l net.Listener
-		if l, err = net.Listen("tcp", at); err == nil {
-			return at, l.Close()
-		}
-	}
-	return "", fmt.Errorf("no free port: %w", err)
-}
-
 // start starts the service and returns when it listens. Whether the database is
 // there makes no difference.
 func (s *service) start(ctx context.Context, random *rand.Rand) error {
-	timeout := requestTimeouts[random.IntN(len(requestTimeouts))]
-	s.process = exec.Command(s.program, "serve", "--request-timeout", timeout.String())
-	s.process.Env = s.env
-	s.process.Stderr = s.log
-	s.process.SysProcAttr = processAttributes()
-	s.ended = make(chan struct{})
-	process, ended := s.process, s.ended
-	started := make(chan error)
-	go func() {
-		// Linux ends the process with the thread that started it.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := process.Start()
-		started <- err
-		if err == nil {
-			s.how = process.Wait()
-		}
-		close(ended)
-	}()
-	if err := <-started; err != nil {
-		return fmt.Errorf("start the service: %w", err)
+	timeouts := requestTimeouts()
+	timeout := timeouts[random.IntN(len(timeouts))]
+	cmd := exec.Command(s.program, "serve", "--request-timeout", timeout.String())
+	cmd.Env = s.env
+	cmd.Stderr = s.log
+	process, err := localpg.StartProcess(cmd, syscall.SIGKILL)
+	if err != nil {
+		return err
 	}
+	s.process = process
 	ctx, cancel := context.WithTimeout(ctx, slack)
 	defer cancel()
 	for {
@@ -117,7 +84,7 @@ func (s *service) start(ctx context.Context, random *rand.Rand) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("start the service: it does not listen: %w", err)
-		case <-s.ended:
+		case <-s.process.Done():
 			return s.unexpected()
 		case <-time.After(2 * time.Millisecond):
 		}
@@ -127,14 +94,14 @@ func (s *service) start(ctx context.Context, random *rand.Rand) error {
 // kill ends the service as kernels do.
 func (s *service) kill() error {
 	select {
-	case <-s.ended:
+	case <-s.process.Done():
 		return s.unexpected()
 	default:
 	}
-	if err := s.process.Process.Kill(); err != nil {
+	if err := s.process.Signal(syscall.SIGKILL); err != nil {
 		return fmt.Errorf("kill the service: %w", err)
 	}
-	<-s.ended
+	<-s.process.Done()
 	return nil
 }
 
@@ -142,35 +109,33 @@ func (s *service) kill() error {
 // with success, as soon as the requests in flight are answered.
 func (s *service) stop() error {
 	select {
-	case <-s.ended:
+	case <-s.process.Done():
 		return s.unexpected()
 	default:
 	}
-	if err := s.process.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := s.process.Signal(syscall.SIGTERM); err != nil {
 		return fmt.Errorf("stop the service: %w", err)
 	}
 	select {
-	case <-s.ended:
+	case <-s.process.Done():
 	case <-time.After(longestTimeout + slack):
 		return errors.Join(errors.New("the service did not end after SIGTERM"), s.kill())
 	}
-	if s.how != nil {
-		return fmt.Errorf("the service ended after SIGTERM with %w, having logged: %s", s.how, s.log)
+	if err := s.process.Err(); err != nil {
+		return fmt.Errorf("the service ended after SIGTERM with %w, having logged: %s", err, s.log)
 	}
 	return nil
 }
 
 // close makes sure that the service is gone.
 func (s *service) close() {
-	if s.process == nil || s.process.Process == nil {
-		return
+	if s.process != nil {
+		s.process.Kill()
 	}
-	_ = s.process.Process.Kill() // fails if it is gone already
-	<-s.ended
 }
 
 func (s *service) unexpected() error {
-	return fmt.Errorf("the service ended by itself: %v, having logged: %s", s.how, s.log)
+	return fmt.Errorf("the service ended by itself: %v, having logged: %s", s.process.Err(), s.log)
 }
 
 // ready returns nil when the service says that it can serve.
@@ -192,33 +157,4 @@ func (s *service) ready(ctx context.Context) error {
 		return fmt.Errorf("status %d: %s", response.StatusCode, bytes.TrimSpace(reason))
 	}
 	return nil
-}
-
-// A tail keeps the end of a log, and passes all of it on.
-type tail struct {
-	w io.Writer // may be nil
-
-	mu   sync.Mutex
-	last []byte
-}
-
-const tailSize = 8 << 10
-
-func (t *tail) Write(b []byte) (int, error) {
-	if t.w != nil {
-		_, _ = t.w.Write(b) // the service must not stop for it
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.last = append(t.last, b...)
-	if extra := len(t.last) - tailSize; extra > 0 {
-		t.last = append(t.last[:0], t.last[extra:]...)
-	}
-	return len(b), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.TrimSpace(string(t.last))
 }

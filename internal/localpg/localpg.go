@@ -1,5 +1,6 @@
 // Package localpg runs private PostgreSQL servers from the programs that are
-// installed on this machine, for development and for tests.
+// installed on this machine, for development and for tests, and other programs
+// that have to end with this one: see Process.
 //
 // A server keeps everything in one folder that only its account can enter, and
 // listens on a Unix socket in that folder only. That is why it asks nobody for a
@@ -66,10 +67,10 @@ type Server struct {
 	programs   string // folder of the PostgreSQL programs
 	version    string
 	credential *syscall.Credential // nil: this process's own
-	log        *serverLog
+	log        *Tail
 
 	mu      sync.Mutex
-	process *process // nil when stopped
+	process *Process // nil when stopped
 }
 
 // Start makes a new database cluster with the superuser postgres and returns its
@@ -119,7 +120,7 @@ func newServer(o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the server's folder: %w", err)
 	}
-	s := &Server{dir: dir, credential: credential, log: &serverLog{w: o.Log}}
+	s := &Server{dir: dir, credential: credential, log: &Tail{W: o.Log}}
 	if s.dir, err = filepath.Abs(dir); err != nil {
 		return nil, errors.Join(fmt.Errorf("make the server's folder: %w", err), os.RemoveAll(dir))
 	}
@@ -199,10 +200,15 @@ wal_retrieve_retry_interval = 100ms
 func (s *Server) Start(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.process != nil && !s.process.ended() {
+	if s.running() {
 		return nil
 	}
-	p, err := startProcess(s.command(context.WithoutCancel(ctx), "postgres", "-D", s.data(), "-k", s.dir), s.log)
+	cmd := s.command(context.WithoutCancel(ctx), "postgres", "-D", s.data(), "-k", s.dir)
+	// Every process of the server inherits this output, so that Done means the
+	// end of the last of them, also when the first was killed. Until then the
+	// data folder is in use.
+	cmd.Stdout, cmd.Stderr = s.log, s.log
+	p, err := StartProcess(cmd, lastSignal)
 	if err != nil {
 		return err
 	}
@@ -213,17 +219,30 @@ func (s *Server) Start(ctx context.Context) error {
 	return nil
 }
 
+// running reports whether a process of the server is there.
+func (s *Server) running() bool {
+	if s.process == nil {
+		return false
+	}
+	select {
+	case <-s.process.Done():
+		return false
+	default:
+		return true
+	}
+}
+
 // waitReady returns when the server accepts connections.
 func (s *Server) waitReady(ctx context.Context) error {
-	pid := fmt.Sprint(s.process.pid)
+	pid := fmt.Sprint(s.process.PID())
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		select {
-		case <-s.process.done:
-			return fmt.Errorf("start postgres: it stopped (%v), having logged: %s", s.process.err, s.log.tail())
+		case <-s.process.Done():
+			return fmt.Errorf("start postgres: it stopped (%v), having logged: %s", s.process.Err(), s.log)
 		case <-ctx.Done():
-			return fmt.Errorf("start postgres: %w, having logged: %s", context.Cause(ctx), s.log.tail())
+			return fmt.Errorf("start postgres: %w, having logged: %s", context.Cause(ctx), s.log)
 		case <-tick.C:
 		}
 		// The file of an earlier life may still lie there; its first line is the
@@ -250,11 +269,11 @@ func (s *Server) stop(ctx context.Context, mode Mode) error {
 	if s.process == nil {
 		return nil
 	}
-	if err := s.process.signal(syscall.Signal(mode)); err != nil {
+	if err := s.process.Signal(syscall.Signal(mode)); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("stop postgres: %w", err)
 	}
 	select {
-	case <-s.process.done:
+	case <-s.process.Done():
 		s.process = nil
 		return nil
 	case <-ctx.Done():

@@ -3,7 +3,6 @@ package localpg
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,7 +33,7 @@ func TestStartQueryClose(t *testing.T) {
 	if name != "it's set" {
 		t.Errorf("application_name = %q, want the setting asked for", name)
 	}
-	postmaster := s.process.pid
+	postmaster := s.process.PID()
 	if err := s.Close(); err != nil {
 		t.Errorf("Close: %v", err)
 	}
@@ -194,24 +193,6 @@ func TestNewestFirst(t *testing.T) {
 	want := []string{"/usr/lib/postgresql/18/bin", "/usr/pgsql-17/bin", "/usr/lib/postgresql/9/bin", "/opt/postgresql/bin"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
-	}
-}
-
-func TestServerLogKeepsTheEnd(t *testing.T) {
-	t.Parallel()
-	var passedOn strings.Builder
-	l := &serverLog{w: &passedOn}
-	text := strings.Repeat("a", tailSize) + "the end"
-	for _, part := range strings.SplitAfter(text, "aaa") {
-		if _, err := io.WriteString(l, part); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if passedOn.String() != text {
-		t.Error("not all of the log was passed on")
-	}
-	if got, want := l.tail(), text[len(text)-tailSize:]; got != want {
-		t.Errorf("tail of %d bytes ending in %q, want the last %d bytes", len(got), got[max(0, len(got)-20):], tailSize)
 	}
 }
 

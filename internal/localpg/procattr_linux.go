@@ -2,9 +2,8 @@ package localpg
 
 import "syscall"
 
-// processAttributes puts a program in a process group of its own, so that a
-// terminal's Ctrl-C does not reach it, and ends it with the thread that started
-// it (SIGQUIT is PostgreSQL's immediate shutdown).
-func processAttributes(credential *syscall.Credential) *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGQUIT, Credential: credential}
+// setAttributes puts a program that is to be started in a process group of its
+// own, and has it sent last when the thread that starts it ends.
+func setAttributes(a *syscall.SysProcAttr, last syscall.Signal) {
+	a.Setpgid, a.Pdeathsig = true, last
 }

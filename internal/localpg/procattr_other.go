@@ -4,8 +4,6 @@ package localpg
 
 import "syscall"
 
-// processAttributes puts a program in a process group of its own, so that a
-// terminal's Ctrl-C does not reach it. This system can't end it with its parent.
-func processAttributes(credential *syscall.Credential) *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Setpgid: true, Credential: credential}
-}
+// setAttributes puts a program that is to be started in a process group of its
+// own. This system can't end it with its parent.
+func setAttributes(a *syscall.SysProcAttr, _ syscall.Signal) { a.Setpgid = true }

@@ -1,5 +1,6 @@
 // Package programs builds this module's programs for the tools that try them,
-// cmd/chaos and cmd/bench: as they are, or sabotaged.
+// cmd/chaos and cmd/bench: as they are, or sabotaged. It also finds addresses for
+// them. localpg.StartProcess runs them.
 package programs
 
 import (

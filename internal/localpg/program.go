@@ -1,9 +1,11 @@
 package localpg
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 )
 
 // ErrNoBinaries is returned by Start when no folder with PostgreSQL's server
@@ -70,4 +74,45 @@ func newestFirst(folders []string) []string {
 func isFile(dir, name string) bool {
 	info, err := os.Stat(filepath.Join(dir, name))
 	return err == nil && info.Mode().IsRegular()
+}
+
+// command returns one of the PostgreSQL programs, to be run under the server's
+// account, away from the caller's folder, locale and libpq settings.
+func (s *Server) command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(s.programs, name), args...)
+	cmd.Dir = s.dir
+	cmd.Env = append(Environ("PG"), "LC_ALL=C", "TZ=UTC")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.credential}
+	return cmd
+}
+
+// lastSignal is what PostgreSQL gets when this program ends: it shuts down at
+// once, with all of its processes.
+const lastSignal = syscall.SIGQUIT
+
+// cancelPatience is how long run waits for a program that it interrupted.
+const cancelPatience = 5 * time.Second
+
+// run runs a program to its end, and that of its child processes, and returns
+// its output. Its error quotes what the program complained of.
+func (s *Server) run(ctx context.Context, name string, args ...string) (string, error) {
+	cmd := s.command(ctx, name, args...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	// Not a harsher signal, nor one to its child processes: initdb's would leave
+	// shared memory behind, while they end soon without initdb.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = cancelPatience
+	p, err := StartProcess(cmd, lastSignal)
+	if err != nil {
+		return "", err
+	}
+	<-p.Done()
+	if err := p.Err(); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return "", fmt.Errorf("%s: %w: %s", cmd.Path, err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return stdout.String(), nil
 }

@@ -1,0 +1,108 @@
+package localpg
+
+import (
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func TestProcess(t *testing.T) {
+	t.Parallel()
+	var log Tail
+	cmd := exec.Command("sh", "-c", "echo begun; read line; exit 3")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdout = &log
+	p, err := StartProcess(cmd, syscall.SIGKILL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if group, err := syscall.Getpgid(p.PID()); err != nil || group != p.PID() {
+		t.Errorf("process group %d (%v), want its own, %d", group, err, p.PID())
+	}
+	if err := p.Signal(syscall.SIGCONT); err != nil {
+		t.Errorf("signal a running process: %v", err)
+	}
+	select {
+	case <-p.Done():
+		t.Errorf("it ended by itself: %v", p.Err())
+	default:
+	}
+	stdin.Close()
+	<-p.Done()
+	if exit, ok := errors.AsType[*exec.ExitError](p.Err()); !ok || exit.ExitCode() != 3 {
+		t.Errorf("it ended with %v, want exit status 3", p.Err())
+	}
+	if got := log.String(); got != "begun" {
+		t.Errorf("log %q, want %q", got, "begun")
+	}
+	if err := p.Signal(syscall.SIGCONT); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("signal a process that is gone: %v, want %v", err, os.ErrProcessDone)
+	}
+	p.Kill()
+}
+
+func TestProcessKill(t *testing.T) {
+	t.Parallel()
+	p, err := StartProcess(exec.Command("sleep", "600"), syscall.SIGKILL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Kill()
+	if p.Err() == nil {
+		t.Error("a killed process ended with success")
+	}
+	if err := syscall.Kill(p.PID(), 0); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("process after Kill: %v, want %v", err, syscall.ESRCH)
+	}
+}
+
+func TestProcessDoesNotStart(t *testing.T) {
+	t.Parallel()
+	_, err := StartProcess(exec.Command("/no/such/program"), syscall.SIGKILL)
+	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "start /no/such/program") {
+		t.Errorf("got error %v, want one about /no/such/program", err)
+	}
+}
+
+func TestEnviron(t *testing.T) {
+	t.Setenv("LOCALPG_TEST_A", "a")
+	t.Setenv("LOCALPG_TEST_B", "b")
+	t.Setenv("LOCALPG_TEST_KEPT", "kept")
+	kept := 0
+	for _, variable := range Environ("LOCALPG_TEST_A", "LOCALPG_TEST_B") {
+		switch variable {
+		case "LOCALPG_TEST_KEPT=kept":
+			kept++
+		case "LOCALPG_TEST_A=a", "LOCALPG_TEST_B=b":
+			t.Errorf("%s is there", variable)
+		}
+	}
+	if kept != 1 {
+		t.Errorf("%d times the variable to be kept, want 1", kept)
+	}
+}
+
+func TestTailKeepsTheEnd(t *testing.T) {
+	t.Parallel()
+	var passedOn strings.Builder
+	tail := &Tail{W: &passedOn}
+	text := strings.Repeat("a", tailSize) + "the end"
+	for _, part := range strings.SplitAfter(text, "aaa") {
+		if _, err := io.WriteString(tail, part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if passedOn.String() != text {
+		t.Error("not all of the log was passed on")
+	}
+	if got, want := tail.String(), text[len(text)-tailSize:]; got != want {
+		t.Errorf("tail of %d bytes ending in %q, want the last %d bytes", len(got), got[max(0, len(got)-20):], tailSize)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -90,6 +91,25 @@ func deletion(id int64, key string) plant.Deletion {
 	return plant.Deletion{Plant: plant.ID(id), Principal: "tester", RequestID: "request-" + key, Key: key}
 }
 
+// patience is the deadline of what is meant to succeed. It is not a bound that a
+// test proves: a machine that is slow for a while must not come near it.
+const patience = time.Minute
+
+// simulated runs test with a simulated clock, which starts at the present time.
+// The clock stands still while anybody waits for the network, which is to say
+// for the server. It jumps ahead once everybody waits for the time only. So our
+// own time limits are exact, however slow the machine is.
+//
+// Databases have to be made before, with the outer t.
+func simulated(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	now := time.Now()
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(now)) // the simulated clock starts in the year 2000
+		test(t)
+	})
+}
+
 // in returns a context with a deadline, as the server gives one.
 func in(t *testing.T, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -108,7 +128,7 @@ func TestDeleteIsRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	result, err := s.plants.Delete(in(t, 5*time.Second), deletion(7, "k1"))
+	result, err := s.plants.Delete(in(t, patience), deletion(7, "k1"))
 	if err != nil || result.Replayed {
 		t.Fatalf("Delete = %+v, %v; want deleted, no error", result, err)
 	}
@@ -146,12 +166,12 @@ func TestDeleteOfAMissingPlant(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	s.plant(t, 1)
-	if _, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "first")); err != nil {
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "first")); err != nil {
 		t.Fatal(err)
 	}
 	before := time.Now()
 
-	_, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "second"))
+	_, err := s.plants.Delete(in(t, patience), deletion(1, "second"))
 	var earlier *plant.DeletedEarlierError
 	if !errors.As(err, &earlier) {
 		t.Fatalf("second Delete: %v, want a DeletedEarlierError", err)
@@ -160,7 +180,7 @@ func TestDeleteOfAMissingPlant(t *testing.T) {
 		t.Errorf("deleted at %s, want about %s", earlier.At, before)
 	}
 	for _, id := range []int64{2, 0, -1, 1<<63 - 1, -1 << 63} {
-		if _, err := s.plants.Delete(in(t, 5*time.Second), deletion(id, "k")); !errors.Is(err, plant.ErrNotFound) {
+		if _, err := s.plants.Delete(in(t, patience), deletion(id, "k")); !errors.Is(err, plant.ErrNotFound) {
 			t.Errorf("Delete(%d): %v, want ErrNotFound", id, err)
 		}
 	}
@@ -184,7 +204,7 @@ func TestDeleteOfAReferredToPlant(t *testing.T) {
 			s.plant(t, 1)
 			s.exec(t, `CREATE TABLE order_items (`+tt.column+`)`)
 			s.exec(t, `INSERT INTO order_items VALUES (1)`)
-			_, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "k"))
+			_, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
 			var referenced *plant.ReferencedError
 			if !errors.As(err, &referenced) || referenced.Table != "order_items" {
 				t.Fatalf("Delete: %v, want a ReferencedError that names order_items", err)
@@ -203,7 +223,7 @@ func TestReplay(t *testing.T) {
 	s.plant(t, 2)
 	mustDelete := func(d plant.Deletion, replayed bool) {
 		t.Helper()
-		result, err := s.plants.Delete(in(t, 5*time.Second), d)
+		result, err := s.plants.Delete(in(t, patience), d)
 		if err != nil || result.Replayed != replayed {
 			t.Errorf("Delete(%+v) = %+v, %v; want Replayed %v", d, result, err, replayed)
 		}
@@ -239,7 +259,7 @@ func TestManyAtOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range clients {
 			wg.Go(func() {
-				result, err := s.plants.Delete(in(t, 20*time.Second), deletion(id, key(i)))
+				result, err := s.plants.Delete(in(t, patience), deletion(id, key(i)))
 				mu.Lock()
 				defer mu.Unlock()
 				var e *plant.DeletedEarlierError
@@ -273,51 +293,110 @@ func TestManyAtOnce(t *testing.T) {
 
 func TestLockedRow(t *testing.T) {
 	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		s.plant(t, 1)
+		// A sequence keeps the longest lock_timeout, in milliseconds, although
+		// every attempt is rolled back.
+		s.exec(t, `CREATE SEQUENCE longest;
+			CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN
+				PERFORM setval('longest', greatest((SELECT last_value FROM longest),
+					(SELECT setting::bigint FROM pg_settings WHERE name = 'lock_timeout')));
+				RETURN NULL;
+			END$$;
+			CREATE TRIGGER note BEFORE DELETE ON plants FOR EACH STATEMENT EXECUTE FUNCTION note()`)
+		s.lock(t, 1)
+		const deadline = 500 * time.Millisecond
+		_, err := s.plants.Delete(in(t, deadline), deletion(1, "k"))
+		if !errors.Is(err, plant.ErrBusy) || errors.Is(err, plant.ErrUnknown) {
+			t.Errorf("Delete of a locked plant: %v, want ErrBusy and nothing unknown", err)
+		}
+		if !s.has(t, 1) {
+			t.Error("the locked plant is gone")
+		}
+		var longest int64
+		if err := s.owner.QueryRow(t.Context(), `SELECT last_value FROM longest`).Scan(&longest); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := time.Duration(longest)*time.Millisecond, deadline-margin; got != want {
+			t.Errorf("the server waits for a lock for up to %s, want %s: before our deadline of %s", got, want, deadline)
+		}
+	})
+}
+
+func TestAnUnlockedRowIsDeletedAtLast(t *testing.T) {
+	t.Parallel()
 	s := newStore(t)
 	s.plant(t, 1)
+	unlock := s.lock(t, 1)
+	var deleted sync.WaitGroup
+	deleted.Go(func() {
+		if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+			t.Errorf("Delete of a plant that was locked for a while: %v, want none", err)
+		}
+	})
+	s.seeWaits(t, 2)
+	unlock()
+	deleted.Wait()
+}
+
+// seeWaits returns when n statements were seen that wait for a lock, one after
+// the other or at once.
+func (s store) seeWaits(t *testing.T, n int) {
+	t.Helper()
+	ctx := in(t, patience)
+	for seen := make(map[time.Time]bool); len(seen) < n; time.Sleep(time.Millisecond) {
+		rows, err := s.owner.Query(ctx, `SELECT l.waitstart FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+			WHERE l.waitstart IS NOT NULL AND a.datname = current_database()`)
+		if err != nil {
+			t.Fatalf("%d statements seen that wait for a lock, want %d: %v", len(seen), n, err)
+		}
+		since, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
+		if err != nil {
+			t.Fatalf("%d statements seen that wait for a lock, want %d: %v", len(seen), n, err)
+		}
+		for _, at := range since {
+			seen[at] = true
+		}
+	}
+}
+
+// lock locks the row of a plant until unlock is called or the test ends.
+func (s store) lock(t *testing.T, id int64) (unlock func()) {
+	t.Helper()
 	tx, err := s.owner.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(t.Context(), `SELECT FROM plants WHERE id = 1 FOR UPDATE`); err != nil {
+	if _, err := tx.Exec(t.Context(), `SELECT FROM plants WHERE id = $1 FOR UPDATE`, id); err != nil {
 		t.Fatal(err)
 	}
-	// Where the server is starved of its processor for longer than margin, unknown
-	// is the truth: that is given another chance.
-	for range 3 {
-		if _, err = s.plants.Delete(in(t, 1500*time.Millisecond), deletion(1, "k")); !errors.Is(err, plant.ErrUnknown) {
-			break
-		}
-	}
-	if !errors.Is(err, plant.ErrBusy) || errors.Is(err, plant.ErrUnknown) {
-		t.Errorf("Delete of a locked plant: %v, want ErrBusy and nothing unknown", err)
-	}
-	var unlocked sync.WaitGroup
-	defer unlocked.Wait()
-	unlocked.Go(func() {
-		time.Sleep(1500 * time.Millisecond)
-		if err := tx.Rollback(t.Context()); err != nil {
+	unlock = sync.OnceFunc(func() {
+		if err := tx.Rollback(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)
 		}
 	})
-	if _, err := s.plants.Delete(in(t, 10*time.Second), deletion(1, "k")); err != nil {
-		t.Errorf("Delete of a plant that was locked for 1.5 s: %v, want none", err)
-	}
+	t.Cleanup(unlock)
+	return unlock
 }
 
 func TestPoolExhausted(t *testing.T) {
 	t.Parallel()
-	s := storeOn(t, pgtest.New(t), "pool_max_conns=1")
-	s.plant(t, 1)
-	conn, err := s.pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
-	_, err = s.plants.Delete(in(t, 300*time.Millisecond), deletion(1, "k"))
-	if !errors.Is(err, plant.ErrUnavailable) || errors.Is(err, plant.ErrUnknown) {
-		t.Errorf("Delete without a connection: %v, want ErrUnavailable and nothing unknown", err)
-	}
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "pool_max_conns=1")
+		s.plant(t, 1)
+		conn, err := s.pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Release()
+		_, err = s.plants.Delete(in(t, 300*time.Millisecond), deletion(1, "k"))
+		if !errors.Is(err, plant.ErrUnavailable) || errors.Is(err, plant.ErrUnknown) {
+			t.Errorf("Delete without a connection: %v, want ErrUnavailable and nothing unknown", err)
+		}
+	})
 }
 
 func TestDirectSQLIsRecorded(t *testing.T) {
@@ -363,14 +442,17 @@ func TestDirectSQLIsRecorded(t *testing.T) {
 
 func TestARowThatWillNotGoIsNotCalledMissing(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
-	s.plant(t, 1)
-	s.exec(t, `CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-		CREATE TRIGGER keep BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION keep()`)
-	_, err := s.plants.Delete(in(t, 300*time.Millisecond), deletion(1, "k"))
-	if !errors.Is(err, plant.ErrBusy) {
-		t.Errorf("Delete of a plant that a trigger keeps: %v, want ErrBusy", err)
-	}
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		s.plant(t, 1)
+		s.exec(t, `CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+			CREATE TRIGGER keep BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION keep()`)
+		_, err := s.plants.Delete(in(t, 300*time.Millisecond), deletion(1, "k"))
+		if !errors.Is(err, plant.ErrBusy) {
+			t.Errorf("Delete of a plant that a trigger keeps: %v, want ErrBusy", err)
+		}
+	})
 }
 
 func TestDurabilityCannotBeTurnedOff(t *testing.T) {
@@ -387,7 +469,7 @@ func TestDurabilityCannotBeTurnedOff(t *testing.T) {
 			$$BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$;
 		CREATE TRIGGER see AFTER DELETE ON plants FOR EACH ROW EXECUTE FUNCTION see()`)
 	s.plant(t, 1)
-	if _, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "k")); err != nil {
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
 		t.Fatal(err)
 	}
 	var setting string
@@ -399,20 +481,20 @@ func TestDurabilityCannotBeTurnedOff(t *testing.T) {
 func TestReady(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
-	if err := s.Ready(in(t, 5*time.Second), []int64{1, 2, 3, 4, 5, 6}); err != nil {
+	if err := s.Ready(in(t, patience), []int64{1, 2, 3, 4, 5, 6}); err != nil {
 		t.Errorf("Ready: %v, want none", err)
 	}
 	const behind = "the schema is behind: migrations 98, 99 are missing; apply them with 'plantstore migrate up'"
-	if err := s.Ready(in(t, 5*time.Second), []int64{1, 98, 99}); err == nil || err.Error() != behind {
+	if err := s.Ready(in(t, patience), []int64{1, 98, 99}); err == nil || err.Error() != behind {
 		t.Errorf("Ready with unknown migrations: %v, want %s", err, behind)
 	}
 	never := storeOn(t, pgtest.Empty(t), "")
 	const all = "the schema is behind: migrations 1, 2 are missing; apply them with 'plantstore migrate up'"
-	if err := never.Ready(in(t, 5*time.Second), []int64{1, 2}); err == nil || err.Error() != all {
+	if err := never.Ready(in(t, patience), []int64{1, 2}); err == nil || err.Error() != all {
 		t.Errorf("Ready on an empty database: %v, want %s", err, all)
 	}
 	readOnly := storeOn(t, pgtest.New(t), "default_transaction_read_only=on")
-	if err := readOnly.Ready(in(t, 5*time.Second), nil); err == nil {
+	if err := readOnly.Ready(in(t, patience), nil); err == nil {
 		t.Error("Ready on a read-only database: no error")
 	}
 }

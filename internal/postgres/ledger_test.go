@@ -321,15 +321,15 @@ func TestALateRetryLeavesARestoredPlantAlone(t *testing.T) {
 	t.Parallel()
 	s, l := newLedger(t)
 	s.plant(t, 1)
-	if _, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "k")); err != nil {
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
 		t.Fatal(err)
 	}
 	restoreAll(t, l)
-	result, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "k"))
+	result, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
 	if err != nil || !result.Replayed || !s.has(t, 1) {
 		t.Errorf("the retry = %+v, %v, plant there: %v; want replayed, none, true", result, err, s.has(t, 1))
 	}
-	if _, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "another")); err != nil || s.has(t, 1) {
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "another")); err != nil || s.has(t, 1) {
 		t.Errorf("a new deletion: %v, plant there: %v; want none, false", err, s.has(t, 1))
 	}
 }
@@ -346,7 +346,7 @@ func TestRestoreIntoAnAdoptedTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, l := storeOn(t, database, ""), ledgerOf(t, database)
-	if _, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "k")); err != nil {
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
 		t.Fatal(err)
 	}
 	restoreAll(t, l)
@@ -485,7 +485,7 @@ func TestARetryWithinTheHorizonIsRecognisedAfterAPurge(t *testing.T) {
 	t.Parallel()
 	s, l := newLedger(t)
 	s.plant(t, 1)
-	if _, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "k")); err != nil {
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
 		t.Fatal(err)
 	}
 	s.exec(t, fmt.Sprintf(`UPDATE plant_deletions SET deleted_at = now() - interval '%d seconds'`, int(IdempotencyHorizon.Seconds())-60))
@@ -493,10 +493,10 @@ func TestARetryWithinTheHorizonIsRecognisedAfterAPurge(t *testing.T) {
 		t.Fatal(err)
 	}
 	var earlier *plant.DeletedEarlierError
-	if result, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "k")); err != nil || !result.Replayed {
+	if result, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil || !result.Replayed {
 		t.Errorf("the retry = %+v, %v; want replayed", result, err)
 	}
-	if _, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "other")); !errors.As(err, &earlier) {
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "other")); !errors.As(err, &earlier) {
 		t.Errorf("another request: %v, want a DeletedEarlierError", err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -48,11 +49,11 @@ func TestAuthenticate(t *testing.T) {
 		"one that never expires":   create(t, issued, "forever", time.Time{}),
 		"the same one, from cache": good,
 	} {
-		if _, err := tokens.Authenticate(in(t, 5*time.Second), token); err != nil {
+		if _, err := tokens.Authenticate(in(t, patience), token); err != nil {
 			t.Errorf("Authenticate with %s: %v, want none", name, err)
 		}
 	}
-	principal, err := tokens.Authenticate(in(t, 5*time.Second), good)
+	principal, err := tokens.Authenticate(in(t, patience), good)
 	if diff := cmp.Diff(auth.Principal{Name: "back-office", Scopes: []string{auth.ScopeDelete}}, principal); err != nil || diff != "" {
 		t.Errorf("Authenticate: %v; principal (-want +got):\n%s", err, diff)
 	}
@@ -63,7 +64,7 @@ func TestAuthenticate(t *testing.T) {
 		"a mistyped token":  good[:len(good)-1] + "_",
 		"the token's start": good[:10],
 	} {
-		if _, err := tokens.Authenticate(in(t, 5*time.Second), token); !errors.Is(err, auth.ErrInvalidToken) {
+		if _, err := tokens.Authenticate(in(t, patience), token); !errors.Is(err, auth.ErrInvalidToken) {
 			t.Errorf("Authenticate with %s: %v, want ErrInvalidToken", name, err)
 		}
 	}
@@ -72,7 +73,7 @@ func TestAuthenticate(t *testing.T) {
 		t.Fatalf("Revoke = %v, %v; want zero, none", before, err)
 	}
 	time.Sleep(ttl)
-	if _, err := tokens.Authenticate(in(t, 5*time.Second), good); !errors.Is(err, auth.ErrInvalidToken) {
+	if _, err := tokens.Authenticate(in(t, patience), good); !errors.Is(err, auth.ErrInvalidToken) {
 		t.Errorf("Authenticate with a token revoked %s ago: %v, want ErrInvalidToken", ttl, err)
 	}
 	if before, err := issued.Revoke(t.Context(), "back-office"); err != nil || before.IsZero() {
@@ -85,19 +86,22 @@ func TestAuthenticate(t *testing.T) {
 
 func TestAuthenticateWithoutDatabase(t *testing.T) {
 	t.Parallel()
-	db, err := Open(t.Context(), "postgres://nobody@127.0.0.1:1/none?sslmode=disable")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(db.Close)
-	start := time.Now()
-	_, err = db.Tokens(time.Second).Authenticate(in(t, 500*time.Millisecond), auth.NewToken())
-	if !errors.Is(err, plant.ErrUnavailable) || errors.Is(err, auth.ErrInvalidToken) {
-		t.Errorf("Authenticate without a database: %v, want ErrUnavailable", err)
-	}
-	if took := time.Since(start); took < 300*time.Millisecond || took > 2*time.Second {
-		t.Errorf("it took %s, want it to try until about the deadline of 500ms", took)
-	}
+	simulated(t, func(t *testing.T) {
+		db, err := Open(t.Context(), "postgres://nobody@127.0.0.1:1/none?sslmode=disable")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(db.Close)
+		start := time.Now()
+		const deadline = 500 * time.Millisecond
+		_, err = db.Tokens(time.Second).Authenticate(in(t, deadline), auth.NewToken())
+		if !errors.Is(err, plant.ErrUnavailable) || errors.Is(err, auth.ErrInvalidToken) {
+			t.Errorf("Authenticate without a database: %v, want ErrUnavailable", err)
+		}
+		if took := time.Since(start); took != deadline {
+			t.Errorf("it took %s, want it to try until the deadline of %s", took, deadline)
+		}
+	})
 }
 
 func TestCreateRefusals(t *testing.T) {
@@ -132,28 +136,23 @@ func TestTheDatabaseHoldsNoToken(t *testing.T) {
 func TestLastUseIsNoted(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	issued := issuer(t, database)
-	token := create(t, issued, "back-office", time.Time{})
-	s := storeOn(t, database, "")
-	tokens := s.Tokens(time.Hour)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { tokens.NoteUse(ctx); close(done) }()
-	defer func() { cancel(); <-done }()
+	simulated(t, func(t *testing.T) {
+		issued := issuer(t, database)
+		token := create(t, issued, "back-office", time.Time{})
+		s := storeOn(t, database, "")
+		tokens := s.Tokens(time.Hour)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { tokens.NoteUse(ctx); close(done) }()
+		defer func() { cancel(); <-done }()
 
-	if _, err := tokens.Authenticate(in(t, 5*time.Second), token); err != nil {
-		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		list, err := issued.List(t.Context())
-		if err != nil {
+		if _, err := tokens.Authenticate(in(t, patience), token); err != nil {
 			t.Fatal(err)
 		}
-		if len(list) == 1 && time.Since(list[0].LastUsedAt) < time.Minute {
-			return
+		synctest.Wait() // until NoteUse has nothing to do
+		list, err := issued.List(t.Context())
+		if err != nil || len(list) != 1 || list[0].LastUsedAt.IsZero() {
+			t.Errorf("tokens %+v, %v; want the last use of one noted", list, err)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("tokens %+v, want the last use noted", list)
-		}
-	}
+	})
 }

@@ -17,9 +17,9 @@ const module = "plantstore/"
 // mayImport is what each package may import of this module, outside its tests.
 // A package that is not here may not exist.
 var mayImport = map[string][]string{
-	"cmd/plantstore":        {"deploy/postgres", "internal/auth", "internal/doctor", "internal/localpg", "internal/migrate", "internal/postgres", "internal/server"},
-	"cmd/chaos":             {"cmd/internal/programs", "deploy/postgres", "internal/auth", "internal/localpg", "internal/migrate", "internal/pgtest", "internal/postgres"},
-	"cmd/bench":             {"cmd/internal/programs", "deploy/postgres", "internal/auth", "internal/localpg", "internal/migrate", "internal/postgres"},
+	"cmd/plantstore":        {"internal/auth", "internal/doctor", "internal/localpg", "internal/migrate", "internal/postgres", "internal/server"},
+	"cmd/chaos":             {"cmd/internal/programs", "internal/auth", "internal/localpg", "internal/migrate", "internal/pgtest", "internal/postgres"},
+	"cmd/bench":             {"cmd/internal/programs", "internal/auth", "internal/localpg", "internal/migrate", "internal/postgres"},
 	"cmd/bench/bare":        {},
 	"cmd/internal/programs": {},
 	"deploy/postgres":       {},
@@ -28,7 +28,7 @@ var mayImport = map[string][]string{
 	"internal/server":       {"internal/auth", "internal/plant"},
 	"internal/postgres":     {"internal/auth", "internal/plant"},
 	"internal/doctor":       {"internal/migrate", "internal/postgres"},
-	"internal/migrate":      {"migrations"},
+	"internal/migrate":      {"deploy/postgres", "migrations"},
 	"internal/localpg":      {},
 	"internal/pgtest":       {"deploy/postgres", "internal/localpg", "internal/migrate", "migrations"},
 	"internal/pgtest/run":   {"internal/pgtest"},

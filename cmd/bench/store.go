@@ -10,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	roles "plantstore/deploy/postgres"
 	"plantstore/internal/auth"
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
@@ -59,14 +58,7 @@ type store struct {
 // newStore makes a database by the service's own migrations and fills it.
 func newStore(ctx context.Context, server *localpg.Server, spec storeSpec) (_ *store, err error) {
 	s := &store{storeSpec: spec, server: server, stride: stride(spec.plants)}
-	if err := postgres.Script(ctx, server.URL("postgres", "postgres"), "CREATE DATABASE "+s.name); err != nil {
-		return nil, err
-	}
-	if err := postgres.Script(ctx, server.URL("postgres", s.name), roles.SQL); err != nil {
-		return nil, err
-	}
-	owner := server.URL("plantstore_owner", s.name)
-	if _, err := migrate.Service().Up(ctx, owner, migrate.Options{}); err != nil {
+	if err := migrate.NewStore(ctx, server.URL, s.name); err != nil {
 		return nil, err
 	}
 	if s.control, err = pgx.Connect(ctx, server.URL("postgres", s.name)); err != nil {
@@ -80,7 +72,7 @@ func newStore(ctx context.Context, server *localpg.Server, spec storeSpec) (_ *s
 	if s.postmaster, err = parent(int(s.control.PgConn().PID())); err != nil {
 		return nil, err
 	}
-	if err := s.issueToken(ctx, owner); err != nil {
+	if err := s.issueToken(ctx, server.URL("plantstore_owner", s.name)); err != nil {
 		return nil, err
 	}
 	if s.plain {

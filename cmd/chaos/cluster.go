@@ -14,10 +14,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	roles "plantstore/deploy/postgres"
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
-	"plantstore/internal/postgres"
 )
 
 // A cluster is the database under test: one server, or a primary with a
@@ -88,14 +86,7 @@ func startCluster(ctx context.Context, log io.Writer) (_ *cluster, err error) {
 	if err := c.add(standby); err != nil {
 		return nil, err
 	}
-
-	if err := postgres.Script(ctx, primary.URL("postgres", "postgres"), "CREATE DATABASE "+database); err != nil {
-		return nil, err
-	}
-	if err := postgres.Script(ctx, primary.URL("postgres", database), roles.SQL); err != nil {
-		return nil, err
-	}
-	if _, err := migrate.Service().Up(ctx, primary.URL("plantstore_owner", database), migrate.Options{}); err != nil {
+	if err := migrate.NewStore(ctx, primary.URL, database); err != nil {
 		return nil, err
 	}
 	return c, nil

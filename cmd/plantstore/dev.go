@@ -11,7 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	roles "plantstore/deploy/postgres"
 	"plantstore/internal/auth"
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
@@ -90,16 +89,10 @@ Health and metrics: curl http://%[5]s/readyz http://%[5]s/metrics
 
 // prepare makes roles, schema, sample plants and a token.
 func prepare(ctx context.Context, pg *localpg.Server) (token string, err error) {
-	if err := postgres.Script(ctx, pg.URL("postgres", "postgres"), "CREATE DATABASE "+database); err != nil {
-		return "", err
-	}
-	if err := postgres.Script(ctx, pg.URL("postgres", database), roles.SQL); err != nil {
+	if err := migrate.NewStore(ctx, pg.URL, database); err != nil {
 		return "", err
 	}
 	owner := pg.URL("plantstore_owner", database)
-	if _, err := migrate.Service().Up(ctx, owner, migrate.Options{}); err != nil {
-		return "", err
-	}
 	// Orders are not the service's own: they stand for whatever else a store
 	// has that refers to its plants.
 	err = postgres.Script(ctx, owner, `

@@ -13,7 +13,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	roles "plantstore/deploy/postgres"
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
 	"plantstore/internal/postgres"
@@ -50,10 +49,7 @@ func newSite(t *testing.T, plants int, withStandby bool, flags ...string) (s sit
 			t.Fatal(err)
 		}
 	}
-	super := s.primary.URL("postgres", "postgres")
-	script(super, `CREATE DATABASE plantstore`)
-	script(s.primary.URL("postgres", "plantstore"), roles.SQL)
-	if _, err := migrate.Service().Up(ctx, owner, migrate.Options{}); err != nil {
+	if err := migrate.NewStore(ctx, s.primary.URL, "plantstore"); err != nil {
 		t.Fatal(err)
 	}
 	script(owner, fmt.Sprintf(`INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, %d) i`, plants))
@@ -62,6 +58,7 @@ func newSite(t *testing.T, plants int, withStandby bool, flags ...string) (s sit
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { closeServer(standby) })
+		super := s.primary.URL("postgres", "postgres")
 		script(super, `ALTER SYSTEM SET synchronous_standby_names = '*'`)
 		script(super, `SELECT pg_reload_conf()`)
 		url += "," + socketFolder(t, standby)

@@ -65,7 +65,7 @@ func (s *Server) prepare(ctx context.Context) (template string, err error) {
 	if err := drop(ctx, conn, unfinished.Name); err != nil {
 		return "", err
 	}
-	if err := create(ctx, conn, unfinished, "template0"); err != nil {
+	if err := migrate.CreateDatabase(ctx, s.urlFor, unfinished.Name, "template0"); err != nil {
 		return "", err
 	}
 	for _, role := range []string{ownerRole, appRole} {
@@ -109,12 +109,7 @@ func templateName() (string, error) {
 // newDatabase makes a copy of template, with the roles' rights in it.
 func (s *Server) newDatabase(ctx context.Context, template string) (Database, error) {
 	db := s.database("plantstore_test_" + strings.ToLower(rand.Text()))
-	conn, err := pgx.Connect(ctx, s.URL)
-	if err != nil {
-		return Database{}, fmt.Errorf("create a database: %w", err)
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	return db, create(ctx, conn, db, template)
+	return db, migrate.CreateDatabase(ctx, s.urlFor, db.Name, template)
 }
 
 // dropDatabase drops a database that may still have connections.
@@ -130,27 +125,22 @@ func (s *Server) dropDatabase(ctx context.Context, name string) error {
 func (s *Server) database(name string) Database {
 	return Database{
 		Name:  name,
-		Super: s.databaseURL(nil, name),
-		Owner: s.databaseURL(url.UserPassword(ownerRole, password), name),
-		App:   s.databaseURL(url.UserPassword(appRole, password), name),
+		Super: s.urlFor("postgres", name),
+		Owner: s.urlFor(ownerRole, name),
+		App:   s.urlFor(appRole, name),
 	}
 }
 
-// create copies template. Rights on a database as a whole are not copied, so the
-// roles' script runs in every copy.
-func create(ctx context.Context, conn *pgx.Conn, db Database, template string) error {
-	if _, err := conn.Exec(ctx, `CREATE DATABASE `+quote(db.Name)+` TEMPLATE `+quote(template)); err != nil {
-		return fmt.Errorf("create database %s: %w", db.Name, err)
+// urlFor is a migrate.URLFunc.
+func (s *Server) urlFor(role, database string) string {
+	switch {
+	case role != "postgres":
+		return s.databaseURL(url.UserPassword(role, password), database)
+	case database != "postgres":
+		return s.databaseURL(nil, database)
+	default:
+		return s.URL
 	}
-	in, err := pgx.Connect(ctx, db.Super)
-	if err != nil {
-		return fmt.Errorf("connect to database %s: %w", db.Name, err)
-	}
-	defer in.Close(context.WithoutCancel(ctx))
-	if _, err := in.Exec(ctx, roles.SQL); err != nil {
-		return fmt.Errorf("roles in database %s: %w", db.Name, err)
-	}
-	return nil
 }
 
 func drop(ctx context.Context, conn *pgx.Conn, name string) error {

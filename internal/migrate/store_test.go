@@ -1,0 +1,48 @@
+package migrate_test
+
+import (
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/migrate"
+	"plantstore/internal/pgtest"
+)
+
+func TestNewStore(t *testing.T) {
+	t.Parallel()
+	neighbour := pgtest.Empty(t)
+	onServer := func(role, database string) string {
+		base := neighbour.Super
+		if role == "plantstore_owner" {
+			base = neighbour.Owner
+		}
+		u, err := url.Parse(base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if database != "postgres" {
+			u.Path = "/" + database
+		}
+		return u.String()
+	}
+	name := neighbour.Name + ` "new"`
+	if err := migrate.NewStore(t.Context(), onServer, name); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		drop := `DROP DATABASE ` + pgx.Identifier{name}.Sanitize() + ` WITH (FORCE)`
+		if _, err := connect(t, neighbour.Super).Exec(t.Context(), drop); err != nil {
+			t.Error(err)
+		}
+	}()
+	if got, want := applied(t, onServer("plantstore_owner", name)), len(migrate.All()); got != want {
+		t.Errorf("%d migrations applied, want all %d", got, want)
+	}
+	err := migrate.NewStore(t.Context(), onServer, name)
+	if err == nil || !strings.Contains(err.Error(), "create database "+name) {
+		t.Errorf("the same store again: error %v, want one about creating %s", err, name)
+	}
+}

@@ -1,6 +1,27 @@
 # shellcheck shell=bash
-# Sourced by the scripts here that make stand-in images for machines which reach
-# a Debian mirror but no image registry. Not a program of its own.
+# Sourced by the scripts here that take packages from a Debian mirror. Not a
+# program of its own.
+
+# debian_mirror prints the address of the Debian mirror to use: $DEBIAN_MIRROR,
+# or the one that this machine's apt is configured with.
+debian_mirror() {
+    local codename mirror
+
+    if [ -n "${DEBIAN_MIRROR-}" ]; then
+        echo "$DEBIAN_MIRROR"
+        return
+    fi
+    codename=$(. /etc/os-release && echo "$VERSION_CODENAME")
+    # shellcheck disable=SC2016 # apt's own placeholder
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' \
+        "Created-By: Packages" "Component: main" "Release: $codename" "Origin: Debian")
+    mirror=${mirror%%$'\n'*}
+    if [ -z "$mirror" ]; then
+        echo "apt knows no Debian mirror for $codename: run apt-get update, look at apt's sources, or set DEBIAN_MIRROR" >&2
+        return 1
+    fi
+    echo "$mirror"
+}
 
 # debian_root DIR PACKAGE[,PACKAGE...] fills the new folder DIR with a minimal
 # Debian of this machine's release and the packages named. Mirror and proxy are
@@ -12,22 +33,10 @@ debian_root() {
         echo "debootstrap works as root only: run this as root" >&2
         return 1
     fi
-    # Some other source of apt's that fails must not matter here.
-    apt-get update -qq || true
-    if ! command -v debootstrap >/dev/null; then
-        echo "installing debootstrap" >&2
-        apt-get install -qq --no-install-recommends debootstrap >/dev/null
-    fi
-
+    # It brings apt's lists up to date, too.
+    .ci/install-packages debootstrap
     codename=$(. /etc/os-release && echo "$VERSION_CODENAME")
-    # shellcheck disable=SC2016 # apt's own placeholder
-    mirror=$(apt-get indextargets --format '$(REPO_URI)' \
-        "Created-By: Packages" "Component: main" "Release: $codename" "Origin: Debian")
-    mirror=${mirror%%$'\n'*}
-    if [ -z "$mirror" ]; then
-        echo "apt knows no Debian mirror for $codename: look at its sources and run apt-get update" >&2
-        return 1
-    fi
+    mirror=$(debian_mirror)
     # apt-config prints nothing for a setting that isn't there.
     eval "$(apt-config shell http_proxy Acquire::http::Proxy https_proxy Acquire::https::Proxy)"
 

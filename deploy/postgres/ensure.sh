@@ -18,10 +18,7 @@ if [ "${1:-}" = or-docker ] && docker version >/dev/null 2>&1; then
 fi
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
 	echo "no PostgreSQL on this machine: installing Debian's package 'postgresql' ..." >&2
-	export DEBIAN_FRONTEND=noninteractive
-	apt-get update -qq >&2
-	apt-get install -qq --no-install-recommends postgresql >/dev/null
-	exit 0
+	exec "$(dirname "$0")/../../.ci/install-packages" postgresql
 fi
 echo "no PostgreSQL on this machine: install its server programs, as with 'sudo apt-get install postgresql' or 'brew install postgresql@18', and try again" >&2
 exit 1

@@ -9,8 +9,21 @@ LDFLAGS := -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
+# POSTGRES=17 has PostgreSQL 17 fetched, unless that was done, and every target
+# use it: its programs come first in PATH.
+ifdef POSTGRES
+PROGRAMS := $(shell .ci/postgres-programs $(POSTGRES))
+$(if $(PROGRAMS),,$(error no programs of PostgreSQL $(POSTGRES)))
+export PATH := $(PROGRAMS):$(PATH)
+export PLANTSTORE_TEST_POSTGRES := local
+export PLANTSTORE_TEST_POSTGRES_VERSION := $(POSTGRES)
+endif
+
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "POSTGRES=15, 17 or 18 behind a target runs it on that version, fetched from Debian."
+	@echo "TESTS says what 'make test' is for, as in: make test POSTGRES=17 TESTS='-run TestDelete ./internal/postgres'"
 
 run: ## Start the service on a private Postgres, with sample plants and a token
 	@deploy/postgres/ensure.sh
@@ -20,7 +33,7 @@ run: ## Start the service on a private Postgres, with sample plants and a token
 
 test: ## Run every test, with the race detector, on a real Postgres
 	@deploy/postgres/ensure.sh or-docker
-	@go run ./internal/pgtest/run go test -race ./...
+	@go run ./internal/pgtest/run go test $(or $(TESTS),-race ./...)
 
 lint: ## Check format, vet, staticcheck and go.mod
 	@test -z "$$(gofmt -l .)" || { gofmt -l . ; echo "run gofmt -w on these"; exit 1; }

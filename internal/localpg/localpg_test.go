@@ -187,6 +187,23 @@ func TestFallsBackToProgramsThatWork(t *testing.T) {
 	}
 }
 
+// Not parallel: PATH is this process's.
+func TestProgramsOnPathComeFirst(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(folder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"initdb", "postgres"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir+string(filepath.ListSeparator)+os.Getenv("PATH"))
+	if got := programFolders(t.Context()); len(got) < 2 || got[0] != dir {
+		t.Errorf("folders %q, want %q before that of the tests' server", got, dir)
+	}
+}
+
 func TestNewestFirst(t *testing.T) {
 	t.Parallel()
 	got := newestFirst([]string{"/usr/lib/postgresql/9/bin", "/usr/lib/postgresql/18/bin", "/opt/postgresql/bin", "/usr/pgsql-17/bin"})

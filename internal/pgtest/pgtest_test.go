@@ -88,6 +88,8 @@ func TestStartServerRefuses(t *testing.T) {
 			"TEST_DATABASE_URL: failed to connect"},
 		{"no superuser", map[string]string{"TEST_DATABASE_URL": app},
 			"TEST_DATABASE_URL: want the URL of a superuser"},
+		{"another version", map[string]string{"TEST_DATABASE_URL": shared.server.URL, "PLANTSTORE_TEST_POSTGRES_VERSION": "1"},
+			"TEST_DATABASE_URL: PLANTSTORE_TEST_POSTGRES_VERSION is 1, and this is PostgreSQL 1"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

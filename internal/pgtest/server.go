@@ -48,6 +48,8 @@ type Server struct {
 //     postgres:18-alpine, where a Docker engine answers and has the image or can
 //     pull it; otherwise the PostgreSQL installed on this machine.
 //
+// PLANTSTORE_TEST_POSTGRES_VERSION=17 refuses a server of another version.
+//
 // The error tells what to do about it.
 func StartServer(ctx context.Context, getenv func(string) string) (*Server, error) {
 	image := cmp.Or(getenv("PLANTSTORE_TEST_POSTGRES_IMAGE"), defaultImage)
@@ -68,7 +70,7 @@ func StartServer(ctx context.Context, getenv func(string) string) (*Server, erro
 	if err != nil {
 		return nil, err
 	}
-	if err := s.inspect(ctx); err != nil {
+	if err := s.inspect(ctx, getenv("PLANTSTORE_TEST_POSTGRES_VERSION")); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", s.source, err), s.Close())
 	}
 	return s, nil
@@ -179,8 +181,9 @@ func configureTestcontainers(ctx context.Context) error {
 	return nil
 }
 
-// inspect finds the version out, and whether the server is fit for the tests.
-func (s *Server) inspect(ctx context.Context) error {
+// inspect finds the version out, and whether the server is fit for the tests:
+// the version has to be major, unless that is empty.
+func (s *Server) inspect(ctx context.Context, major string) error {
 	u, err := url.Parse(s.URL)
 	if err != nil || !strings.HasPrefix(u.Scheme, "postgres") {
 		return errors.New("want a URL, as in postgres://user:password@host:5432/database") // the URL may hold a password
@@ -198,6 +201,9 @@ func (s *Server) inspect(ctx context.Context) error {
 	}
 	if !superuser {
 		return errors.New("want the URL of a superuser")
+	}
+	if got, _, _ := strings.Cut(s.version, "."); major != "" && got != major {
+		return fmt.Errorf("PLANTSTORE_TEST_POSTGRES_VERSION is %s, and this is PostgreSQL %s", major, s.version)
 	}
 	return nil
 }

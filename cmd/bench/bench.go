@@ -83,6 +83,27 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 		return nil, err
 	}
 
+	if r.closed, err = b.closedLoop(ctx, ledgered, plain); err != nil {
+		return nil, err
+	}
+	if err := b.measure(ctx, r.closed, b.duration); err != nil {
+		return nil, err
+	}
+	r.open = b.openLoop(r.closed)
+	if err := b.measure(ctx, r.open, b.duration); err != nil {
+		return nil, err
+	}
+	if b.growth {
+		if err := b.grow(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// closedLoop starts the contenders and returns the trials in which each goes as
+// fast as it can.
+func (b *bench) closedLoop(ctx context.Context, ledgered, plain *store) (trials []*trial, err error) {
 	service, err := b.startService(ctx, plantstore, b.service, ledgered)
 	if err != nil {
 		return nil, err
@@ -101,9 +122,8 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	}
 	direct := &pgbenchContender{title: pgbenchLedgered, store: ledgered, script: ledgeredDelete, folder: b.folder}
 	directPlain := &pgbenchContender{title: pgbenchPlain, store: plain, script: plainDelete, folder: b.folder}
-
 	for _, n := range b.clients {
-		r.closed = append(r.closed,
+		trials = append(trials,
 			&trial{contender: directPlain, store: plain, clients: n},
 			&trial{contender: small, store: plain, clients: n},
 			&trial{contender: bare, store: plain, clients: n},
@@ -115,27 +135,22 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 			if err != nil {
 				return nil, err
 			}
-			r.closed = append(r.closed, &trial{contender: alone, store: ledgered, clients: n})
+			trials = append(trials, &trial{contender: alone, store: ledgered, clients: n})
 		}
 	}
-	if err := b.measure(ctx, r.closed, b.duration); err != nil {
-		return nil, err
-	}
+	return trials, nil
+}
+
+// openLoop returns the trials in which requests come at half of the rate that
+// each contender reached with the most clients.
+func (b *bench) openLoop(closed []*trial) (trials []*trial) {
 	most := slices.Max(b.clients)
-	for _, t := range r.closed {
+	for _, t := range closed {
 		if t.clients == most && !t.is(bareSmall) && !t.is(oneByOne) {
-			r.open = append(r.open, &trial{contender: t.contender, store: t.store, clients: most, pace: t.rate() / 2})
+			trials = append(trials, &trial{contender: t.contender, store: t.store, clients: most, pace: t.rate() / 2})
 		}
 	}
-	if err := b.measure(ctx, r.open, b.duration); err != nil {
-		return nil, err
-	}
-	if b.growth {
-		if err := b.grow(ctx, r); err != nil {
-			return nil, err
-		}
-	}
-	return r, nil
+	return trials
 }
 
 // grow measures how cost grows with the number of rows.

@@ -115,44 +115,17 @@ func (l *loader) run(ctx context.Context, q *quota, d time.Duration, rate float6
 		return t, fmt.Errorf("timer slack: %w", err)
 	}
 	t.latencies = make([]time.Duration, 0, q.left())
-	random := rand.New(rand.NewPCG(1, 2))
-	due := l.now()
-	end := due + d
-
-	send := func() error {
-		for len(l.idle) > 0 && l.now() < end {
-			start := l.now()
-			if rate > 0 {
-				if due > start || due >= end {
-					return nil
-				}
-				start = due
-				due += time.Duration(random.ExpFloat64() / rate * float64(time.Second))
-			}
-			id, err := q.take()
-			if err != nil {
-				return err
-			}
-			if err := l.send(id, start); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	heard := l.now()
-	for ctx.Err() == nil {
-		if err := send(); err != nil {
+	start := l.now()
+	plan := &plan{quota: q, rate: rate, random: rand.New(rand.NewPCG(1, 2)), due: start, end: start + d}
+	for heard := start; ctx.Err() == nil; {
+		if err := l.sendDue(plan); err != nil {
 			return t, err
 		}
-		if l.now() >= end && len(l.idle) == len(l.conns) {
+		if l.now() >= plan.end && len(l.idle) == len(l.conns) {
 			slices.Sort(t.latencies)
 			return t, nil
 		}
-		patience := 100 * time.Millisecond
-		if rate > 0 && len(l.idle) > 0 && due < end {
-			patience = max(due-l.now(), 0)
-		}
-		n, err := l.wait(patience)
+		n, err := l.wait(l.patience(plan))
 		if err != nil {
 			return t, err
 		}
@@ -162,25 +135,67 @@ func (l *loader) run(ctx context.Context, q *quota, d time.Duration, rate float6
 			return t, fmt.Errorf("no answer within %s", answerPatience)
 		}
 		for _, event := range l.ready[:n] {
-			c := &l.conns[event.Fd]
-			complete, err := c.read()
-			if err != nil {
-				return t, err
-			}
-			if !complete {
-				continue
-			}
-			l.idle = append(l.idle, int(event.Fd))
-			t.answered++
-			if now := l.now(); now < end {
-				t.latencies = append(t.latencies, now-c.start)
-			}
-			if err := send(); err != nil {
+			if err := l.hear(int(event.Fd), plan, &t); err != nil {
 				return t, err
 			}
 		}
 	}
 	return t, context.Cause(ctx)
+}
+
+// A plan says what one run has to send.
+type plan struct {
+	quota  *quota
+	rate   float64 // 0: as fast as it can
+	random *rand.Rand
+	due    time.Duration // when the next request is to be sent, if there is a rate
+	end    time.Duration
+}
+
+// sendDue sends what is due, as long as a connection is idle.
+func (l *loader) sendDue(p *plan) error {
+	for len(l.idle) > 0 && l.now() < p.end {
+		start := l.now()
+		if p.rate > 0 {
+			if p.due > start || p.due >= p.end {
+				return nil
+			}
+			start = p.due
+			p.due += time.Duration(p.random.ExpFloat64() / p.rate * float64(time.Second))
+		}
+		id, err := p.quota.take()
+		if err != nil {
+			return err
+		}
+		if err := l.send(id, start); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// patience is how long to wait for answers before something else is to be done.
+func (l *loader) patience(p *plan) time.Duration {
+	if p.rate > 0 && len(l.idle) > 0 && p.due < p.end {
+		return max(p.due-l.now(), 0)
+	}
+	return 100 * time.Millisecond
+}
+
+// hear reads from a connection and, if that completes an answer, counts it and
+// sends what is due.
+func (l *loader) hear(i int, p *plan, t *tally) error {
+	c := &l.conns[i]
+	complete, err := c.read()
+	if err != nil || !complete {
+		return err
+	}
+	l.idle = append(l.idle, i)
+	t.answered++
+	if now := l.now(); now < p.end {
+		t.latencies = append(t.latencies, now-c.start)
+	}
+	return l.sendDue(p)
 }
 
 func (l *loader) now() time.Duration { return time.Since(l.begin) }

@@ -41,7 +41,7 @@ const nextID = `
 `
 
 const plainDelete = nextID + `
-DELETE FROM plants WHERE id = :id;
+DELETE FROM public.plants WHERE id = :id;
 `
 
 // ledgeredDelete is what the service does for one deletion: the settings that the
@@ -50,7 +50,7 @@ const ledgeredDelete = nextID + `
 \set key 1000000000000000000 + :place
 \startpipeline
 SELECT set_config('plantstore.principal', 'pgbench', true), set_config('plantstore.request_id', '01234567-89ab-7def-8123-456789abcdef', true), set_config('plantstore.idempotency_key', :key, true);
-DELETE FROM plants WHERE id = :id;
+DELETE FROM public.plants WHERE id = :id;
 \endpipeline
 `
 

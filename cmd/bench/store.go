@@ -76,24 +76,24 @@ func newStore(ctx context.Context, server *localpg.Server, spec storeSpec) (_ *s
 		return nil, err
 	}
 	if s.plain {
-		if _, err := s.control.Exec(ctx, `DROP TRIGGER plantstore_record_deletion ON plants`); err != nil {
+		if _, err := s.control.Exec(ctx, `DROP TRIGGER plantstore_record_deletion ON public.plants`); err != nil {
 			return nil, err
 		}
 	}
 	if _, err := s.control.Exec(ctx, `
-		INSERT INTO plants (id, name) SELECT i, 'Plant number ' || i FROM generate_series(1, $1::bigint) i`,
+		INSERT INTO public.plants (id, name) SELECT i, 'Plant number ' || i FROM generate_series(1, $1::bigint) i`,
 		s.plants); err != nil {
 		return nil, err
 	}
 	// As if the plants there are had been deleted and restored, again and again.
 	if _, err := s.control.Exec(ctx, `
-		INSERT INTO plant_deletions (plant_id, plant, deleted_by, request_id, idempotency_key)
+		INSERT INTO public.plant_deletions (plant_id, plant, deleted_by, request_id, idempotency_key)
 		SELECT p.id, to_jsonb(p), 'somebody', gen_random_uuid(), gen_random_uuid()
-		FROM generate_series(1, $1::bigint) i JOIN plants p ON p.id = 1 + i % $2::bigint`,
+		FROM generate_series(1, $1::bigint) i JOIN public.plants p ON p.id = 1 + i % $2::bigint`,
 		s.ledger, s.plants); err != nil {
 		return nil, err
 	}
-	_, err = s.control.Exec(ctx, "VACUUM (ANALYZE) plants, plant_deletions")
+	_, err = s.control.Exec(ctx, "VACUUM (ANALYZE) public.plants, public.plant_deletions")
 	return s, err
 }
 
@@ -116,11 +116,11 @@ func (s *store) close() error { return s.control.Close(context.Background()) }
 // they were. It gives every measurement the same start: all plants there, and the
 // dead rows of the one before removed.
 func (s *store) refill(ctx context.Context, q *quota) (int64, error) {
-	if _, err := s.control.Exec(ctx, "VACUUM plants"); err != nil {
+	if _, err := s.control.Exec(ctx, "VACUUM public.plants"); err != nil {
 		return 0, fmt.Errorf("vacuum: %w", err)
 	}
 	tag, err := s.control.Exec(ctx, `
-		INSERT INTO plants (id, name)
+		INSERT INTO public.plants (id, name)
 		SELECT id, 'Plant number ' || id
 		FROM (SELECT 1 + i * $3::bigint % $4::bigint AS id FROM generate_series($1::bigint, $2::bigint - 1) i) ids
 		ON CONFLICT DO NOTHING`, q.first, q.first+q.count, s.stride, s.plants)

@@ -124,6 +124,24 @@ func TestFaultsOfAServerThatIsNotOurs(t *testing.T) {
 	}
 }
 
+func TestReadmeNamesEveryFault(t *testing.T) {
+	t.Parallel()
+	b, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range kinds() {
+		if !strings.Contains(string(b), "`"+k.name+"`") {
+			t.Errorf("README.md does not name the fault %s", k.name)
+		}
+	}
+	for _, name := range programs.Sabotages() {
+		if !strings.Contains(string(b), "-sabotage "+name) {
+			t.Errorf("README.md does not name the sabotage %s", name)
+		}
+	}
+}
+
 func TestHistoryFile(t *testing.T) {
 	t.Parallel()
 	var got strings.Builder

@@ -28,7 +28,7 @@ func readState(ctx context.Context, databaseURL string) (state, error) {
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	var id int64
-	rows, err := conn.Query(ctx, `SELECT id FROM plants`)
+	rows, err := conn.Query(ctx, `SELECT id FROM public.plants`)
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
 			s.plants[id] = true
@@ -40,7 +40,7 @@ func readState(ctx context.Context, databaseURL string) (state, error) {
 	}
 	var e entry
 	rows, err = conn.Query(ctx, `SELECT plant_id, deleted_by, coalesce(idempotency_key, ''), coalesce(request_id, '')
-		FROM plant_deletions ORDER BY id`)
+		FROM public.plant_deletions ORDER BY id`)
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&id, &e.by, &e.key, &e.request}, func() error {
 			s.ledger[id] = append(s.ledger[id], e)

@@ -166,7 +166,7 @@ func (c *client) tryPutBack(ctx context.Context, plant int64) error {
 	// The row may be there from an earlier attempt, and not on the standby. The
 	// message makes the commit wait for all that came before it.
 	_, err = conn.Exec(ctx, fmt.Sprintf(`
-		INSERT INTO plants (id, name) VALUES (%d, 'back') ON CONFLICT DO NOTHING;
+		INSERT INTO public.plants (id, name) VALUES (%d, 'back') ON CONFLICT DO NOTHING;
 		SELECT pg_logical_emit_message(true, 'chaos', '')`, plant))
 	return err
 }

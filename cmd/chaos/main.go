@@ -6,7 +6,7 @@
 // binaries, and the network between them a proxy. All of it is on loopback.
 //
 // The promises that are checked are listed at violation. The exit code is 1 when
-// one was broken or a kind of fault never happened.
+// one was broken or a kind of fault never happened. README.md tells more.
 package main
 
 import (

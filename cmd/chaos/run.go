@@ -15,6 +15,7 @@ import (
 
 	"plantstore/cmd/internal/programs"
 	"plantstore/internal/auth"
+	"plantstore/internal/localpg"
 	"plantstore/internal/postgres"
 )
 
@@ -65,32 +66,15 @@ func run(ctx context.Context, c config, cluster *cluster) (_ *report, err error)
 	if err != nil {
 		return nil, err
 	}
-	if c.binary == "" {
-		folder, err := os.MkdirTemp("", "chaos-")
-		if err != nil {
-			return nil, fmt.Errorf("make a folder for the service: %w", err)
-		}
-		defer os.RemoveAll(folder)
-		spec := programs.Spec{Package: "cmd/plantstore", Race: c.race, Sabotage: c.sabotage}
-		if c.binary, err = programs.Build(ctx, folder, spec); err != nil {
-			return nil, err
-		}
-	}
 	url, err := cluster.proxied()
 	if err != nil {
 		return nil, err
 	}
-	service, err := newService(c.binary, url, c.log)
+	service, err := launch(ctx, c, url)
 	if err != nil {
 		return nil, err
 	}
-	defer service.close()
-	if err := service.start(ctx, rand.New(rand.NewPCG(c.seed, uint64(lanes)))); err != nil {
-		return nil, err
-	}
-	if err := untilReady(ctx, service); err != nil {
-		return nil, err
-	}
+	defer func() { err = errors.Join(err, service.close()) }()
 
 	crowd := &crowd{
 		address: service.address, token: token,
@@ -108,20 +92,7 @@ func run(ctx context.Context, c config, cluster *cluster) (_ *report, err error)
 	}
 	took := time.Since(crowd.began)
 
-	// Everything runs again. When the service has ended and its last session
-	// with it, nothing changes any more.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
-	defer cancel()
-	if err := untilReady(ctx, service); err != nil {
-		return nil, err
-	}
-	if err := service.stop(); err != nil {
-		return nil, err
-	}
-	if err := cluster.quiesce(ctx); err != nil {
-		return nil, err
-	}
-	state, err := readState(ctx, cluster.direct().super)
+	state, err := rest(ctx, service, cluster)
 	if err != nil {
 		return nil, err
 	}
@@ -136,11 +107,42 @@ func run(ctx context.Context, c config, cluster *cluster) (_ *report, err error)
 	}, nil
 }
 
+// launch starts the service, built first unless there is a binary, and returns
+// it when it is ready. The caller has to close it.
+func launch(ctx context.Context, c config, databaseURL string) (_ *service, err error) {
+	folder, err := os.MkdirTemp("", "chaos-")
+	if err != nil {
+		return nil, fmt.Errorf("make a folder for the service: %w", err)
+	}
+	s := &service{folder: folder, program: c.binary, log: &localpg.Tail{W: c.log}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	if s.program == "" {
+		spec := programs.Spec{Package: "cmd/plantstore", Race: c.race, Sabotage: c.sabotage}
+		if s.program, err = programs.Build(ctx, folder, spec); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.configure(databaseURL); err != nil {
+		return nil, err
+	}
+	if err := s.start(ctx, rand.New(rand.NewPCG(c.seed, uint64(lanes)))); err != nil {
+		return nil, err
+	}
+	if err := untilReady(ctx, s); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
 // stock puts plants into the store, and a few that nobody will ask for, and
 // returns a token for deleting them.
 func stock(ctx context.Context, owner string, plants int64) (token string, err error) {
 	err = postgres.Script(ctx, owner, fmt.Sprintf(
-		`INSERT INTO plants (id, name) SELECT id, 'plant' FROM generate_series(%d, %d) id`, -bystanders, plants))
+		`INSERT INTO public.plants (id, name) SELECT id, 'plant' FROM generate_series(%d, %d) id`, -bystanders, plants))
 	if err != nil {
 		return "", fmt.Errorf("stock the store: %w", err)
 	}
@@ -183,6 +185,24 @@ func storm(ctx context.Context, c config, crowd *crowd, injector *injector, kind
 		group.Go(func() error { return client.run(ctx, asking) })
 	}
 	return clients, group.Wait()
+}
+
+// rest brings service and database to rest when the storm is over, and returns
+// what the database holds then.
+func rest(ctx context.Context, service *service, cluster *cluster) (state, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	if err := untilReady(ctx, service); err != nil {
+		return state{}, err
+	}
+	if err := service.stop(); err != nil {
+		return state{}, err
+	}
+	// When the last session of the service has ended, nothing changes any more.
+	if err := cluster.quiesce(ctx); err != nil {
+		return state{}, err
+	}
+	return readState(ctx, cluster.direct().super)
 }
 
 // untilReady returns when the service says that it is ready.

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"os"
 	"os/exec"
 	"syscall"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 // A service is the program under test. It has the same two ports in every life.
 type service struct {
+	folder  string // removed with the service
 	program string
 	env     []string
 	address string // of the public listener
@@ -42,13 +44,12 @@ const (
 	slack = 10 * time.Second
 )
 
-// newService prepares a service. Its log goes to log, too, if that is not nil.
-func newService(program, databaseURL string, log io.Writer) (*service, error) {
-	s := &service{program: program, log: &localpg.Tail{W: log}}
+// configure chooses the service's addresses and its environment.
+func (s *service) configure(databaseURL string) error {
 	for _, at := range []*string{&s.address, &s.admin} {
 		var err error
 		if *at, err = programs.FreeAddress(); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	s.env = append(localpg.Environ("PG", "PLANTSTORE_"),
@@ -58,7 +59,7 @@ func newService(program, databaseURL string, log io.Writer) (*service, error) {
 		"PLANTSTORE_DRAIN_DELAY=50ms",
 		"PLANTSTORE_LOG_LEVEL=error",
 		"GORACE=halt_on_error=1 atexit_sleep_ms=0")
-	return s, nil
+	return nil
 }
 
 // start starts the service and returns when it listens. Whether the database is
@@ -127,11 +128,12 @@ func (s *service) stop() error {
 	return nil
 }
 
-// close makes sure that the service is gone.
-func (s *service) close() {
+// close makes sure that the service is gone, and removes its folder.
+func (s *service) close() error {
 	if s.process != nil {
 		s.process.Kill()
 	}
+	return os.RemoveAll(s.folder)
 }
 
 func (s *service) unexpected() error {

@@ -18,7 +18,7 @@ func (e *examination) version(ctx context.Context, tx pgx.Tx) ([]Finding, error)
 }
 
 func judgeVersion(number int, name string) Finding {
-	const oldest, newest = 14, 18
+	const oldest, newest = 15, 18
 	switch major := number / 10000; {
 	case major < oldest:
 		return Finding{Grade: Problem, Message: fmt.Sprintf("PostgreSQL %s: the service is for %d to %d", name, oldest, newest),

@@ -17,6 +17,8 @@ type Effect struct {
 type Lock struct {
 	Mode  string `json:"mode"`  // as the manual writes it, as in "ACCESS EXCLUSIVE"
 	Table string `json:"table"` // with its schema
+	// Since is the first major version of PostgreSQL that takes it, 0 if all do.
+	Since int `json:"-"`
 }
 
 const manual = "https://www.postgresql.org/docs/current/"
@@ -26,7 +28,7 @@ const manual = "https://www.postgresql.org/docs/current/"
 func effects() map[int64][]Effect {
 	addsTrigger := Effect{
 		Does:   "adds a trigger, in the catalogue only: no row is read",
-		Locks:  []Lock{{"SHARE ROW EXCLUSIVE", "public.plants"}},
+		Locks:  []Lock{{Mode: "SHARE ROW EXCLUSIVE", Table: "public.plants"}},
 		Manual: "explicit-locking.html#LOCKING-TABLES",
 	}
 	return map[int64][]Effect{
@@ -56,7 +58,16 @@ func effects() map[int64][]Effect {
 			{Does: "takes a right on the function just made from everybody", Manual: "sql-revoke.html"},
 		},
 		6: {
-			{Does: "grants rights to plantstore_app, in the catalogue only", Manual: "sql-grant.html"},
+			{
+				Does: "grants rights to plantstore_app, in the catalogue only",
+				Locks: []Lock{
+					{Mode: "ACCESS SHARE", Table: "public.api_tokens", Since: 18},
+					{Mode: "ACCESS SHARE", Table: "public.goose_db_version", Since: 18},
+					{Mode: "ACCESS SHARE", Table: "public.plant_deletions", Since: 18},
+					{Mode: "ACCESS SHARE", Table: "public.plants", Since: 18},
+				},
+				Manual: "sql-grant.html",
+			},
 		},
 		7: {
 			{Does: "makes a table", Manual: "sql-createtable.html"},

@@ -114,10 +114,18 @@ func (s Set) step(ctx context.Context, tx pgx.Tx, m Migration) (Step, error) {
 	return step, nil
 }
 
-// judge says what an effect means to the tables that exist.
+// judge says what an effect means to the tables that exist, on the server's
+// version of PostgreSQL.
 func (s *Statement) judge(ctx context.Context, tx pgx.Tx, effect Effect) error {
 	s.Verdict, s.Does, s.Safer, s.Manual = Safe, effect.Does, effect.Safer, manual+effect.Manual
+	var major int
+	if err := tx.QueryRow(ctx, `SELECT current_setting('server_version_num')::int / 10000`).Scan(&major); err != nil {
+		return fmt.Errorf("ask for the version: %w", err)
+	}
 	for _, lock := range effect.Locks {
+		if lock.Since > major {
+			continue
+		}
 		held := HeldLock{Lock: lock}
 		err := tx.QueryRow(ctx, `SELECT true, nullif(reltuples, -1)::bigint, pg_total_relation_size(oid)
 			FROM pg_class WHERE oid = to_regclass($1)`, lock.Table).Scan(&held.Exists, &held.Rows, &held.Bytes)

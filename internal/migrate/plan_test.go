@@ -101,6 +101,10 @@ func TestLocksAreAsClaimed(t *testing.T) {
 			}
 			exec(t, conn, `CREATE TABLE goose_db_version (id integer, version_id bigint, is_applied boolean, tstamp timestamp)`)
 			observer := connect(t, database.Super)
+			var major int
+			if err := observer.QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int / 10000`).Scan(&major); err != nil {
+				t.Fatal(err)
+			}
 			for _, m := range migrate.All() {
 				statements, _, err := migrate.StatementsOf(t.Context(), m)
 				if err != nil {
@@ -125,7 +129,7 @@ func TestLocksAreAsClaimed(t *testing.T) {
 						if err := observer.QueryRow(t.Context(), `SELECT to_regclass($1)::oid::text`, l.Table).Scan(&oid); err != nil {
 							t.Fatal(err)
 						}
-						if oid != nil && slices.Contains(existing, *oid) {
+						if l.Since <= major && oid != nil && slices.Contains(existing, *oid) {
 							want = append(want, strings.TrimPrefix(l.Table, "public.")+" "+l.Mode)
 						}
 					}
@@ -203,6 +207,9 @@ func TestPlanOfAnAdoption(t *testing.T) {
 	got := map[string]string{}
 	for _, step := range p.Pending {
 		for _, s := range step.Statements {
+			if s.Verdict == migrate.Safe {
+				continue // from PostgreSQL 18 on, GRANT takes the lock of a SELECT
+			}
 			for _, lock := range s.Locks {
 				if !lock.Exists || lock.Rows == nil || *lock.Rows != 2000 || lock.Bytes < 100_000 {
 					t.Errorf("%s: lock %+v, want 2000 rows, more than 100 kB", step.Name, lock)

@@ -126,7 +126,7 @@ func TestMigrateUpNamesTheBlocker(t *testing.T) {
 	execute(t, conn, `BEGIN`)
 	execute(t, conn, `INSERT INTO plants VALUES (2000)`)
 
-	const blocked = `00003_record_deletions.sql waits for SHARE ROW EXCLUSIVE on plants, blocked by pid \d+, application till, user plantstore_owner, ` +
+	const blocked = `00003_record_deletions.sql waits for SHARE ROW EXCLUSIVE on public.plants, blocked by pid \d+, application till, user plantstore_owner, ` +
 		`idle in transaction, transaction open for \S+: INSERT INTO plants VALUES \(2000\)\n`
 	stdout, stderr, code := command(t, "migrate", "up", "--lock-timeout=800ms", "--lock-attempts=2", url)
 	if code != 1 {
@@ -134,8 +134,8 @@ func TestMigrateUpNamesTheBlocker(t *testing.T) {
 	}
 	matches(t, "standard output", stdout, `applied 00001_plants.sql \(\d+ms\)\napplied 00002_plant_deletions.sql \(\d+ms\)\n`)
 	matches(t, "standard error", stderr, blocked+
-		`00003_record_deletions.sql did not get SHARE ROW EXCLUSIVE on plants and lets others through: attempt 2 of 2 in \d+ms\n`+
-		blocked+`plantstore: migration 00003_record_deletions.sql: no lock SHARE ROW EXCLUSIVE on plants within 800ms, in 2 attempts: nothing was changed; `+
+		`00003_record_deletions.sql did not get SHARE ROW EXCLUSIVE on public.plants and lets others through: attempt 2 of 2 in \d+ms\n`+
+		blocked+`plantstore: migration 00003_record_deletions.sql: no lock SHARE ROW EXCLUSIVE on public.plants within 800ms, in 2 attempts: nothing was changed; `+
 		`blocked by pid \d+, application till, .*; end what is in the way, or try again with a larger --lock-attempts\n`)
 
 	var sale sync.WaitGroup

@@ -24,6 +24,10 @@ func connect(ctx context.Context, config *pgx.ConnConfig) (*pgx.Conn, error) {
 	if config.ConnectTimeout == 0 {
 		config.ConnectTimeout = connectTimeout
 	}
+	if config.RuntimeParams["application_name"] == "" {
+		config.RuntimeParams["application_name"] = "plantstore doctor"
+	}
+	config.RuntimeParams["client_encoding"] = "UTF8" // whatever the database's own is
 	return pgx.ConnectConfig(ctx, config)
 }
 

@@ -74,18 +74,19 @@ type examination struct {
 	Target
 	isRemote func(net.Addr) bool // tests have everything on one machine
 	pooled   bool                // the service's connection goes through a pooler
+	foreign  bool                // a table of ours is somebody else's: better not touched
 	findings []Finding
 }
 
-// A check looks at one subject and returns one finding at least. It runs in a
-// read-only transaction of the owner's.
+// A check looks at one subject and returns one finding at least. Its transaction
+// is the owner's and read-only.
 type check struct {
 	name string
 	look func(context.Context, pgx.Tx) ([]Finding, error)
 }
 
 func (e *examination) run(ctx context.Context) []Finding {
-	e.findings = nil
+	e.findings, e.foreign = nil, false
 	e.add("service connection", e.serviceConnection(ctx)...)
 	conn, err := migrate.Connect(ctx, e.Owner)
 	if err != nil {
@@ -101,7 +102,7 @@ func (e *examination) run(ctx context.Context) []Finding {
 		check{"transactions", e.transactions},
 		check{"schema", e.schema},
 	)
-	if tables, err := inTransaction(ctx, conn, haveTables); err == nil && tables {
+	if !e.foreign && haveTables(ctx, conn) {
 		e.look(ctx, conn,
 			check{"triggers", e.triggers},
 			check{"grants", e.grants},
@@ -123,7 +124,11 @@ func (e *examination) add(check string, found ...Finding) {
 
 func (e *examination) look(ctx context.Context, conn *pgx.Conn, checks ...check) {
 	for _, c := range checks {
-		found, err := inTransaction(ctx, conn, c.look)
+		var found []Finding
+		err := migrate.Reading(ctx, conn, func(tx pgx.Tx) (err error) {
+			found, err = c.look(ctx, tx)
+			return err
+		})
 		if err != nil {
 			found = []Finding{{Grade: Warning, Message: "could not be examined: " + postgres.Explain(err),
 				Remedy: "Connect as the owner of the service's tables, see PLANTSTORE_MIGRATE_DATABASE_URL."}}
@@ -132,26 +137,13 @@ func (e *examination) look(ctx context.Context, conn *pgx.Conn, checks ...check)
 	}
 }
 
-// inTransaction looks in a transaction that can change nothing, and in which no
-// name is looked up where others can write. The settings are the transaction's,
-// not the session's: a pooler may lend the session to others next.
-func inTransaction[T any](ctx context.Context, conn *pgx.Conn, look func(context.Context, pgx.Tx) (T, error)) (found T, err error) {
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadOnly})
-	if err != nil {
-		return found, err
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	if _, err := tx.Exec(ctx, `SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL statement_timeout = '30s'; SET LOCAL lock_timeout = '2s'`); err != nil {
-		return found, err
-	}
-	return look(ctx, tx)
-}
-
 // haveTables tells whether the tables are there that most checks are about.
-func haveTables(ctx context.Context, tx pgx.Tx) (have bool, err error) {
-	err = tx.QueryRow(ctx, `SELECT to_regclass('public.plants') IS NOT NULL AND to_regclass('public.plant_deletions') IS NOT NULL
-		AND to_regclass('public.api_tokens') IS NOT NULL`).Scan(&have)
-	return have, err
+func haveTables(ctx context.Context, conn *pgx.Conn) (have bool) {
+	err := migrate.Reading(ctx, conn, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `SELECT to_regclass('public.plants') IS NOT NULL AND to_regclass('public.plant_deletions') IS NOT NULL
+			AND to_regclass('public.api_tokens') IS NOT NULL`).Scan(&have)
+	})
+	return err == nil && have
 }
 
 // collect makes a finding of each row: message, remedy.

@@ -2,6 +2,8 @@ package doctor
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -13,6 +15,11 @@ import (
 // schema tells what is wrong with the migrations.
 func (e *examination) schema(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	states, troubles, err := migrate.Service().StatusIn(ctx, tx)
+	if foreign, ok := errors.AsType[*migrate.ForeignTableError](err); ok {
+		e.foreign = true
+		return []Finding{{Grade: Problem, Message: fmt.Sprintf("%s belongs to role %s, and could run its code with our rights: nothing of it was examined", foreign.Table, foreign.Owner),
+			Remedy: fmt.Sprintf("Find out what it is. Drop it if it was made to deceive; connect as %s if not.", foreign.Owner)}}, nil
+	}
 	if err != nil {
 		return []Finding{{Grade: Problem, Message: "the migrations can't be read: " + postgres.Explain(err),
 			Remedy: "Connect as the owner, see PLANTSTORE_MIGRATE_DATABASE_URL."}}, nil

@@ -10,6 +10,35 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// A State is a migration as a database has it.
+type State struct {
+	Migration
+	AppliedAt time.Time // zero when pending
+	Unknown   bool      // applied, but not part of this binary
+	Changed   bool      // the file is not the one that was applied
+}
+
+// Status tells which migrations a database has, and what is wrong. It only
+// reads: a database that was never migrated stays without goose's table.
+func (s Set) Status(ctx context.Context, databaseURL string) (states []State, troubles []Trouble, err error) {
+	conn, err := Connect(ctx, databaseURL)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	err = Reading(ctx, conn, func(tx pgx.Tx) error {
+		states, troubles, err = s.StatusIn(ctx, tx)
+		return err
+	})
+	return states, troubles, err
+}
+
+// StatusIn is Status in a transaction of the caller's.
+func (s Set) StatusIn(ctx context.Context, tx pgx.Tx) ([]State, []Trouble, error) {
+	c, err := s.inspectIn(ctx, tx)
+	return c.states, c.trouble, err
+}
+
 // A Trouble is something about a database's migrations that wants a person.
 type Trouble struct {
 	Kind    TroubleKind `json:"kind"`
@@ -28,7 +57,7 @@ const (
 	InvalidIndex TroubleKind = "invalid_index" // an interrupted CREATE INDEX CONCURRENTLY
 )
 
-// A condition is what the database has.
+// A condition is what migrations a database has, and what is wrong with them.
 type condition struct {
 	states     []State     // by version
 	pending    []Migration // oldest first
@@ -39,23 +68,9 @@ type condition struct {
 	baselines  []Migration // applied by something else, checksum taken later
 }
 
-// reading is a transaction that can't change anything and sees one moment, also
-// on a standby.
-func reading(ctx context.Context, conn *pgx.Conn, do func(pgx.Tx) error) error {
-	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
-	return pgx.BeginTxFunc(ctx, conn, options, func(tx pgx.Tx) error {
-		// Sizes are read under a lock that reads take; who holds it off for
-		// longer keeps us from telling anything.
-		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '5s'`); err != nil {
-			return err
-		}
-		return do(tx)
-	})
-}
-
 // inspect finds out what the database has, and what is wrong with it.
 func (s Set) inspect(ctx context.Context, conn *pgx.Conn) (c condition, err error) {
-	err = reading(ctx, conn, func(tx pgx.Tx) error {
+	err = Reading(ctx, conn, func(tx pgx.Tx) error {
 		c, err = s.inspectIn(ctx, tx)
 		return err
 	})
@@ -68,73 +83,92 @@ func (s Set) inspectIn(ctx context.Context, tx pgx.Tx) (condition, error) {
 	if err != nil {
 		return c, err
 	}
-	rows, records, err := readApplied(ctx, tx)
-	if err != nil {
+	if err := refuseForeignTables(ctx, tx); err != nil {
 		return c, err
 	}
-	c.records = records
-
+	var rows []appliedRow
+	if rows, c.records, err = readApplied(ctx, tx); err != nil {
+		return c, err
+	}
 	known := make(map[int64]Migration, len(all))
 	for _, m := range all {
 		known[m.Version] = m
 	}
 	var newest Migration
-	appliedAt := make(map[int64]time.Time)
+	isApplied := make(map[int64]bool)
 	for _, row := range rows {
 		m, ok := known[row.Version]
-		if !ok {
-			m = Migration{row.Version, fmt.Sprintf("%05d", row.Version)}
-			c.trouble = append(c.trouble, Trouble{Ahead,
-				fmt.Sprintf("the database is ahead of this plantstore: migration %s is applied and not part of it", m.Name),
-				"Migrate with the release that has it. An older service goes on working with a newer schema."})
-		}
-		state := State{Migration: m, AppliedAt: row.AppliedAt, Unknown: !ok}
 		if ok {
-			checksum, err := s.checksum(m)
-			if err != nil {
-				return c, err
-			}
-			switch {
-			case row.Checksum == nil:
-				c.unrecorded = append(c.unrecorded, m)
-			case *row.Checksum != checksum:
-				state.Changed = true
-				c.trouble = append(c.trouble, Trouble{Drift,
-					fmt.Sprintf("%s has changed since it was applied here on %s: SHA-256 %.12s... then, %.12s... now",
-						m.Name, row.AppliedAt.UTC().Format(time.DateOnly), *row.Checksum, checksum),
-					"Put the file back as it was, and make the change a migration of its own."})
-			}
-			if row.Baseline != nil && *row.Baseline {
-				c.baselines = append(c.baselines, m)
-			}
+			err = c.addApplied(s, m, row)
+		} else {
+			m = c.addUnknown(row)
 		}
-		appliedAt[m.Version] = row.AppliedAt
+		if err != nil {
+			return c, err
+		}
+		isApplied[m.Version] = true
 		c.applied = append(c.applied, m)
-		c.states = append(c.states, state)
 		if m.Version > newest.Version {
 			newest = m
 		}
 	}
 	for _, m := range all {
-		if _, ok := appliedAt[m.Version]; ok {
-			continue
-		}
-		c.pending = append(c.pending, m)
-		c.states = append(c.states, State{Migration: m})
-		if m.Version < newest.Version {
-			c.trouble = append(c.trouble, Trouble{OutOfOrder,
-				fmt.Sprintf("%s is pending, but the newer %s is applied: 'migrate up' refuses to go back", m.Name, newest.Name),
-				fmt.Sprintf("Give it a number above %d, or take the newer ones back first.", newest.Version)})
+		if !isApplied[m.Version] {
+			c.addPending(m, newest)
 		}
 	}
 	slices.SortFunc(c.states, func(a, b State) int { return cmp.Compare(a.Version, b.Version) })
 
-	invalid, err := s.invalidIndexes(ctx, tx)
+	invalid, err := invalidIndexes(ctx, tx)
 	c.trouble = append(c.trouble, invalid...)
 	return c, err
 }
 
-// An applied row is a migration that the database has. Checksum and Baseline are
+func (c *condition) addApplied(s Set, m Migration, row appliedRow) error {
+	checksum, err := s.checksum(m)
+	if err != nil {
+		return err
+	}
+	state := State{Migration: m, AppliedAt: row.AppliedAt}
+	switch {
+	case row.Checksum == nil:
+		c.unrecorded = append(c.unrecorded, m)
+	case *row.Checksum != checksum:
+		state.Changed = true
+		c.trouble = append(c.trouble, Trouble{Drift,
+			fmt.Sprintf("%s has changed since it was applied here on %s: SHA-256 %.12s... then, %.12s... now",
+				m.Name, row.AppliedAt.UTC().Format(time.DateOnly), *row.Checksum, checksum),
+			"Put the file back as it was, and make the change a migration of its own."})
+	}
+	if row.Baseline != nil && *row.Baseline {
+		c.baselines = append(c.baselines, m)
+	}
+	c.states = append(c.states, state)
+	return nil
+}
+
+// addUnknown adds a migration that this binary does not have.
+func (c *condition) addUnknown(row appliedRow) Migration {
+	m := Migration{row.Version, fmt.Sprintf("%05d", row.Version)}
+	c.states = append(c.states, State{Migration: m, AppliedAt: row.AppliedAt, Unknown: true})
+	c.trouble = append(c.trouble, Trouble{Ahead,
+		fmt.Sprintf("the database is ahead of this plantstore: migration %s is applied and not part of it", m.Name),
+		"Migrate with the release that has it. An older service goes on working with a newer schema."})
+	return m
+}
+
+// addPending adds a migration that is not applied. newest is the newest that is.
+func (c *condition) addPending(m, newest Migration) {
+	c.pending = append(c.pending, m)
+	c.states = append(c.states, State{Migration: m})
+	if m.Version < newest.Version {
+		c.trouble = append(c.trouble, Trouble{OutOfOrder,
+			fmt.Sprintf("%s is pending, but the newer %s is applied: 'migrate up' refuses to go back", m.Name, newest.Name),
+			fmt.Sprintf("Give it a number above %d, or take the newer ones back first.", newest.Version)})
+	}
+}
+
+// An appliedRow is a migration that the database has. Checksum and Baseline are
 // nil where there is no record of it.
 type appliedRow struct {
 	Version   int64
@@ -177,7 +211,7 @@ func readApplied(ctx context.Context, tx pgx.Tx) (rows []appliedRow, records boo
 
 // invalidIndexes finds what interrupted CREATE INDEX CONCURRENTLY left on our
 // tables. One that is being built is left out.
-func (s Set) invalidIndexes(ctx context.Context, tx pgx.Tx) ([]Trouble, error) {
+func invalidIndexes(ctx context.Context, tx pgx.Tx) ([]Trouble, error) {
 	rows, err := tx.Query(ctx, `
 		SELECT format('%I.%I', n.nspname, i.relname), format('%I.%I', n.nspname, t.relname)
 		FROM pg_index x

@@ -19,9 +19,6 @@ import (
 	"io/fs"
 	"strconv"
 	"strings"
-	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"plantstore/migrations"
 )
@@ -55,14 +52,6 @@ func Versions() []int64 {
 func Latest() int64 {
 	versions := Versions()
 	return versions[len(versions)-1]
-}
-
-// A State is a migration as a database has it.
-type State struct {
-	Migration
-	AppliedAt time.Time // zero when pending
-	Unknown   bool      // applied, but not part of this binary
-	Changed   bool      // the file is not the one that was applied
 }
 
 // A Set is a folder of migrations and what is known of their effects. There is
@@ -102,27 +91,6 @@ func (s Set) checksum(m Migration) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// Status tells which migrations a database has, and what is wrong. It only
-// reads: a database that was never migrated stays without goose's table.
-func (s Set) Status(ctx context.Context, databaseURL string) (states []State, troubles []Trouble, err error) {
-	conn, err := Connect(ctx, databaseURL)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	err = reading(ctx, conn, func(tx pgx.Tx) error {
-		states, troubles, err = s.StatusIn(ctx, tx)
-		return err
-	})
-	return states, troubles, err
-}
-
-// StatusIn is Status in a transaction of the caller's.
-func (s Set) StatusIn(ctx context.Context, tx pgx.Tx) ([]State, []Trouble, error) {
-	c, err := s.inspectIn(ctx, tx)
-	return c.states, c.trouble, err
-}
-
 // Statements returns what the Up of every migration sends, oldest first.
 func (s Set) Statements(ctx context.Context) ([]string, error) {
 	all, err := s.all()
@@ -138,32 +106,4 @@ func (s Set) Statements(ctx context.Context) ([]string, error) {
 		statements = append(statements, script.statements...)
 	}
 	return statements, nil
-}
-
-// Connect returns a connection for reading. It works through any pooler.
-func Connect(ctx context.Context, databaseURL string) (*pgx.Conn, error) {
-	config, err := connConfig(databaseURL)
-	if err != nil {
-		return nil, err
-	}
-	config.DefaultQueryExecMode = pgx.QueryExecModeExec
-	conn, err := pgx.ConnectConfig(ctx, config)
-	if err != nil {
-		return nil, fmt.Errorf("connect: %w", err)
-	}
-	return conn, nil
-}
-
-func connConfig(databaseURL string) (*pgx.ConnConfig, error) {
-	config, err := pgx.ParseConfig(databaseURL)
-	if err != nil {
-		return nil, fmt.Errorf("database URL: %w", err)
-	}
-	if config.ConnectTimeout == 0 {
-		config.ConnectTimeout = 5 * time.Second
-	}
-	if _, ok := config.RuntimeParams["application_name"]; !ok {
-		config.RuntimeParams["application_name"] = "plantstore migrate"
-	}
-	return config, nil
 }

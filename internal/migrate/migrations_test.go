@@ -160,8 +160,8 @@ func TestAdoption(t *testing.T) {
 		{"another key", `CREATE TABLE plants (id bigint UNIQUE, sku text PRIMARY KEY)`, `cannot adopt public.plants: its primary key is (sku), not (id)`},
 		{"a wider key", `CREATE TABLE plants (id bigint, shop bigint, PRIMARY KEY (id, shop))`, `cannot adopt public.plants: its primary key is (id, shop), not (id)`},
 		{"a partition", `CREATE TABLE stock (id bigint) PARTITION BY RANGE (id); CREATE TABLE plants PARTITION OF stock (PRIMARY KEY (id)) FOR VALUES FROM (1) TO (9)`,
-			`public.plants is a child of stock`},
-		{"a child", `CREATE TABLE stock (name text); CREATE TABLE plants (id bigint PRIMARY KEY) INHERITS (stock)`, `public.plants is a child of stock`},
+			`public.plants is a child of public.stock`},
+		{"a child", `CREATE TABLE stock (name text); CREATE TABLE plants (id bigint PRIMARY KEY) INHERITS (stock)`, `public.plants is a child of public.stock`},
 		{"a view", `CREATE VIEW plants AS SELECT 1::bigint AS id`, `cannot adopt public.plants: it is not an ordinary table (relkind v)`},
 	}
 	for _, tt := range tests {

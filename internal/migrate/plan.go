@@ -2,31 +2,28 @@ package migrate
 
 import (
 	"context"
-	"database/sql"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/pressly/goose/v3"
 )
 
 // A Plan is what Up would do to a database.
 type Plan struct {
 	Database string `json:"database"`
 	// Version is the newest that is applied, Binary the newest of this binary.
-	Version int64     `json:"version"`
-	Binary  int64     `json:"binary"`
-	Pending []Step    `json:"pending"`
-	Trouble []Trouble `json:"trouble"`
+	Version int64              `json:"version"`
+	Binary  int64              `json:"binary"`
+	Pending []PendingMigration `json:"pending"`
+	Trouble []Trouble          `json:"trouble"`
 	// Unrecorded were applied by something else than Up: whether their text has
 	// changed is not known. The next Up takes their present text as Baselines.
 	Unrecorded []Migration `json:"unrecorded"`
 	Baselines  []Migration `json:"baselines"`
 }
 
-// A Step is a migration that would be applied.
-type Step struct {
+// A PendingMigration is one that would be applied.
+type PendingMigration struct {
 	Migration
 	Transaction bool        `json:"transaction"` // all of it, or nothing
 	Verdict     Verdict     `json:"verdict"`     // the worst of its statements
@@ -61,8 +58,8 @@ func (s Set) Plan(ctx context.Context, databaseURL string) (Plan, error) {
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 
-	p := Plan{Database: conn.Config().Database, Pending: []Step{}}
-	err = reading(ctx, conn, func(tx pgx.Tx) error {
+	p := Plan{Database: conn.Config().Database, Pending: []PendingMigration{}}
+	err = Reading(ctx, conn, func(tx pgx.Tx) error {
 		c, err := s.inspectIn(ctx, tx)
 		if err != nil {
 			return err
@@ -74,11 +71,11 @@ func (s Set) Plan(ctx context.Context, databaseURL string) (Plan, error) {
 		p.Unrecorded = append([]Migration{}, c.unrecorded...)
 		p.Baselines = append([]Migration{}, c.baselines...)
 		for _, m := range c.pending {
-			step, err := s.step(ctx, tx, m)
+			pending, err := s.describe(ctx, tx, m)
 			if err != nil {
 				return err
 			}
-			p.Pending = append(p.Pending, step)
+			p.Pending = append(p.Pending, pending)
 		}
 		return nil
 	})
@@ -92,26 +89,26 @@ func (s Set) Plan(ctx context.Context, databaseURL string) (Plan, error) {
 	return p, err
 }
 
-// step describes what m would do to the database.
-func (s Set) step(ctx context.Context, tx pgx.Tx, m Migration) (Step, error) {
+// describe tells what m would do to the database.
+func (s Set) describe(ctx context.Context, tx pgx.Tx, m Migration) (PendingMigration, error) {
 	script, err := s.script(ctx, m)
 	if err != nil {
-		return Step{}, err
+		return PendingMigration{}, err
 	}
-	step := Step{Migration: m, Transaction: script.transaction, Verdict: Safe, Statements: []Statement{}}
+	pending := PendingMigration{Migration: m, Transaction: script.transaction, Verdict: Safe, Statements: []Statement{}}
 	effects := s.Effects[m.Version]
 	for i, sql := range script.statements {
 		statement := Statement{SQL: sql, Verdict: Unknown, Locks: []HeldLock{},
 			Does: "its locks are not known: this plantstore was built without an entry for it"}
 		if len(effects) == len(script.statements) {
 			if err := statement.judge(ctx, tx, effects[i]); err != nil {
-				return Step{}, err
+				return PendingMigration{}, err
 			}
 		}
-		step.Verdict = worse(step.Verdict, statement.Verdict)
-		step.Statements = append(step.Statements, statement)
+		pending.Verdict = worse(pending.Verdict, statement.Verdict)
+		pending.Statements = append(pending.Statements, statement)
 	}
-	return step, nil
+	return pending, nil
 }
 
 // judge says what an effect means to the tables that exist, on the server's
@@ -142,41 +139,4 @@ func (s *Statement) judge(ctx context.Context, tx pgx.Tx, effect Effect) error {
 		}
 	}
 	return nil
-}
-
-// script returns what goose sends for the Up of a migration. goose has no dry
-// run and exports no parser, so it runs the migration on a connection that only
-// writes down.
-func (s Set) script(ctx context.Context, m Migration) (*script, error) {
-	written := new(script)
-	db := sql.OpenDB(written)
-	defer db.Close()
-	p, err := goose.NewProvider(goose.DialectPostgres, db, s.Files,
-		goose.WithDisableVersioning(true), goose.WithDisableGlobalRegistry(true))
-	if err != nil {
-		return nil, fmt.Errorf("goose provider: %w", err)
-	}
-	if _, err := p.ApplyVersion(ctx, m.Version, true); err != nil {
-		return nil, fmt.Errorf("read migration %s: %w", m.Name, err)
-	}
-	return written, nil
-}
-
-// A script is a database driver and connection that writes statements down.
-type script struct {
-	statements  []string
-	transaction bool
-}
-
-func (s *script) Connect(context.Context) (driver.Conn, error) { return s, nil }
-func (s *script) Driver() driver.Driver                        { return s }
-func (s *script) Open(string) (driver.Conn, error)             { return s, nil }
-func (s *script) Begin() (driver.Tx, error)                    { s.transaction = true; return s, nil }
-func (s *script) Commit() error                                { return nil }
-func (s *script) Rollback() error                              { return nil }
-func (s *script) Close() error                                 { return nil }
-func (s *script) Prepare(string) (driver.Stmt, error)          { return nil, errors.ErrUnsupported }
-func (s *script) ExecContext(_ context.Context, sql string, _ []driver.NamedValue) (driver.Result, error) {
-	s.statements = append(s.statements, sql)
-	return driver.ResultNoRows, nil
 }

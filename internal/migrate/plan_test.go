@@ -99,7 +99,7 @@ func TestLocksAreAsClaimed(t *testing.T) {
 			if tt == "new" {
 				exec(t, conn, `DROP TABLE plants`)
 			}
-			exec(t, conn, `CREATE TABLE goose_db_version (id integer, version_id bigint, is_applied boolean, tstamp timestamp)`)
+			exec(t, conn, `CREATE TABLE public.goose_db_version (id integer, version_id bigint, is_applied boolean, tstamp timestamp)`)
 			observer := connect(t, database.Super)
 			var major int
 			if err := observer.QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int / 10000`).Scan(&major); err != nil {
@@ -172,9 +172,9 @@ func TestPlanOfANewDatabase(t *testing.T) {
 	if got, want := len(p.Pending), len(migrate.All()); got != want || p.Version != 0 || len(p.Trouble) != 0 {
 		t.Errorf("%d migrations pending, version %d, trouble %v; want %d, version 0, none", got, p.Version, p.Trouble, want)
 	}
-	for _, step := range p.Pending {
-		if step.Verdict != migrate.Safe || !step.Transaction {
-			t.Errorf("%s: %s, in a transaction: %v; want safe where nobody uses the tables, and true", step.Name, step.Verdict, step.Transaction)
+	for _, pending := range p.Pending {
+		if pending.Verdict != migrate.Safe || !pending.Transaction {
+			t.Errorf("%s: %s, in a transaction: %v; want safe where nobody uses the tables, and true", pending.Name, pending.Verdict, pending.Transaction)
 		}
 	}
 	if diff := cmp.Diff(before, schema(t, conn)); diff != "" {
@@ -189,7 +189,7 @@ func TestPlanOfANewDatabase(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := migrate.Plan{Database: database.Name, Version: migrate.Latest(), Binary: migrate.Latest(),
-		Pending: []migrate.Step{}, Trouble: []migrate.Trouble{}, Unrecorded: []migrate.Migration{}, Baselines: []migrate.Migration{}}
+		Pending: []migrate.PendingMigration{}, Trouble: []migrate.Trouble{}, Unrecorded: []migrate.Migration{}, Baselines: []migrate.Migration{}}
 	if diff := cmp.Diff(want, p); diff != "" {
 		t.Errorf("plan after Up (-want +got):\n%s", diff)
 	}
@@ -205,16 +205,16 @@ func TestPlanOfAnAdoption(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := map[string]string{}
-	for _, step := range p.Pending {
-		for _, s := range step.Statements {
+	for _, pending := range p.Pending {
+		for _, s := range pending.Statements {
 			if s.Verdict == migrate.Safe {
 				continue // from PostgreSQL 18 on, GRANT takes the lock of a SELECT
 			}
 			for _, lock := range s.Locks {
 				if !lock.Exists || lock.Rows == nil || *lock.Rows != 2000 || lock.Bytes < 100_000 {
-					t.Errorf("%s: lock %+v, want 2000 rows, more than 100 kB", step.Name, lock)
+					t.Errorf("%s: lock %+v, want 2000 rows, more than 100 kB", pending.Name, lock)
 				}
-				got[step.Name] += fmt.Sprintf("%s on %s: %s", lock.Mode, lock.Table, s.Verdict)
+				got[pending.Name] += fmt.Sprintf("%s on %s: %s", lock.Mode, lock.Table, s.Verdict)
 			}
 		}
 	}
@@ -255,9 +255,9 @@ func TestPlanOfOtherMigrations(t *testing.T) {
 	set.Effects[105] = []migrate.Effect{{Does: "one of two"}}
 
 	got := []string{}
-	for _, step := range plan(t, set, database.Owner).Pending[len(migrate.All()):] {
-		got = append(got, fmt.Sprintf("%d transaction=%v %s", step.Version, step.Transaction, step.Verdict))
-		for _, s := range step.Statements {
+	for _, pending := range plan(t, set, database.Owner).Pending[len(migrate.All()):] {
+		got = append(got, fmt.Sprintf("%d transaction=%v %s", pending.Version, pending.Transaction, pending.Verdict))
+		for _, s := range pending.Statements {
 			got = append(got, fmt.Sprintf("%s: %q", s.Verdict, s.SQL))
 		}
 	}
@@ -270,7 +270,7 @@ func TestPlanOfOtherMigrations(t *testing.T) {
 		`105 transaction=true unknown`, `unknown: "SELECT 1;"`, `unknown: "SELECT 2;"`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("steps (-want +got):\n%s", diff)
+		t.Errorf("plan (-want +got):\n%s", diff)
 	}
 }
 

@@ -16,18 +16,18 @@ type URLFunc func(role, database string) string
 // NewStore makes a database with the service's roles and schema, as a DBA does
 // for a first installation. After an error the database may be there, unfinished.
 func NewStore(ctx context.Context, url URLFunc, name string) error {
-	if err := CreateDatabase(ctx, url, name, "template0"); err != nil {
+	if err := CreateDatabase(ctx, url, name, "TEMPLATE template0"); err != nil {
 		return err
 	}
 	_, err := Service().Up(ctx, url("plantstore_owner", name), Options{})
 	return err
 }
 
-// CreateDatabase makes a copy of the database template, with the service's roles
-// and their rights in it, and applies no migration. PostgreSQL refuses to copy a
-// database that others are connected to.
-func CreateDatabase(ctx context.Context, url URLFunc, name, template string) error {
-	create := `CREATE DATABASE ` + quoted(name) + ` TEMPLATE ` + quoted(template)
+// CreateDatabase makes a database by options of CREATE DATABASE, with the
+// service's roles and their rights in it, and applies no migration. PostgreSQL
+// refuses to copy a template that others are connected to.
+func CreateDatabase(ctx context.Context, url URLFunc, name, options string) error {
+	create := `CREATE DATABASE ` + pgx.Identifier{name}.Sanitize() + ` ` + options
 	if err := execute(ctx, url("postgres", "postgres"), create); err != nil {
 		return fmt.Errorf("create database %s: %w", name, err)
 	}
@@ -37,8 +37,6 @@ func CreateDatabase(ctx context.Context, url URLFunc, name, template string) err
 	}
 	return nil
 }
-
-func quoted(identifier string) string { return pgx.Identifier{identifier}.Sanitize() }
 
 // execute runs statements over a connection of their own.
 func execute(ctx context.Context, databaseURL, sql string) error {

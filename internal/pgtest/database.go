@@ -65,7 +65,7 @@ func (s *Server) prepare(ctx context.Context) (template string, err error) {
 	if err := drop(ctx, conn, unfinished.Name); err != nil {
 		return "", err
 	}
-	if err := migrate.CreateDatabase(ctx, s.urlFor, unfinished.Name, "template0"); err != nil {
+	if err := migrate.CreateDatabase(ctx, s.urlFor, unfinished.Name, "TEMPLATE template0"); err != nil {
 		return "", err
 	}
 	for _, role := range []string{ownerRole, appRole} {
@@ -106,10 +106,11 @@ func templateName() (string, error) {
 	return "plantstore_template_" + hex.EncodeToString(hash.Sum(nil)[:8]), nil
 }
 
-// newDatabase makes a copy of template, with the roles' rights in it.
-func (s *Server) newDatabase(ctx context.Context, template string) (Database, error) {
+// newDatabase makes a database by options of CREATE DATABASE, with the roles'
+// rights in it.
+func (s *Server) newDatabase(ctx context.Context, options string) (Database, error) {
 	db := s.database("plantstore_test_" + strings.ToLower(rand.Text()))
-	return db, migrate.CreateDatabase(ctx, s.urlFor, db.Name, template)
+	return db, migrate.CreateDatabase(ctx, s.urlFor, db.Name, options)
 }
 
 // dropDatabase drops a database that may still have connections.

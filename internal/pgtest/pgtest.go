@@ -67,15 +67,21 @@ func Main(m *testing.M) int {
 func New(t testing.TB) Database {
 	t.Helper()
 	startShared(t)
-	return newDatabase(t, shared.template)
+	return newDatabase(t, "TEMPLATE "+quote(shared.template))
 }
 
 // Empty returns a fresh database with the roles but no migration applied. It is
 // dropped at the end of the test.
 func Empty(t testing.TB) Database {
 	t.Helper()
+	return EmptyWith(t, "")
+}
+
+// EmptyWith is Empty with options of CREATE DATABASE, such as "ENCODING 'LATIN1'".
+func EmptyWith(t testing.TB, options string) Database {
+	t.Helper()
 	startShared(t)
-	return newDatabase(t, "template0")
+	return newDatabase(t, "TEMPLATE template0 "+options)
 }
 
 func startShared(t testing.TB) {
@@ -95,11 +101,11 @@ func startShared(t testing.TB) {
 	}
 }
 
-func newDatabase(t testing.TB, template string) Database {
+func newDatabase(t testing.TB, options string) Database {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), databaseTimeout)
 	defer cancel()
-	db, err := shared.server.newDatabase(ctx, template)
+	db, err := shared.server.newDatabase(ctx, options)
 	if db.Name != "" {
 		t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), databaseTimeout)

@@ -91,7 +91,7 @@ func describe(took []time.Duration) string {
 	return fmt.Sprintf("%d deletions, p50 %s, p99 %s, longest %s", len(took), at(500), at(990), at(1000))
 }
 
-const takesAccessExclusive = "-- +goose Up\nALTER TABLE plants ADD COLUMN colour text;\n"
+const takesAccessExclusive = "-- +goose Up\nALTER TABLE public.plants ADD COLUMN colour text;\n"
 
 // A report reads the plants for five seconds, a migration wants them for itself,
 // and clients go on deleting.
@@ -135,7 +135,7 @@ func TestUpGivesWayToClients(t *testing.T) {
 	got.Age = 0
 	want := migrate.Blocker{PID: int32(pid), Application: "report", User: "plantstore_owner", State: "idle in transaction",
 		Query: "SELECT count(*) FROM plants -- " + strings.Repeat("long ", 9) + "lon…"}
-	if diff := cmp.Diff(want, got); diff != "" || blocked[0].Lock != "ACCESS EXCLUSIVE on plants" {
+	if diff := cmp.Diff(want, got); diff != "" || blocked[0].Lock != "ACCESS EXCLUSIVE on public.plants" {
 		t.Errorf("waits for %s; blocker (-want +got):\n%s", blocked[0].Lock, diff)
 	}
 
@@ -153,8 +153,8 @@ func TestLockTimeout(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	set := extended(t, map[string]string{
-		"00101_a.sql": "-- +goose Up\nCREATE TABLE a AS SELECT 1 AS n, current_setting('lock_timeout') AS value;\nSET lock_timeout = '7s';\n",
-		"00102_b.sql": "-- +goose Up\nINSERT INTO a SELECT 2, current_setting('lock_timeout');\n",
+		"00101_a.sql": "-- +goose Up\nCREATE TABLE public.a AS SELECT 1 AS n, current_setting('lock_timeout') AS value;\nSET lock_timeout = '7s';\n",
+		"00102_b.sql": "-- +goose Up\nINSERT INTO public.a SELECT 2, current_setting('lock_timeout');\n",
 	})
 	for timeout, want := range map[time.Duration]string{
 		0: "1100ms", time.Second: "1100ms", 999 * time.Millisecond: "999ms", 2 * time.Second: "2s",
@@ -176,7 +176,7 @@ func TestUpGivesUp(t *testing.T) {
 	pid, release := hold(t, database)
 	defer release()
 	var seen events
-	set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nCREATE TABLE a ();\n", "00102_colour.sql": takesAccessExclusive})
+	set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nCREATE TABLE public.a ();\n", "00102_colour.sql": takesAccessExclusive})
 	changes, err := set.Up(t.Context(), database.Owner,
 		migrate.Options{LockTimeout: 200 * time.Millisecond, LockAttempts: 3, Notify: seen.notify})
 	failed, ok := errors.AsType[*migrate.FailedError](err)
@@ -229,8 +229,8 @@ func TestBlockerText(t *testing.T) {
 }
 
 const sleeps = `-- +goose Up
-CREATE TABLE a ();
-SELECT pg_sleep(CASE WHEN to_regclass('go_on') IS NULL THEN 60 ELSE 0 END);
+CREATE TABLE public.a ();
+SELECT pg_sleep(CASE WHEN to_regclass('public.go_on') IS NULL THEN 60 ELSE 0 END);
 `
 
 // sleeping finds who does.
@@ -251,8 +251,8 @@ func TestInterrupted(t *testing.T) {
 		{"connection lost", sleeps, func(t *testing.T, conn *pgx.Conn, _ context.CancelFunc) {
 			exec(t, conn, `SELECT pg_terminate_backend(pid::int) FROM (`+sleeping+`) s`)
 		}, migrate.Untouched, []string{}},
-		{"outside a transaction", "-- +goose NO TRANSACTION\n-- +goose Up\nDROP INDEX CONCURRENTLY IF EXISTS by_name;\n" +
-			"CREATE INDEX CONCURRENTLY by_name ON plants (name);\n" + strings.TrimPrefix(sleeps, "-- +goose Up\nCREATE TABLE a ();\n"),
+		{"outside a transaction", "-- +goose NO TRANSACTION\n-- +goose Up\nDROP INDEX CONCURRENTLY IF EXISTS public.by_name;\n" +
+			"CREATE INDEX CONCURRENTLY by_name ON public.plants (name);\n" + strings.TrimPrefix(sleeps, "-- +goose Up\nCREATE TABLE public.a ();\n"),
 			func(_ *testing.T, _ *pgx.Conn, cancel context.CancelFunc) { cancel() }, migrate.Incomplete,
 			[]string{"invalid_index: index public.by_name on public.plants is INVALID: a CREATE INDEX CONCURRENTLY of it was interrupted; it slows writes and serves no query"}},
 	}

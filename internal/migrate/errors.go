@@ -1,0 +1,67 @@
+package migrate
+
+import (
+	"fmt"
+	"time"
+)
+
+// A FailedError says which migration failed. Those before it were applied or
+// taken back; of itself nothing was, unless it runs outside a transaction.
+type FailedError struct {
+	Name string // of the file
+	Err  error  // may be a BlockedError
+}
+
+func (e *FailedError) Error() string { return fmt.Sprintf("migration %s: %v", e.Name, e.Err) }
+func (e *FailedError) Unwrap() error { return e.Err }
+
+// A BlockedError says that a lock could not be had.
+type BlockedError struct {
+	Lock     string    // as in an Event; empty if not seen
+	Blockers []Blocker // those of the last attempt
+	Attempts int
+	Timeout  time.Duration
+	Err      error
+}
+
+func (e *BlockedError) Error() string {
+	message := fmt.Sprintf("no lock%s within %s, in %d attempts: nothing was changed", onLock(" ", e.Lock), e.Timeout, e.Attempts)
+	for _, b := range e.Blockers {
+		message += "; blocked by " + b.String()
+	}
+	return message
+}
+
+func (e *BlockedError) Unwrap() error { return e.Err }
+
+func onLock(prefix, lock string) string {
+	if lock == "" {
+		return ""
+	}
+	return prefix + lock
+}
+
+// An InterruptedError says how a migration stands whose run was ended, or lost
+// its connection.
+type InterruptedError struct {
+	Name  string // of the file
+	State InterruptedState
+	// Err is why: that of the context, or of the connection.
+	Err error
+}
+
+// An InterruptedState is how an interrupted migration stands.
+type InterruptedState string
+
+const (
+	Untouched  InterruptedState = "rolled back: nothing of it was changed"
+	Complete   InterruptedState = "complete: it was committed before"
+	Incomplete InterruptedState = "not recorded as done, but it runs outside a transaction: parts of it may have stayed"
+	Undecided  InterruptedState = "either done or rolled back: the database could not be asked within 5 seconds"
+)
+
+func (e *InterruptedError) Error() string {
+	return fmt.Sprintf("interrupted: migration %s is %s", e.Name, e.State)
+}
+
+func (e *InterruptedError) Unwrap() error { return e.Err }

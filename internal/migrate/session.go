@@ -1,0 +1,131 @@
+package migrate
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+)
+
+// configOf reads a database's URL. Settings of a pool are left out: who shares a
+// URL with the service may have them. Text comes and goes as UTF-8, whatever the
+// database's own encoding is.
+func configOf(databaseURL string) (*pgx.ConnConfig, error) {
+	pool, err := pgxpool.ParseConfig(databaseURL)
+	if err != nil {
+		return nil, fmt.Errorf("database URL: %w", err)
+	}
+	config := pool.ConnConfig
+	if config.ConnectTimeout == 0 {
+		config.ConnectTimeout = 5 * time.Second
+	}
+	if _, ok := config.RuntimeParams["application_name"]; !ok {
+		config.RuntimeParams["application_name"] = "plantstore migrate"
+	}
+	config.RuntimeParams["client_encoding"] = "UTF8"
+	return config, nil
+}
+
+// pinned makes a session safe in a database where others may make objects: names
+// without a schema are the system's, and row level security is an error instead
+// of somebody's function that runs with our rights. The schema of set_config has
+// to be named here, and only here.
+const pinned = `SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false), pg_catalog.set_config('row_security', 'off', false)`
+
+// pin does so right after connecting. It is for sessions that are ours alone: a
+// pooler in transaction mode would pass the settings on to others.
+func pin(ctx context.Context, conn *pgconn.PgConn) error {
+	if _, err := conn.Exec(ctx, pinned).ReadAll(); err != nil {
+		return fmt.Errorf("pin the search path: %w", err)
+	}
+	return nil
+}
+
+// Connect returns a connection for reading, by Reading only. It works through any
+// pooler.
+func Connect(ctx context.Context, databaseURL string) (*pgx.Conn, error) {
+	config, err := configOf(databaseURL)
+	if err != nil {
+		return nil, err
+	}
+	config.DefaultQueryExecMode = pgx.QueryExecModeExec
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	return conn, nil
+}
+
+// Reading looks at a database in a transaction that can't change anything and
+// sees one moment, also on a standby. It is as safe as a pinned session.
+func Reading(ctx context.Context, conn *pgx.Conn, look func(pgx.Tx) error) error {
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	// Sizes are read under a lock that reads take. Who holds it off for longer
+	// keeps us from telling anything.
+	_, err = tx.Exec(ctx, `
+		SET LOCAL search_path = pg_catalog, pg_temp;
+		SET LOCAL row_security = off;
+		SET LOCAL lock_timeout = '5s';
+		SET LOCAL statement_timeout = '30s'`)
+	if err != nil {
+		return err
+	}
+	return look(tx)
+}
+
+// open returns a database of one connection. When that is lost, the lock is, so
+// there is no second one.
+func (r *runner) open() *sql.DB {
+	config := r.config.Copy()
+	// A statement that runs when ctx ends is cancelled on the server, instead of
+	// being left alone there.
+	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
+		return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: 5 * time.Second}
+	}
+	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+		if n.SeverityUnlocalized == "WARNING" {
+			r.notify(Event{Kind: Warned, Warning: strings.TrimSpace(n.Message + ". " + n.Hint)})
+		}
+	}
+	db := sql.OpenDB(&single{Connector: stdlib.GetConnector(*config)})
+	db.SetMaxOpenConns(1)
+	return db
+}
+
+// single is a connector that connects once.
+type single struct {
+	driver.Connector
+	done bool
+}
+
+func (s *single) Connect(ctx context.Context) (driver.Conn, error) {
+	if s.done {
+		return nil, errors.New("the connection to the database was lost")
+	}
+	conn, err := s.Connector.Connect(ctx)
+	s.done = err == nil
+	return conn, err
+}
+
+// withConn lends the database's one connection out.
+func withConn(ctx context.Context, db *sql.DB, do func(*pgx.Conn) error) error {
+	c, err := db.Conn(ctx)
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	defer c.Close()
+	return c.Raw(func(conn any) error { return do(conn.(*stdlib.Conn).Conn()) })
+}

@@ -1,0 +1,171 @@
+package migrate_test
+
+import (
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"plantstore/internal/migrate"
+	"plantstore/internal/pgtest"
+	"plantstore/migrations"
+)
+
+// Nothing that others have made runs with the owner's rights, however much it is
+// in the way of names that are not written in full.
+func TestNothingOfOthersRuns(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Empty(t)
+	exec(t, connect(t, database.Owner), `CREATE TABLE plants (id bigint PRIMARY KEY, name text); INSERT INTO plants VALUES (1, 'fern')`)
+	sprung := pgtest.SetTraps(t, database)
+	set := extended(t, map[string]string{"00101_colour.sql": "-- +goose Up\nALTER TABLE public.plants ADD COLUMN colour text;\n-- +goose Down\nALTER TABLE public.plants DROP COLUMN colour;\n"})
+	safe := connect(t, pgtest.WithParameters(database.Super, "search_path=pg_catalog"))
+
+	if p := plan(t, set, database.Owner); len(p.Pending) != len(migrate.All())+1 || len(p.Trouble) != 0 {
+		t.Errorf("%d pending, trouble %v; want all pending, none", len(p.Pending), p.Trouble)
+	}
+	// One run waits for a lock, and another for that run.
+	exec(t, safe, `BEGIN`)
+	exec(t, safe, `LOCK TABLE public.plants IN ACCESS SHARE MODE`)
+	var seen events
+	seen.on = func(e migrate.Event) {
+		if e.Kind == migrate.Blocked && strings.HasPrefix(e.Migration.Name, "00101") {
+			exec(t, safe, `COMMIT`)
+		}
+	}
+	if _, err := set.Up(t.Context(), database.Owner, migrate.Options{Notify: seen.notify, LockTimeout: 5 * time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	if len(seen.of(migrate.Blocked)) == 0 {
+		t.Error("no run was blocked")
+	}
+	states, trouble, err := set.Status(t.Context(), database.Owner)
+	if err != nil || len(trouble) != 0 || states[len(states)-1].AppliedAt.IsZero() {
+		t.Errorf("status %v, %v, %v; want all applied", states, trouble, err)
+	}
+	if p := plan(t, set, database.Owner); len(p.Pending) != 0 {
+		t.Errorf("%d pending, want none", len(p.Pending))
+	}
+	if _, err := set.DownTo(t.Context(), database.Owner, 0, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := sprung(); len(got) != 0 {
+		t.Errorf("these were run: %v", got)
+	}
+	if got := query(t, safe, `SELECT tableoid::regclass::text FROM evil.goose_db_version UNION ALL SELECT tableoid::regclass::text FROM plantstore_owner.goose_db_version`); len(got) != 0 {
+		t.Errorf("rows in %v, want them in public only", got)
+	}
+
+	// A session that nobody pinned is caught.
+	naive := connect(t, database.Owner)
+	if _, err := naive.Exec(t.Context(), `INSERT INTO goose_db_version (version_id) VALUES (length('x'))`); err != nil {
+		t.Fatal(err)
+	}
+	naive.Close(t.Context())
+	for len(sprung()) < 2 {
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// A table with the name of ours, made by somebody who may create in public, is
+// neither read nor written.
+func TestForeignTables(t *testing.T) {
+	t.Parallel()
+	for _, table := range []string{"goose_db_version", "plantstore_migrations", "plant_deletions", "api_tokens"} {
+		t.Run(table, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.Empty(t)
+			super := connect(t, database.Super)
+			exec(t, super, `
+				CREATE FUNCTION trap() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''caught''; END';
+				CREATE VIEW `+table+` AS SELECT 1 AS id, 1::bigint AS version_id, trap() AS is_applied, now()::timestamp AS tstamp;
+				ALTER VIEW `+table+` OWNER TO plantstore_app;
+				GRANT ALL ON `+table+` TO PUBLIC`)
+			want := "public." + table + " belongs to role plantstore_app"
+			for name, run := range map[string]func() error{
+				"plan":   func() error { _, err := migrate.Service().Plan(t.Context(), database.Owner); return err },
+				"status": func() error { _, _, err := migrate.Service().Status(t.Context(), database.Owner); return err },
+				"up": func() error {
+					_, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{})
+					return err
+				},
+				"down": func() error {
+					_, err := migrate.Service().Down(t.Context(), database.Owner, migrate.Options{})
+					return err
+				},
+			} {
+				if err := run(); err == nil || !strings.HasPrefix(err.Error(), want) {
+					t.Errorf("%s: %v, want %s", name, err, want)
+				}
+			}
+		})
+	}
+}
+
+// Row level security of an adopted table is not a way to run code as the owner.
+func TestPoliciesOfOthersDoNotRun(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Empty(t)
+	super := connect(t, database.Super)
+	exec(t, super, `
+		CREATE FUNCTION trap() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''caught''; END';
+		CREATE TABLE plants (id bigint PRIMARY KEY);
+		INSERT INTO plants VALUES (1);
+		COMMENT ON TABLE plants IS 'created by plantstore';
+		ALTER TABLE plants ENABLE ROW LEVEL SECURITY;
+		CREATE POLICY trap ON plants USING (trap());
+		ALTER TABLE plants OWNER TO plantstore_app;
+		GRANT ALL ON plants TO plantstore_owner WITH GRANT OPTION`)
+	// Its Down looks for rows. Those of later ones do not get that far.
+	first := migrate.All()[0]
+	text, err := migrations.Files.ReadFile(first.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := migrate.Set{Files: fstest.MapFS{first.Name: {Data: text}}}
+	if _, err = set.Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = set.Down(t.Context(), database.Owner, migrate.Options{})
+	if err == nil || !strings.Contains(err.Error(), "row-level security policy") {
+		t.Errorf("Down: %v, want it refused because of the policy", err)
+	}
+}
+
+func TestEncodings(t *testing.T) {
+	t.Parallel()
+	for _, encoding := range []string{"LATIN1", "SQL_ASCII", "UTF8"} {
+		t.Run(encoding, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.EmptyWith(t, `ENCODING '`+encoding+`' LC_COLLATE 'C' LC_CTYPE 'C'`)
+			conn := connect(t, pgtest.WithParameters(database.Owner, "client_encoding=UTF8"))
+			exec(t, conn, `CREATE TABLE plants (id bigint PRIMARY KEY, "größe" text); INSERT INTO plants VALUES (1, 'müßig')`)
+			if _, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
+				t.Fatal(err)
+			}
+			if p := plan(t, migrate.Service(), database.Owner); len(p.Pending) != 0 || len(p.Trouble) != 0 {
+				t.Errorf("pending %v, trouble %v; want none", p.Pending, p.Trouble)
+			}
+			if got := applied(t, database.Owner); got != len(migrate.All()) {
+				t.Errorf("%d migrations applied, want all", got)
+			}
+			if _, err := migrate.Service().DownTo(t.Context(), database.Owner, 0, migrate.Options{}); err != nil {
+				t.Fatal(err)
+			}
+			exec(t, conn, `SELECT "größe" FROM plants`)
+		})
+	}
+}
+
+// Who shares a URL with the service has a pool's settings in it.
+func TestPoolSettingsAreLeftOut(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Empty(t)
+	url := pgtest.WithParameters(database.Owner, "pool_max_conns=7&pool_max_conn_lifetime=1h&pool_health_check_period=1m")
+	if _, err := migrate.Service().Up(t.Context(), url, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := applied(t, url); got != len(migrate.All()) {
+		t.Errorf("%d migrations applied, want all", got)
+	}
+}

@@ -39,6 +39,10 @@ func echo(t *testing.T) *proxy {
 	return p
 }
 
+// patience is how long is waited for what has to come. No test proves that it
+// comes sooner.
+const patience = time.Minute
+
 func dial(t *testing.T, p *proxy) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", p.listener.Addr().String())
@@ -46,10 +50,42 @@ func dial(t *testing.T, p *proxy) net.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	return conn
+}
+
+// hearNothing checks that nothing comes: that takes some time, and if it is too
+// short for something to come, the test only proves less.
+func hearNothing(t *testing.T, conn net.Conn) {
+	t.Helper()
+	if err := conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("read in a black hole: %d bytes, error %v, want nothing", n, err)
+	}
+	if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// end returns with what error a connection ends that is never answered. A new one
+// is made for it if there is none: then connecting may fail already.
+func end(p *proxy, conn net.Conn) error {
+	if conn == nil {
+		var err error
+		if conn, err = net.Dial("tcp", p.listener.Addr().String()); err != nil {
+			return err
+		}
+		defer conn.Close()
+	}
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	_, err := conn.Read(make([]byte, 1))
+	return err
 }
 
 // say sends text and returns as much of the answer as comes.
@@ -110,18 +146,10 @@ func TestProxyBlackHole(t *testing.T) {
 	}
 	first() // of two that are in effect
 	for _, conn := range []net.Conn{open, made} {
-		if err := conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
-			t.Fatal(err)
-		}
-		if n, err := conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatalf("read in a black hole: %d bytes, error %v, want nothing", n, err)
-		}
+		hearNothing(t, conn)
 	}
 	second()
 	for _, conn := range []net.Conn{open, made} {
-		if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
 		if got := say(t, conn, "after"); got != "latea" {
 			t.Errorf("got %q first, afterwards, want %q", got, "latea")
 		}
@@ -149,21 +177,13 @@ func TestProxyDeliversLate(t *testing.T) {
 	}
 	defer server.Close()
 
-	end := p.blackHole()
+	over := p.blackHole()
 	if _, err := io.WriteString(sender, "DELETE"); err != nil {
 		t.Fatal(err)
 	}
 	sender.Close()
-	if err := server.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := server.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("the server read %d bytes, error %v, in a black hole", n, err)
-	}
-	end()
-	if err := server.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	hearNothing(t, server)
+	over()
 	if got, err := io.ReadAll(server); string(got) != "DELETE" || err != nil {
 		t.Errorf("the server got %q, error %v, afterwards", got, err)
 	}
@@ -174,18 +194,18 @@ func TestProxyRefuses(t *testing.T) {
 	p := echo(t)
 	open := dial(t, p)
 	say(t, open, "before")
-	end := p.refuse()
-	for name, conn := range map[string]net.Conn{"open": open, "new": dial(t, p)} {
-		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+	over := p.refuse()
+	for name, conn := range map[string]net.Conn{"open": open, "new": nil} {
+		if err := end(p, conn); !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("%s connection: %v, want a reset", name, err)
 		}
 	}
-	end()
+	over()
 	if got := say(t, dial(t, p), "after"); got != "after" {
 		t.Errorf("got %q afterwards", got)
 	}
 	p.setTarget(address{})
-	if _, err := dial(t, p).Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+	if err := end(p, nil); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("without a server: %v, want a reset", err)
 	}
 }
@@ -195,12 +215,12 @@ func TestProxyClosesAmidABlackHole(t *testing.T) {
 	p := echo(t)
 	conn := dial(t, p)
 	say(t, conn, "before")
-	end := p.blackHole()
+	over := p.blackHole()
 	if _, err := io.WriteString(conn, "lost"); err != nil {
 		t.Fatal(err)
 	}
 	p.close() // returns only when nothing of the proxy is left
-	end()
+	over()
 	if n, err := io.ReadFull(conn, make([]byte, 4)); err == nil {
 		t.Errorf("%d bytes came through a closed proxy", n)
 	}

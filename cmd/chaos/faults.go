@@ -96,7 +96,7 @@ type fault struct {
 }
 
 // strikeTimeout bounds one fault. It is far beyond what any takes.
-const strikeTimeout = time.Minute
+const strikeTimeout = 3 * time.Minute
 
 // run makes faults of one lane's kinds happen until ctx ends, and returns when
 // the last one is over: everything runs then. Each kind has its turn as often as

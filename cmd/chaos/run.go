@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -44,10 +45,10 @@ const (
 	keylessEvery = 4
 	// overtime is how much longer a run may go on where a kind of fault has not
 	// happened yet, on a machine that is busy with other things.
-	overtime = time.Minute
+	overtime = 3 * time.Minute
 	// endTimeout bounds the time that clients need to settle what they began,
-	// once the faults are over, and everything after that.
-	endTimeout = 30 * time.Second
+	// once the last fault is over, and everything after that.
+	endTimeout = 2 * time.Minute
 )
 
 // run breaks a cluster for a while, under load, and reports what came of it. The
@@ -169,15 +170,25 @@ func storm(ctx context.Context, c config, crowd *crowd, injector *injector, kind
 		cancel()
 		return nil
 	})
-	context.AfterFunc(ctx, func() { time.AfterFunc(endTimeout, giveUp) })
 
+	var faults sync.WaitGroup
 	for lane := range lanes {
 		mine := slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return k.lane != lane })
 		if len(mine) > 0 {
 			random := rand.New(rand.NewPCG(c.seed, uint64(lane)))
-			group.Go(func() error { return injector.run(ctx, mine, random) })
+			faults.Add(1)
+			group.Go(func() error {
+				defer faults.Done()
+				return injector.run(ctx, mine, random)
+			})
 		}
 	}
+	group.Go(func() error {
+		<-ctx.Done()
+		faults.Wait()
+		time.AfterFunc(endTimeout, giveUp)
+		return nil
+	})
 	clients := make([]*client, c.clients)
 	for i := range clients {
 		client := crowd.client(i%keylessEvery != keylessEvery-1)

@@ -41,7 +41,7 @@ const (
 	longestTimeout = 10 * time.Second
 	// slack is how much longer than it is allowed something may take before it is
 	// taken for hung, on a machine that is busy with other things.
-	slack = 10 * time.Second
+	slack = 30 * time.Second
 )
 
 // configure chooses the service's addresses and its environment.

@@ -1,14 +1,11 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -195,8 +192,7 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 			}
 		}
 		restored, err := ledger.Restore(ctx, ids, c.As)
-		var refused *postgres.RefusedError
-		if errors.As(err, &refused) {
+		if refused, ok := errors.AsType[*postgres.RefusedError](err); ok {
 			return c.refusal(refused.Refusals)
 		}
 		if err != nil {
@@ -233,7 +229,7 @@ func (c *deletionsRestore) undoable(ctx context.Context, console *console, ledge
 		return ids, nil
 	}
 	return ids, confirm(ctx, console.err, fmt.Sprintf("Restore %s deleted by %s from %s to %s?",
-		counted(len(ids), "plant"), c.By, date(undo.First, ""), date(undo.Last, "")))
+		counted(len(ids), "plant"), c.By, date(undo.First, ""), date(undo.Last, "")), errors.New("nothing was restored"))
 }
 
 // refusal says what is in the way of a restore.
@@ -255,14 +251,6 @@ func (c *deletionsRestore) refusal(refusals []postgres.Refusal) error {
 		b.WriteString("\nMend that, or leave them out with --except.")
 	}
 	return errors.New(b.String())
-}
-
-// counted is "1 plant", "2 plants".
-func counted[N int | int64](n N, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 type deletionsPurge struct {
@@ -299,85 +287,4 @@ func (c *deletionsPurge) Run(ctx context.Context, console *console) error {
 		fmt.Fprintf(console.out, "purged %s older than %s\n", counted(purged, "deletion"), c.OlderThan)
 		return nil
 	})
-}
-
-// confirm asks and returns nil for a yes. It is an error when nobody is there to
-// be asked.
-func confirm(ctx context.Context, out io.Writer, question string) error {
-	nobody := &exitError{exitUsage, errors.New("nobody is at standard input to agree: use --yes")}
-	info, err := os.Stdin.Stat()
-	if err != nil || info.Mode()&os.ModeCharDevice == 0 {
-		return nobody
-	}
-	fmt.Fprintf(out, "%s [y/N] ", question)
-	answer := make(chan error, 1)
-	go func() {
-		line, err := bufio.NewReader(os.Stdin).ReadString('\n')
-		switch {
-		case err != nil:
-			answer <- nobody
-		case !isYes(line):
-			answer <- errors.New("nothing was restored")
-		default:
-			answer <- nil
-		}
-	}()
-	select {
-	case <-ctx.Done():
-		return errors.New("nothing was restored")
-	case err := <-answer:
-		return err
-	}
-}
-
-func isYes(line string) bool {
-	s := strings.ToLower(strings.TrimSpace(line))
-	return s == "y" || s == "yes"
-}
-
-// A moment is a time on the command line: RFC 3339, a date, or how long ago.
-type moment struct{ time.Time }
-
-// UnmarshalText reads a moment.
-func (m *moment) UnmarshalText(text []byte) error {
-	s := string(text)
-	for _, layout := range []string{time.RFC3339, time.DateOnly} {
-		if t, err := time.Parse(layout, s); err == nil {
-			m.Time = t
-			return nil
-		}
-	}
-	var ago age
-	if err := ago.UnmarshalText(text); err != nil {
-		return fmt.Errorf("%q is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d", s)
-	}
-	m.Time = time.Now().Add(-time.Duration(ago))
-	return nil
-}
-
-// An age is a duration on the command line that may be in days.
-type age time.Duration
-
-// UnmarshalText reads an age.
-func (a *age) UnmarshalText(text []byte) error {
-	s := string(text)
-	d, err := time.ParseDuration(s)
-	if days, ok := strings.CutSuffix(s, "d"); ok {
-		var n uint64
-		n, err = strconv.ParseUint(days, 10, 16)
-		d = time.Duration(n) * 24 * time.Hour
-	}
-	if err != nil || d < 0 {
-		return fmt.Errorf("%q is no age: want one as 365d or 36h", s)
-	}
-	*a = age(d)
-	return nil
-}
-
-func (a age) String() string {
-	d := time.Duration(a)
-	if day := 24 * time.Hour; d >= day && d%day == 0 {
-		return fmt.Sprintf("%dd", d/day)
-	}
-	return d.String()
 }

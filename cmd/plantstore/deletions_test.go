@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -27,21 +26,6 @@ func connect(t *testing.T, url string) *pgx.Conn {
 	}
 	t.Cleanup(func() { conn.Close(context.Background()) })
 	return conn
-}
-
-// steps returns a function that runs a command on a database and compares its
-// exit code and what it prints with regular expressions.
-func steps(t *testing.T, url string) func(code int, stdout, stderr string, args ...string) string {
-	return func(code int, stdout, stderr string, args ...string) string {
-		t.Helper()
-		gotOut, gotErr, gotCode := command(t, append(args, "--database-url="+url)...)
-		matches := func(pattern, s string) bool { return regexp.MustCompile(`(?s)^(?:` + pattern + `)$`).MatchString(s) }
-		if gotCode != code || !matches(stdout, gotOut) || !matches(stderr, gotErr) {
-			t.Errorf("%s:\nexit code %d, stdout %q, stderr %q\nwant      %d,        %q,        %q",
-				strings.Join(args, " "), gotCode, gotOut, gotErr, code, stdout, stderr)
-		}
-		return gotOut
-	}
 }
 
 func TestUndoAThousandDeletionsByteForByte(t *testing.T) {
@@ -115,20 +99,20 @@ func TestUndoAThousandDeletionsByteForByte(t *testing.T) {
 		t.Fatalf("%d plants left, %v; want 100", left, err)
 	}
 
-	step := steps(t, database.Owner)
+	expect := expecting(t, database.Owner)
 	restore := []string{"deletions", "restore", "--by=runaway", "--since=" + began}
-	step(2, "", `(Restore 1000 plants deleted by runaway from \S+Z to \S+Z\? \[y/N\] )?plantstore: nobody is at standard input to agree: use --yes\n`, restore...)
-	step(0, "restored 1000 plants\n", "", append(restore, "--yes", "--as=Ada")...)
+	expect(2, "", `(Restore 1000 plants deleted by runaway from \S+Z to \S+Z\? \[y/N\] )?plantstore: nobody is at standard input to agree: use --yes\n`, restore...)
+	expect(0, "restored 1000 plants\n", "", append(restore, "--yes", "--as=Ada")...)
 	if after := image(); !bytes.Equal(before, after) {
 		t.Errorf("plants are %d bytes, sum of differences:\n%s", len(after), cmp.Diff(before, after))
 	}
-	step(0, "nothing to restore\n", "", append(restore, "--yes")...)
+	expect(0, "nothing to restore\n", "", append(restore, "--yes")...)
 	// Not every number is taken: a batch that was refused has used some up.
 	var first int64
 	if err := owner.QueryRow(t.Context(), `SELECT min(id) FROM plant_deletions`).Scan(&first); err != nil {
 		t.Fatal(err)
 	}
-	step(0, `.*"restored_by": "Ada".*`, "", "deletions", "show", fmt.Sprint(first), "--json")
+	expect(0, `.*"restored_by": "Ada".*`, "", "deletions", "show", fmt.Sprint(first), "--json")
 }
 
 func TestDeletions(t *testing.T) {
@@ -142,16 +126,16 @@ func TestDeletions(t *testing.T) {
 			set_config('plantstore.idempotency_key', 'k-4', true);
 		DELETE FROM plants WHERE id = 4; COMMIT;
 		UPDATE plant_deletions SET deleted_at = '2026-07-01 12:00:00.123456Z'::timestamptz + id * interval '1 hour'`)
-	step := steps(t, database.Owner)
+	expect := expecting(t, database.Owner)
 
-	step(0, `ID  PLANT  DELETED AT            BY                REQUEST  RESTORED AT
+	expect(0, `ID  PLANT  DELETED AT            BY                REQUEST  RESTORED AT
 4   4      2026-07-01T16:00:00Z  shop              r-4      -
 3   3      2026-07-01T15:00:00Z  plantstore_owner  -        -
 `, `there may be more: add --before=3 for the next page\n`, "deletions", "list", "--limit=2")
-	step(0, `ID.*\n2 .*\n1 [^\n]*\n`, "", "deletions", "list", "--before=3")
-	step(0, `ID.*\n3 [^\n]*\n`, "", "deletions", "list", "--principal=plantstore_owner", "--since=2026-07-01T15:00:00Z", "--until=2026-07-02", "--plant=3")
-	step(0, `ID[^\n]*\n`, "", "deletions", "list", "--since=0s")
-	out := step(0, `.*`, "", "deletions", "list", "--request=r-4", "--json")
+	expect(0, `ID.*\n2 .*\n1 [^\n]*\n`, "", "deletions", "list", "--before=3")
+	expect(0, `ID.*\n3 [^\n]*\n`, "", "deletions", "list", "--principal=plantstore_owner", "--since=2026-07-01T15:00:00Z", "--until=2026-07-02", "--plant=3")
+	expect(0, `ID[^\n]*\n`, "", "deletions", "list", "--since=0s")
+	out := expect(0, `.*`, "", "deletions", "list", "--request=r-4", "--json")
 	var got []map[string]any
 	if err := json.Unmarshal([]byte(out), &got); err != nil {
 		t.Fatal(err)
@@ -177,7 +161,7 @@ func TestDeletions(t *testing.T) {
 		t.Errorf("list --json (-want +got):\n%s", diff)
 	}
 
-	step(0, `deletion         4
+	expect(0, `deletion         4
 plant            4
 deleted at       2026-07-01T16:00:00.123456Z
 deleted by       shop
@@ -189,33 +173,33 @@ idempotency key  k-4
   "created_at": "2026-01-01T\S+"
 \}
 `, "", "deletions", "show", "4")
-	step(1, "", `plantstore: there is no deletion 9: see 'plantstore deletions list'\n`, "deletions", "show", "9")
+	expect(1, "", `plantstore: there is no deletion 9: see 'plantstore deletions list'\n`, "deletions", "show", "9")
 
 	execute(t, owner, `ALTER TABLE plants DROP created_at, ADD price numeric DEFAULT 1; INSERT INTO plants (id, name) VALUES (2, 'x')`)
-	step(1, "", `plantstore: nothing was restored, because of 2 deletions:
+	expect(1, "", `plantstore: nothing was restored, because of 2 deletions:
   deletion 8: the ledger has no such entry; was it purged\?
   deletion 9: the ledger has no such entry; was it purged\?
 `, "deletions", "restore", "9", "1", "8")
-	step(1, "", `plantstore: nothing was restored, because of 1 deletion:
+	expect(1, "", `plantstore: nothing was restored, because of 1 deletion:
   deletion 2, plant 2: a plant with this id exists again
 Mend that, or leave them out with --except.
 `, "deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--yes")
-	step(0, `restored 1 plant
+	expect(0, `restored 1 plant
 new columns, took their default: price
 columns that are gone, values stay in the ledger: created_at
 `, "", "deletions", "restore", "4")
-	step(0, `.*restored at      20.*restored by      plantstore_owner\n.*`, "", "deletions", "show", "4")
-	step(0, "restored 2 plants\n.*", "", "deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--until=2026-07-02", "--except=2", "--yes")
+	expect(0, `.*restored at      20.*restored by      plantstore_owner\n.*`, "", "deletions", "show", "4")
+	expect(0, "restored 2 plants\n.*", "", "deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--until=2026-07-02", "--except=2", "--yes")
 	execute(t, owner, `DELETE FROM plants WHERE id = 2`)
-	step(0, "nothing to restore\n", "left out, because deleted again since: 1 plant\n",
+	expect(0, "nothing to restore\n", "left out, because deleted again since: 1 plant\n",
 		"deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--until=2026-07-02", "--yes")
 
 	execute(t, owner, `UPDATE plant_deletions SET deleted_at = now() - interval '366 days' WHERE id < 4`)
-	step(2, "", `plantstore: --older-than is 6d: it must be at least 7d, because a client may still send a request again whose deletion is younger\n`,
+	expect(2, "", `plantstore: --older-than is 6d: it must be at least 7d, because a client may still send a request again whose deletion is younger\n`,
 		"deletions", "purge", "--older-than=6d")
-	step(0, "would purge 3 deletions older than 365d\n", "", "deletions", "purge", "--older-than=365d", "--dry-run")
-	step(0, "purged 3 deletions older than 365d\n", "", "deletions", "purge", "--older-than=365d")
-	step(0, "purged 0 deletions older than 365d\n", "", "deletions", "purge", "--older-than=8760h")
+	expect(0, "would purge 3 deletions older than 365d\n", "", "deletions", "purge", "--older-than=365d", "--dry-run")
+	expect(0, "purged 3 deletions older than 365d\n", "", "deletions", "purge", "--older-than=365d")
+	expect(0, "purged 0 deletions older than 365d\n", "", "deletions", "purge", "--older-than=8760h")
 }
 
 func TestBadDeletionsCommandLines(t *testing.T) {

@@ -31,18 +31,17 @@ func main() {
 	// The first signal asks for an orderly end, a second one ends at once.
 	context.AfterFunc(ctx, stop)
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	var e *exitError
-	switch {
-	case err == nil:
-	case errors.As(err, &e):
-		if e.err != nil {
-			fmt.Fprintf(os.Stderr, "plantstore: %v\n", e.err)
-		}
-		os.Exit(e.code)
-	default:
-		fmt.Fprintf(os.Stderr, "plantstore: %v\n", err)
-		os.Exit(1)
+	if err == nil {
+		return
 	}
+	e, ok := errors.AsType[*exitError](err)
+	if !ok {
+		e = &exitError{1, err}
+	}
+	if e.err != nil {
+		fmt.Fprintf(os.Stderr, "plantstore: %v\n", e.err)
+	}
+	os.Exit(e.code)
 }
 
 // tuneRuntime sets Go's own settings where the environment does not. On 2 cores
@@ -103,8 +102,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return nil
 	}
 	if err != nil {
-		var parse *kong.ParseError
-		if errors.As(err, &parse) && misused(parse.Context) {
+		if parse, ok := errors.AsType[*kong.ParseError](err); ok && misused(parse.Context) {
 			parser.Stdout = stderr
 			if err := parse.Context.PrintUsage(true); err != nil {
 				return err
@@ -125,9 +123,4 @@ func misused(c *kong.Context) bool {
 	}
 	given := slices.ContainsFunc(c.Path, func(p *kong.Path) bool { return p.Positional != nil })
 	return len(selected.Positional) > 0 && !given
-}
-
-// A console is where a command writes.
-type console struct {
-	out, err io.Writer
 }

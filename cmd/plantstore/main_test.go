@@ -47,11 +47,9 @@ func command(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errOut bytes.Buffer
 	err := run(t.Context(), args, &out, &errOut)
-	var exit *exitError
-	switch {
-	case errors.As(err, &exit):
+	if exit, ok := errors.AsType[*exitError](err); ok {
 		code = exit.code
-	case err != nil:
+	} else if err != nil {
 		code = 1
 	}
 	if err != nil {
@@ -139,35 +137,42 @@ func TestHelpNamesEverySetting(t *testing.T) {
 	}
 }
 
+// expecting returns a function that runs a command on a database and compares its
+// exit code and what it prints with regular expressions.
+func expecting(t *testing.T, url string) func(code int, stdout, stderr string, args ...string) string {
+	return func(code int, stdout, stderr string, args ...string) string {
+		t.Helper()
+		gotOut, gotErr, gotCode := command(t, append(args, "--database-url="+url)...)
+		matches := func(pattern, s string) bool { return regexp.MustCompile(`(?s)^(?:` + pattern + `)$`).MatchString(s) }
+		if gotCode != code || !matches(stdout, gotOut) || !matches(stderr, gotErr) {
+			t.Errorf("%s:\nexit code %d, stdout %q, stderr %q\nwant      %d,        %q,        %q",
+				strings.Join(args, " "), gotCode, gotOut, gotErr, code, stdout, stderr)
+		}
+		return gotOut
+	}
+}
+
 func TestMigrateAndToken(t *testing.T) {
 	t.Parallel()
-	url := "--database-url=" + pgtest.Empty(t).Owner
-	step := func(wantCode int, wantOut, wantErr string, args ...string) string {
-		t.Helper()
-		stdout, stderr, code := command(t, append(args, url)...)
-		if code != wantCode || !regexp.MustCompile(`(?s)^`+wantOut+`$`).MatchString(stdout) || !regexp.MustCompile(`(?s)^`+wantErr+`$`).MatchString(stderr) {
-			t.Errorf("%v: exit code %d, stdout %q, stderr %q\nwant %d, %q, %q", args, code, stdout, stderr, wantCode, wantOut, wantErr)
-		}
-		return stdout
-	}
-	step(0, "0\n", "", "migrate", "version")
-	step(0, "MIGRATION .*00001_plants.sql +pending +-\n.*", "", "migrate", "status")
-	step(0, `applied 00001_plants.sql \(\d+ms\)\n.*applied 00006_grants.sql \(\d+ms\)\n.*`, "", "migrate", "up")
-	step(0, `nothing to do: every migration up to \d+ is applied\n`, "", "migrate", "up")
-	step(0, `\d+\n`, "", "migrate", "version")
-	step(0, `\{\n  "binary": \d+,\n  "version": \d+\n\}\n`, "", "migrate", "version", "--json")
-	token := step(0, `pst_[0-9A-Za-z]{36}\n`, `token "shop" expires \d{4}-\d\d-\d\d; it cannot be shown again\n`, "token", "create", "shop")
-	step(1, "", `plantstore: a token named "shop" exists already, and a name is never used twice: choose another\n`, "token", "create", "shop")
-	step(1, "", `plantstore: "a b" cannot be a token's name: .*\n`, "token", "create", "a b")
-	step(0, `NAME +STATE .*shop +valid +plants:delete .*never\n`, "", "token", "list")
-	step(0, `token "shop" is revoked; .*\n`, "", "token", "revoke", "shop")
-	step(0, `token "shop" had been revoked at .*\n`, "", "token", "revoke", "shop")
-	step(1, "", `plantstore: there is no token named "nobody": see 'plantstore token list'\n`, "token", "revoke", "nobody")
-	list := step(0, `\[.*"state": "revoked".*\]\n`, "", "token", "list", "--json")
+	expect := expecting(t, pgtest.Empty(t).Owner)
+	expect(0, "0\n", "", "migrate", "version")
+	expect(0, "MIGRATION .*00001_plants.sql +pending +-\n.*", "", "migrate", "status")
+	expect(0, `applied 00001_plants.sql \(\d+ms\)\n.*applied 00006_grants.sql \(\d+ms\)\n.*`, "", "migrate", "up")
+	expect(0, `nothing to do: every migration up to \d+ is applied\n`, "", "migrate", "up")
+	expect(0, `\d+\n`, "", "migrate", "version")
+	expect(0, `\{\n  "binary": \d+,\n  "version": \d+\n\}\n`, "", "migrate", "version", "--json")
+	token := expect(0, `pst_[0-9A-Za-z]{36}\n`, `token "shop" expires \d{4}-\d\d-\d\d; it cannot be shown again\n`, "token", "create", "shop")
+	expect(1, "", `plantstore: a token named "shop" exists already, and a name is never used twice: choose another\n`, "token", "create", "shop")
+	expect(1, "", `plantstore: "a b" cannot be a token's name: .*\n`, "token", "create", "a b")
+	expect(0, `NAME +STATE .*shop +valid +plants:delete .*never\n`, "", "token", "list")
+	expect(0, `token "shop" is revoked; .*\n`, "", "token", "revoke", "shop")
+	expect(0, `token "shop" had been revoked at .*\n`, "", "token", "revoke", "shop")
+	expect(1, "", `plantstore: there is no token named "nobody": see 'plantstore token list'\n`, "token", "revoke", "nobody")
+	list := expect(0, `\[.*"state": "revoked".*\]\n`, "", "token", "list", "--json")
 	if strings.Contains(list, strings.TrimSpace(token)) {
 		t.Error("token list shows a token")
 	}
-	step(1, ".*took back 00006_grants.sql .*", `plantstore: migration 00005_api_tokens.sql: refusing to drop public.api_tokens: it holds tokens .*`,
+	expect(1, ".*took back 00006_grants.sql .*", `plantstore: migration 00005_api_tokens.sql: refusing to drop public.api_tokens: it holds tokens .*`,
 		"migrate", "down", "--to", "4")
 }
 

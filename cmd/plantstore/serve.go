@@ -76,8 +76,7 @@ func (c *serveCommand) Run(ctx context.Context, console *console) error {
 func listen(setting, addr string) (net.Listener, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		var op *net.OpError
-		if errors.As(err, &op) {
+		if op, ok := errors.AsType[*net.OpError](err); ok {
 			err = op.Err
 		}
 		return nil, fmt.Errorf("cannot listen on %s: %w: choose another address with %s", addr, err, setting)

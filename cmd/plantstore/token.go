@@ -107,13 +107,6 @@ func state(t auth.Token, now time.Time) string {
 	}
 }
 
-func date(t time.Time, zero string) string {
-	if t.IsZero() {
-		return zero
-	}
-	return t.UTC().Format(time.RFC3339)
-}
-
 type tokenJSON struct {
 	Name       string    `json:"name"`
 	State      string    `json:"state"`

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// ownerFlags name the database for the commands that need its owner.
+type ownerFlags struct {
+	DatabaseURL string `name:"database-url" env:"PLANTSTORE_MIGRATE_DATABASE_URL,DATABASE_URL" help:"Database, as its owner and without a connection pooler between: libpq URL or DSN. PG* variables fill the gaps."`
+}
+
+// A moment is a time on the command line: RFC 3339, a date, or how long ago.
+type moment struct{ time.Time }
+
+// UnmarshalText reads a moment.
+func (m *moment) UnmarshalText(text []byte) error {
+	s := string(text)
+	for _, layout := range []string{time.RFC3339, time.DateOnly} {
+		if t, err := time.Parse(layout, s); err == nil {
+			m.Time = t
+			return nil
+		}
+	}
+	var ago age
+	if err := ago.UnmarshalText(text); err != nil {
+		return fmt.Errorf("%q is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d", s)
+	}
+	m.Time = time.Now().Add(-time.Duration(ago))
+	return nil
+}
+
+// An age is a duration on the command line that may be in days.
+type age time.Duration
+
+// UnmarshalText reads an age.
+func (a *age) UnmarshalText(text []byte) error {
+	s := string(text)
+	d, err := time.ParseDuration(s)
+	if days, ok := strings.CutSuffix(s, "d"); ok {
+		var n uint64
+		n, err = strconv.ParseUint(days, 10, 16)
+		d = time.Duration(n) * 24 * time.Hour
+	}
+	if err != nil || d < 0 {
+		return fmt.Errorf("%q is no age: want one as 365d or 36h", s)
+	}
+	*a = age(d)
+	return nil
+}
+
+func (a age) String() string {
+	d := time.Duration(a)
+	if day := 24 * time.Hour; d >= day && d%day == 0 {
+		return fmt.Sprintf("%dd", d/day)
+	}
+	return d.String()
+}

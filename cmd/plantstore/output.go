@@ -1,0 +1,144 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"plantstore/internal/migrate"
+	"plantstore/internal/postgres"
+)
+
+// A console is where a command writes.
+type console struct {
+	out, err io.Writer
+}
+
+// explained is err in words for an operator.
+func explained(err error) error {
+	if e, ok := errors.AsType[*migrate.InterruptedError](err); ok {
+		why := "interrupted"
+		if !errors.Is(e.Err, context.Canceled) {
+			why = "the connection was lost (" + postgres.Explain(e.Err) + ")"
+		}
+		return fmt.Errorf("%s: migration %s is %s; see 'plantstore migrate status', and run the same again to go on", why, e.Name, e.State)
+	}
+	failed, ok := errors.AsType[*migrate.FailedError](err)
+	if !ok {
+		return errors.New(postgres.Explain(err))
+	}
+	if e, ok := errors.AsType[*migrate.BlockedError](err); ok {
+		return fmt.Errorf("migration %s: %w; end what is in the way, or try again with a larger --lock-attempts", failed.Name, e)
+	}
+	return fmt.Errorf("migration %s: %s", failed.Name, postgres.Explain(failed.Err))
+}
+
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+// newTable returns a writer that lines up tab-separated columns, with its
+// heading written.
+func newTable(w io.Writer, heading ...any) *tabwriter.Writer {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for i, h := range heading {
+		if i > 0 {
+			fmt.Fprint(table, "\t")
+		}
+		fmt.Fprint(table, h)
+	}
+	fmt.Fprintln(table)
+	return table
+}
+
+// date is a time for a person, or zero's text when there is none.
+func date(t time.Time, zero string) string {
+	if t.IsZero() {
+		return zero
+	}
+	return t.UTC().Format(time.RFC3339)
+}
+
+// counted is "1 plant", "2 plants".
+func counted[N int | int64](n N, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// thousands is "1,234,567".
+func thousands(n int64) string {
+	s := strconv.FormatInt(n, 10)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// byteSize is "1.43 MB".
+func byteSize(n int64) string {
+	size, unit := float64(n)/1024, "kB"
+	for _, larger := range []string{"MB", "GB", "TB"} {
+		if size < 1000 {
+			break
+		}
+		size, unit = size/1024, larger
+	}
+	return fmt.Sprintf("%.3g %s", size, unit)
+}
+
+// isTerminal reports whether lines written to w can be written over.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// confirm asks and returns nil for a yes, otherwise the error refused. It is an
+// error, too, when nobody is there to be asked.
+func confirm(ctx context.Context, out io.Writer, question string, refused error) error {
+	nobody := &exitError{exitUsage, errors.New("nobody is at standard input to agree: use --yes")}
+	info, err := os.Stdin.Stat()
+	if err != nil || info.Mode()&os.ModeCharDevice == 0 {
+		return nobody
+	}
+	fmt.Fprintf(out, "%s [y/N] ", question)
+	answer := make(chan error, 1)
+	go func() {
+		line, err := bufio.NewReader(os.Stdin).ReadString('\n')
+		switch {
+		case err != nil:
+			answer <- nobody
+		case !isYes(line):
+			answer <- refused
+		default:
+			answer <- nil
+		}
+	}()
+	select {
+	case <-ctx.Done():
+		return refused
+	case err := <-answer:
+		return err
+	}
+}
+
+func isYes(line string) bool {
+	s := strings.ToLower(strings.TrimSpace(line))
+	return s == "y" || s == "yes"
+}

@@ -7,29 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"plantstore/internal/migrate"
 	"plantstore/internal/postgres"
 )
 
-// connectTimeout bounds one dial, unless the URL has a connect_timeout.
-const connectTimeout = 2 * time.Second
-
-func connect(ctx context.Context, config *pgx.ConnConfig) (*pgx.Conn, error) {
-	if config.ConnectTimeout == 0 {
-		config.ConnectTimeout = connectTimeout
-	}
-	if config.RuntimeParams["application_name"] == "" {
-		config.RuntimeParams["application_name"] = "plantstore doctor"
-	}
-	config.RuntimeParams["client_encoding"] = "UTF8" // whatever the database's own is
-	return pgx.ConnectConfig(ctx, config)
-}
+// applicationName is that of the doctor's sessions.
+const applicationName = "plantstore doctor"
 
 // ownerConnection judges the connection that the migrations use.
 func (e *examination) ownerConnection(ctx context.Context, conn *pgx.Conn) []Finding {
@@ -50,17 +37,17 @@ func (e *examination) serviceConnection(ctx context.Context) []Finding {
 	if e.Service == "" && e.Owner != "" {
 		return []Finding{{Grade: Warning, Message: "not examined: DATABASE_URL is not set", Remedy: "Set DATABASE_URL as the service has it."}}
 	}
-	config, err := pgxpool.ParseConfig(e.Service)
+	config, err := migrate.Config(e.Service, applicationName)
 	var conn *pgx.Conn
 	if err == nil {
-		conn, err = connect(ctx, config.ConnConfig)
+		conn, err = pgx.ConnectConfig(ctx, config)
 	}
 	if err != nil {
 		return []Finding{{Grade: Problem, Message: postgres.Explain(err), Remedy: "Mend that: the service can't connect with this DATABASE_URL either."}}
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	found := []Finding{e.security(conn, "DATABASE_URL")}
-	if user := config.ConnConfig.User; user != serviceRole {
+	if user := config.User; user != serviceRole {
 		found = append(found, Finding{Grade: Warning, Message: fmt.Sprintf("the service connects as %s and may do all that %s may", user, user),
 			Remedy: "Name the role " + serviceRole + " in DATABASE_URL."})
 	}
@@ -101,7 +88,7 @@ func judgePooler(ctx context.Context, conn *pgx.Conn, pooler migrate.Pooler) Fin
 // statementsCollide tells whether two clients of a pooler can't both prepare a
 // statement under one name, because one server connection is lent to both.
 func statementsCollide(ctx context.Context, conn *pgx.Conn) (bool, error) {
-	other, err := connect(ctx, conn.Config())
+	other, err := pgx.ConnectConfig(ctx, conn.Config())
 	if err != nil {
 		return false, err
 	}

@@ -88,7 +88,7 @@ type check struct {
 func (e *examination) run(ctx context.Context) []Finding {
 	e.findings, e.foreign = nil, false
 	e.add("service connection", e.serviceConnection(ctx)...)
-	conn, err := migrate.Connect(ctx, e.Owner)
+	conn, err := migrate.Connect(ctx, e.Owner, applicationName)
 	if err != nil {
 		e.add("connection", Finding{Grade: Problem, Message: postgres.Explain(err), Remedy: "Mend that, and run this again: nothing else could be examined."})
 		return e.findings

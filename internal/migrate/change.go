@@ -41,7 +41,7 @@ func (s Set) change(ctx context.Context, databaseURL string, o Options, up bool,
 		o.LockAttempts = DefaultLockAttempts
 	}
 	r := &runner{set: s, up: up, options: o, applied: []int64{}}
-	if r.config, err = configOf(databaseURL); err != nil {
+	if r.config, err = Config(databaseURL, applicationName); err != nil {
 		return nil, err
 	}
 	defer r.closeObserver()

@@ -21,7 +21,7 @@ type State struct {
 // Status tells which migrations a database has, and what is wrong. It only
 // reads: a database that was never migrated stays without goose's table.
 func (s Set) Status(ctx context.Context, databaseURL string) (states []State, troubles []Trouble, err error) {
-	conn, err := Connect(ctx, databaseURL)
+	conn, err := Connect(ctx, databaseURL, applicationName)
 	if err != nil {
 		return nil, nil, err
 	}

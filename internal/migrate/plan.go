@@ -52,7 +52,7 @@ type HeldLock struct {
 // Plan tells what Up would do. It executes nothing and creates nothing, and
 // works on a standby too.
 func (s Set) Plan(ctx context.Context, databaseURL string) (Plan, error) {
-	conn, err := Connect(ctx, databaseURL)
+	conn, err := Connect(ctx, databaseURL, applicationName)
 	if err != nil {
 		return Plan{}, err
 	}

@@ -16,10 +16,11 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 )
 
-// configOf reads a database's URL. Settings of a pool are left out: who shares a
+// Config reads a database's URL. Settings of a pool are left out: who shares a
 // URL with the service may have them. Text comes and goes as UTF-8, whatever the
-// database's own encoding is.
-func configOf(databaseURL string) (*pgx.ConnConfig, error) {
+// database's own encoding is. application is the session's name, unless the URL
+// has one.
+func Config(databaseURL, application string) (*pgx.ConnConfig, error) {
 	pool, err := pgxpool.ParseConfig(databaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("database URL: %w", err)
@@ -28,11 +29,30 @@ func configOf(databaseURL string) (*pgx.ConnConfig, error) {
 	if config.ConnectTimeout == 0 {
 		config.ConnectTimeout = 5 * time.Second
 	}
-	if _, ok := config.RuntimeParams["application_name"]; !ok {
-		config.RuntimeParams["application_name"] = "plantstore migrate"
+	if config.RuntimeParams["application_name"] == "" {
+		config.RuntimeParams["application_name"] = application
 	}
 	config.RuntimeParams["client_encoding"] = "UTF8"
+	if validate := config.ValidateConnect; validate != nil {
+		config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+			return validateSafely(ctx, conn, validate)
+		}
+	}
 	return config, nil
+}
+
+// validateSafely is what target_session_attrs takes: the driver asks the server
+// for pg_is_in_recovery(), by its bare name, before we get the connection. The
+// transaction keeps the search path from a pooler's other clients.
+func validateSafely(ctx context.Context, conn *pgconn.PgConn, validate pgconn.ValidateConnectFunc) error {
+	if _, err := conn.Exec(ctx, `BEGIN; SET LOCAL search_path = pg_catalog, pg_temp`).ReadAll(); err != nil {
+		return err
+	}
+	notThisOne := validate(ctx, conn)
+	if _, err := conn.Exec(ctx, `ROLLBACK`).ReadAll(); err != nil {
+		return err
+	}
+	return notThisOne // as it is: its type matters to the driver
 }
 
 // pinned makes a session safe in a database where others may make objects: names
@@ -50,10 +70,10 @@ func pin(ctx context.Context, conn *pgconn.PgConn) error {
 	return nil
 }
 
-// Connect returns a connection for reading, by Reading only. It works through any
+// Connect returns a connection that is for Reading only. It works through any
 // pooler.
-func Connect(ctx context.Context, databaseURL string) (*pgx.Conn, error) {
-	config, err := configOf(databaseURL)
+func Connect(ctx context.Context, databaseURL, application string) (*pgx.Conn, error) {
+	config, err := Config(databaseURL, application)
 	if err != nil {
 		return nil, err
 	}
@@ -85,6 +105,9 @@ func Reading(ctx context.Context, conn *pgx.Conn, look func(pgx.Tx) error) error
 	}
 	return look(tx)
 }
+
+// applicationName is that of the migrations' sessions.
+const applicationName = "plantstore migrate"
 
 // open returns a database of one connection. When that is lost, the lock is, so
 // there is no second one.

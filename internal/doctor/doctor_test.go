@@ -196,6 +196,9 @@ func TestDoctorFindsAndTellsWhatHelps(t *testing.T) {
 		{"no index", orders + `)`, "foreign keys", Warning, `each deletion scans public."order items" \(0 bytes\): foreign key "to plant" has no index`, nil},
 		{"an index for some rows", orders + ");\n" + `CREATE INDEX ON "order items" ("plant's") WHERE no > 5`, "foreign keys", Warning, `each deletion scans .*`, nil},
 		{"an index with the column last", orders + ");\n" + `CREATE INDEX ON "order items" (no, "plant's")`, "foreign keys", Warning, `each deletion scans .*`, nil},
+		{"an index of a block at a time", orders + ");\n" + `CREATE INDEX ON "order items" USING brin ("plant's")`, "foreign keys", Warning, `each deletion scans .*`, nil},
+		{"an index that can't look for a bigint", "CREATE EXTENSION btree_gist;\n" + `CREATE TABLE "order items" ("plant's" int REFERENCES plants);
+			CREATE INDEX ON "order items" USING gist ("plant's")`, "foreign keys", Warning, `each deletion scans .*`, nil},
 		{"no index, in parts", "CREATE TABLE sales (day date, plant bigint REFERENCES plants) PARTITION BY RANGE (day);\nCREATE TABLE sales_1 PARTITION OF sales FOR VALUES FROM ('2026-01-01') TO ('2027-01-01');\nINSERT INTO sales VALUES ('2026-05-05')",
 			"foreign keys", Warning, `each deletion scans public.sales \(8192 bytes\): foreign key sales_plant_fkey has no index`, nil},
 		{"no index on plants itself", `ALTER TABLE plants ADD parent bigint REFERENCES plants`, "foreign keys", Warning,
@@ -235,6 +238,18 @@ func TestDoctorFindsAndTellsWhatHelps(t *testing.T) {
 func TestDoctorLeavesGoodForeignKeysAlone(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
+	script(t, database.Super, `
+		CREATE EXTENSION btree_gist;
+		CREATE TABLE bookings (plant bigint REFERENCES plants, during tstzrange, EXCLUDE USING gist (plant WITH =, during WITH &&));
+		CREATE TABLE sizes (plant int REFERENCES plants);
+		CREATE INDEX ON sizes (plant);`)
+	var major int
+	if err := pgtest.Pool(t, database.Super).QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int / 10000`).Scan(&major); err != nil {
+		t.Fatal(err)
+	}
+	if major >= 18 {
+		script(t, database.Owner, `CREATE TABLE hints (plant bigint REFERENCES plants ON DELETE CASCADE NOT ENFORCED);`)
+	}
 	script(t, database.Owner, `
 		CREATE TABLE a (plant bigint PRIMARY KEY REFERENCES plants);
 		CREATE TABLE b (plant bigint REFERENCES plants ON DELETE RESTRICT, n int);

@@ -8,8 +8,11 @@ import (
 
 // foreignKeys finds the tables that each deletion of a plant scans in full.
 func (e *examination) foreignKeys(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
-	// An index helps if the key's columns are its first ones, in any order. The
-	// constraints of partitions are their parent's.
+	// An index helps if the key's columns are its first ones, in any order, and if it
+	// can look for what equals: the operator that the foreign key compares with, its
+	// sides changed, has to be one of the index's. Of BRIN that is not much help. The
+	// constraints of partitions are their parent's. Since PostgreSQL 18 a key that is
+	// NOT ENFORCED looks for nothing.
 	rows, err := tx.Query(ctx, `
 		SELECT format('each deletion scans %s (%s): foreign key %I has no index', c.conrelid::regclass,
 				pg_size_pretty(coalesce((SELECT sum(pg_table_size(relid)) FROM pg_partition_tree(c.conrelid)), pg_table_size(c.conrelid))), c.conname),
@@ -19,12 +22,17 @@ func (e *examination) foreignKeys(ctx context.Context, tx pgx.Tx) ([]Finding, er
 			SELECT string_agg(format('%I', a.attname), ', ' ORDER BY u.n) AS columns
 			FROM unnest(c.conkey) WITH ORDINALITY u(attnum, n) JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = u.attnum
 		) k
-		WHERE c.contype = 'f' AND c.confrelid = 'public.plants'::regclass AND c.conparentid = 0
+		WHERE c.contype = 'f' AND c.confrelid = 'public.plants'::regclass AND c.conparentid = 0 AND to_jsonb(c) ->> 'conenforced' IS DISTINCT FROM 'false'
 			AND NOT EXISTS (
 				SELECT FROM pg_index i JOIN pg_class ic ON ic.oid = i.indexrelid JOIN pg_am am ON am.oid = ic.relam
-				WHERE i.indrelid = c.conrelid AND i.indisvalid AND i.indpred IS NULL
-					AND (am.amname = 'btree' OR am.amname = 'hash' AND cardinality(c.conkey) = 1)
-					AND (i.indkey::int2[])[0:cardinality(c.conkey) - 1] @> c.conkey)
+				WHERE i.indrelid = c.conrelid AND i.indisvalid AND i.indpred IS NULL AND am.amname <> 'brin'
+					AND (i.indkey::int2[])[0:cardinality(c.conkey) - 1] @> c.conkey
+					AND NOT EXISTS (
+						SELECT FROM unnest(c.conkey, c.conpfeqop) AS key (attnum, equals)
+						WHERE NOT EXISTS (
+							SELECT FROM unnest(i.indkey::int2[], i.indclass::oid[]) AS part (attnum, class)
+							JOIN pg_opclass oc ON oc.oid = part.class JOIN pg_amop ao ON ao.amopfamily = oc.opcfamily JOIN pg_operator o ON o.oid = ao.amopopr
+							WHERE part.attnum = key.attnum AND o.oprcom = key.equals)))
 		ORDER BY pg_table_size(c.conrelid) DESC, c.conname`)
 	if err != nil {
 		return nil, err
@@ -38,13 +46,14 @@ func (e *examination) cascades(ctx context.Context, tx pgx.Tx) ([]Finding, error
 	// Rows of plants that a cascade removes are in the ledger. The number of
 	// rows is an estimate: -1 before the first ANALYZE.
 	rows, err := tx.Query(ctx, `
-		WITH RECURSIVE reach AS (
-			SELECT oid, conrelid, confrelid, confdeltype, ARRAY[confrelid, conrelid] AS path FROM pg_constraint
-			WHERE contype = 'f' AND confrelid = 'public.plants'::regclass AND conparentid = 0 AND confdeltype IN ('c', 'n', 'd')
+		WITH RECURSIVE acting AS (
+			SELECT oid, conrelid, confrelid, confdeltype FROM pg_constraint c
+			WHERE contype = 'f' AND conparentid = 0 AND confdeltype IN ('c', 'n', 'd') AND to_jsonb(c) ->> 'conenforced' IS DISTINCT FROM 'false'
+		), reach AS (
+			SELECT *, ARRAY[confrelid, conrelid] AS path FROM acting WHERE confrelid = 'public.plants'::regclass
 			UNION ALL
-			SELECT c.oid, c.conrelid, c.confrelid, c.confdeltype, r.path || c.conrelid
-			FROM reach r JOIN pg_constraint c ON c.confrelid = r.conrelid
-			WHERE r.confdeltype = 'c' AND c.contype = 'f' AND c.conparentid = 0 AND c.confdeltype IN ('c', 'n', 'd') AND NOT c.conrelid = ANY (r.path)
+			SELECT a.*, r.path || a.conrelid FROM reach r JOIN acting a ON a.confrelid = r.conrelid
+			WHERE r.confdeltype = 'c' AND NOT a.conrelid = ANY (r.path)
 		)
 		SELECT DISTINCT format('deleting a plant also %s %s%s, which the ledger does not keep: %s',
 				CASE r.confdeltype WHEN 'c' THEN 'removes rows of' WHEN 'n' THEN 'empties columns of' ELSE 'changes columns of' END,

@@ -157,7 +157,7 @@ func TestMigrateAndToken(t *testing.T) {
 	expect := expecting(t, pgtest.Empty(t).Owner)
 	expect(0, "0\n", "", "migrate", "version")
 	expect(0, "MIGRATION .*00001_plants.sql +pending +-\n.*", "", "migrate", "status")
-	expect(0, `applied 00001_plants.sql \(\d+ms\)\n.*applied 00006_grants.sql \(\d+ms\)\n.*`, "", "migrate", "up")
+	expect(0, `applied 00001_plants.sql \(\S+s\)\n.*applied 00006_grants.sql \(\S+s\)\n.*`, "", "migrate", "up")
 	expect(0, `nothing to do: every migration up to \d+ is applied\n`, "", "migrate", "up")
 	expect(0, `\d+\n`, "", "migrate", "version")
 	expect(0, `\{\n  "binary": \d+,\n  "version": \d+\n\}\n`, "", "migrate", "version", "--json")
@@ -174,6 +174,20 @@ func TestMigrateAndToken(t *testing.T) {
 	}
 	expect(1, ".*took back 00006_grants.sql .*", `plantstore: migration 00005_api_tokens.sql: refusing to drop public.api_tokens: it holds tokens .*`,
 		"migrate", "down", "--to", "4")
+}
+
+// patience is how long is waited for what has to come. No test proves that it
+// comes sooner.
+const patience = 3 * time.Minute
+
+// eventually asks until the answer is yes, and reports whether it was.
+func eventually(yes func() bool) bool {
+	for deadline := time.Now().Add(patience); !yes(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+	return true
 }
 
 // A process is the command line running in the background.
@@ -209,25 +223,27 @@ func (p *process) stop(t *testing.T) {
 		if open {
 			close(p.done)
 		}
-	case <-time.After(30 * time.Second):
-		t.Errorf("it did not end in 30s; its log:\n%s", p.log)
+	case <-time.After(patience):
+		t.Errorf("it did not end in %s; its log:\n%s", patience, p.log)
 	}
 }
 
 // address waits for the listeners' addresses in the log.
 func (p *process) addresses(t *testing.T) (public, admin string) {
 	t.Helper()
-	for range 500 {
+	serving := eventually(func() bool {
 		for line := range strings.Lines(p.log.String()) {
 			var entry struct{ Msg, Addr, Admin_addr string }
 			if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "serving" {
-				return "http://" + entry.Addr, "http://" + entry.Admin_addr
+				public, admin = "http://"+entry.Addr, "http://"+entry.Admin_addr
 			}
 		}
-		time.Sleep(10 * time.Millisecond)
+		return public != ""
+	})
+	if !serving {
+		t.Fatalf("it does not serve; its log:\n%s", p.log)
 	}
-	t.Fatalf("it does not serve; its log:\n%s", p.log)
-	return "", ""
+	return public, admin
 }
 
 type syncBuffer struct {
@@ -249,37 +265,41 @@ func (b *syncBuffer) String() string {
 
 func send(t *testing.T, method, url, token string) (int, string) {
 	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), method, url, nil)
+	code, body, err := trySend(t, method, url, token)
 	if err != nil {
 		t.Fatal(err)
+	}
+	return code, body
+}
+
+func trySend(t *testing.T, method, url, token string) (code int, body string, err error) {
+	request, err := http.NewRequestWithContext(t.Context(), method, url, nil)
+	if err != nil {
+		return 0, "", err
 	}
 	if token != "" {
 		request.Header.Set("Authorization", "Bearer "+token)
 	}
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
-		t.Fatal(err)
+		return 0, "", err
 	}
 	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return answer.StatusCode, string(body)
+	b, err := io.ReadAll(answer.Body)
+	return answer.StatusCode, string(b), err
 }
 
 func waitReady(t *testing.T, admin string, want int) string {
 	t.Helper()
 	var code int
 	var body string
-	for range 1000 {
-		if code, body = send(t, http.MethodGet, admin+"/readyz", ""); code == want {
-			return body
-		}
-		time.Sleep(10 * time.Millisecond)
+	if !eventually(func() bool {
+		code, body = send(t, http.MethodGet, admin+"/readyz", "")
+		return code == want
+	}) {
+		t.Fatalf("/readyz says %d %q, want %d", code, body, want)
 	}
-	t.Fatalf("/readyz says %d %q, want %d", code, body, want)
-	return ""
+	return body
 }
 
 func TestServeFromBehindToDeleted(t *testing.T) {

@@ -129,20 +129,22 @@ func TestStartFailures(t *testing.T) {
 	}
 
 	for _, test := range []struct {
-		name    string
-		timeout time.Duration // zero: none
+		name string
+		// until is a file in the server's folder that ends the context when it is
+		// there, "." for a context that is over, empty for one that goes on.
+		until   string
 		o       Options
 		folders []string
 		is      error
 		text    string
 	}{
-		{"no binaries", 0, Options{}, nil, ErrNoBinaries, "apt-get install postgresql"},
-		{"binaries that don't work", 0, Options{}, []string{broken}, nil, "share is missing"},
-		{"context over", -1, Options{}, found, context.DeadlineExceeded, ""},
-		{"context ends amid initdb", 150 * time.Millisecond, Options{}, found, context.DeadlineExceeded, ""},
-		{"no such folder", 0, Options{Dir: "/no/such/folder"}, found, os.ErrNotExist, ""},
-		{"long path", 0, Options{Dir: long}, found, nil, "choose a shorter Dir"},
-		{"bad setting", 0, Options{Settings: map[string]string{"fsync": "perhaps"}}, found, nil,
+		{"no binaries", "", Options{}, nil, ErrNoBinaries, "apt-get install postgresql"},
+		{"binaries that don't work", "", Options{}, []string{broken}, nil, "share is missing"},
+		{"context over", ".", Options{}, found, context.Canceled, ""},
+		{"context ends amid initdb", "data/PG_VERSION", Options{}, found, context.Canceled, ""},
+		{"no such folder", "", Options{Dir: "/no/such/folder"}, found, os.ErrNotExist, ""},
+		{"long path", "", Options{Dir: long}, found, nil, "choose a shorter Dir"},
+		{"bad setting", "", Options{Settings: map[string]string{"fsync": "perhaps"}}, found, nil,
 			`parameter "fsync" requires a Boolean value`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -150,11 +152,21 @@ func TestStartFailures(t *testing.T) {
 			if test.o.Dir == "" {
 				test.o.Dir = folder(t)
 			}
-			ctx := t.Context()
-			if test.timeout != 0 {
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, test.timeout)
-				defer cancel()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			switch test.until {
+			case "":
+			case ".":
+				cancel()
+			default:
+				go func() {
+					for ctx.Err() == nil {
+						if there, _ := filepath.Glob(filepath.Join(test.o.Dir, "*", test.until)); len(there) > 0 {
+							cancel()
+						}
+						time.Sleep(time.Millisecond)
+					}
+				}()
 			}
 			s, err := start(ctx, test.o, test.folders)
 			if err == nil {

@@ -1,16 +1,13 @@
--- The table that the service deletes from. A store that has its own keeps it:
--- an existing public.plants is adopted as it is when its primary key is a
--- bigint column called id, and refused, with what differs, when not. The
--- service relies on no other column.
+-- The table that the service deletes from. A store that has its own keeps it: an
+-- existing public.plants is adopted as it is, or refused with what is in the way.
+-- The service relies on its primary key only, a bigint column called id.
 
 -- +goose Up
 -- +goose StatementBegin
 DO $$
 DECLARE
     existing regclass := to_regclass('public.plants');
-    kind "char";
-    id_type regtype;
-    key_columns name[];
+    differs text;
 BEGIN
     IF existing IS NULL THEN
         CREATE TABLE public.plants (
@@ -23,28 +20,30 @@ BEGIN
         RETURN;
     END IF;
 
-    SELECT relkind INTO kind FROM pg_class WHERE oid = existing;
-    IF kind <> 'r' THEN
-        RAISE EXCEPTION 'cannot adopt public.plants: it is not an ordinary table (relkind %)', kind
-            USING HINT = 'The service deletes from an ordinary table called public.plants.';
-    END IF;
-    SELECT atttypid::regtype INTO id_type FROM pg_attribute
-        WHERE attrelid = existing AND attname = 'id' AND NOT attisdropped;
-    IF id_type IS NULL THEN
-        RAISE EXCEPTION 'cannot adopt public.plants: it has no column "id"'
-            USING HINT = 'The service needs a primary key "id" of type bigint.';
-    END IF;
-    IF id_type <> 'bigint'::regtype THEN
-        RAISE EXCEPTION 'cannot adopt public.plants: column "id" is of type %, not bigint', id_type
-            USING HINT = 'The service needs a primary key "id" of type bigint.';
-    END IF;
-    SELECT array_agg(a.attname) INTO key_columns
-        FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
-        WHERE i.indrelid = existing AND i.indisprimary;
-    IF key_columns IS DISTINCT FROM ARRAY['id']::name[] THEN
-        RAISE EXCEPTION 'cannot adopt public.plants: its primary key is (%), not (id)',
-            coalesce(array_to_string(key_columns, ', '), 'none')
-            USING HINT = 'The service needs a primary key "id" of type bigint.';
+    -- 'plantstore migrate plan' tells all of this beforehand, and more. This is for
+    -- who migrates with something else.
+    SELECT CASE
+            WHEN c.relkind <> 'r' THEN 'it is not an ordinary table'
+            WHEN c.relpersistence <> 'p' THEN 'it is unlogged: a crash of the server empties it'
+            WHEN EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid)
+                THEN 'other tables inherit from it: their rows would leave without a record'
+            WHEN EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhrelid = c.oid)
+                THEN 'it is a child or partition of another table: rows deleted through that one would leave without a record'
+            WHEN a.attnum IS NULL THEN 'it has no column "id"'
+            WHEN a.atttypid <> 'pg_catalog.int8'::regtype
+                THEN format('column "id" is of type %s, not bigint', format_type(a.atttypid, a.atttypmod))
+            -- A key may carry further columns (INCLUDE); they don't identify anything.
+            WHEN NOT EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary
+                    AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum)
+                THEN 'its primary key is not (id)'
+        END
+        INTO differs
+        FROM pg_catalog.pg_class c
+        LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = 'id' AND NOT a.attisdropped
+        WHERE c.oid = existing;
+    IF differs IS NOT NULL THEN
+        RAISE EXCEPTION 'cannot adopt public.plants: %', differs
+            USING HINT = 'The service needs an ordinary table with a primary key "id" of type bigint, see migrations/README.md.';
     END IF;
 END
 $$;

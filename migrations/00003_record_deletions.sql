@@ -1,14 +1,33 @@
--- Each row that leaves plants is written to the ledger in the same transaction,
--- whether it goes through the service, psql or a cascade.
---
--- The service names its principal, request and idempotency key in settings that
--- end with its transaction; without them the row is recorded under the session's
--- role. An AFTER trigger sees only rows that are really gone. If the same
--- principal, plant and key are in the ledger already (a late retry, and the
--- plant has come back), plant_deletions_once refuses the second record, and
--- with it the whole delete.
+-- Rows that leave plants are written to the ledger in the same transaction, once
+-- for each statement, whether it goes through the service, psql or a cascade.
+-- TRUNCATE, which would leave no record, is refused.
 
 -- +goose Up
+-- A transaction of the service calls this when it finds that its deletion is not
+-- in the ledger. It is a function so that the server's log says what happened.
+-- +goose StatementBegin
+CREATE FUNCTION public.plantstore_unrecorded() RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE EXCEPTION 'the deletion is not in public.plant_deletions, so it is taken back'
+        USING ERRCODE = 'PST01', HINT = 'Run plantstore doctor: the trigger plantstore_record_deletion did not do its work.';
+END
+$$;
+-- +goose StatementEnd
+
+-- Who deletes for others (members of plantstore_app) says in settings who asked:
+-- plantstore.plant, .principal, .request_id and .idempotency_key for one request,
+-- or plantstore.batch for several: a JSON array of objects with plant, principal,
+-- request_id and key. For everybody else the settings mean nothing, and the record
+-- names the role that logged in.
+--
+-- The function runs as its owner, so it must run nothing that the store can
+-- define. A cast can be defined by the owner of a type, also one of a table's row
+-- type, and JSON functions call such casts. ROW(...)::text can't be redefined:
+-- record is a pseudo-type, and writing one calls the types' output functions only.
+-- The id is used as it is: a shape is known only if its id is a bigint.
 -- +goose StatementBegin
 CREATE FUNCTION public.plantstore_record_deletion() RETURNS trigger
 LANGUAGE plpgsql
@@ -18,27 +37,141 @@ SET search_path = pg_catalog, pg_temp
 SET datestyle = 'ISO, YMD'
 SET intervalstyle = 'postgres'
 SET extra_float_digits = 1
+SET bytea_output = 'hex'
+SET timezone = 'UTC'
+SET lc_monetary = 'C'
 AS $$
+DECLARE
+    -- A setting that was made in this session once and has ended reads as ''.
+    principal text := nullif(current_setting('plantstore.principal', true), '');
+    batch json := nullif(current_setting('plantstore.batch', true), '');
+    known_shape bigint;
+    recorded bigint;
 BEGIN
-    INSERT INTO public.plant_deletions (plant_id, plant, deleted_by, request_id, idempotency_key)
-    VALUES (
-        OLD.id,
-        to_jsonb(OLD),
-        -- A setting that was made in this session once and has ended reads as ''.
-        coalesce(nullif(current_setting('plantstore.principal', true), ''), session_user),
-        nullif(current_setting('plantstore.request_id', true), ''),
-        nullif(current_setting('plantstore.idempotency_key', true), '')
-    );
+    IF (principal IS NOT NULL OR batch IS NOT NULL)
+        AND NOT coalesce(pg_has_role(session_user, to_regrole('plantstore_app'), 'MEMBER'), false) THEN
+        principal := NULL;
+        batch := NULL;
+    END IF;
+
+    -- The columns that the rows have. The lock of the statement that fired us keeps
+    -- ALTER TABLE out.
+    SELECT s.id INTO known_shape FROM public.plant_shapes s
+        WHERE s.attributes = ARRAY(
+                SELECT a.atttypid::text || ' ' || a.atttypmod::text || ' ' || a.attgenerated::text || ' ' || a.attname::text
+                FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum)
+            AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = TG_RELID)
+        ORDER BY s.id LIMIT 1;
+    IF known_shape IS NULL OR current_setting('transaction_isolation') <> 'read committed' THEN
+        known_shape := public.plantstore_shape(TG_RELID, known_shape);
+    END IF;
+
+    IF batch IS NULL THEN
+        -- A plant that left by a cascade of the request belongs to it, too, but the
+        -- request's key is about another plant.
+        INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key)
+        SELECT g.id, known_shape, ROW(g.*)::text, coalesce(principal, session_user), session_user,
+            CASE WHEN principal IS NOT NULL THEN nullif(current_setting('plantstore.request_id', true), '') END,
+            CASE WHEN principal IS NOT NULL AND g.id::text = current_setting('plantstore.plant', true)
+                THEN nullif(current_setting('plantstore.idempotency_key', true), '') END
+        FROM gone g;
+    ELSE
+        -- Whose a cascade is among several requests is not known here. The plant has
+        -- no principal, so deleted_by refuses it, and with it the statement. The
+        -- service then deletes for one request at a time.
+        INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key)
+        SELECT g.id, known_shape, ROW(g.*)::text, r.principal, session_user, r.request_id, r.key
+        FROM gone g
+        LEFT JOIN json_to_recordset(batch) AS r (plant bigint, principal text, request_id text, key text) ON r.plant = g.id;
+    END IF;
+    GET DIAGNOSTICS recorded = ROW_COUNT;
+    IF recorded <> 1 THEN -- in two steps, as counting takes a statement of its own
+        IF recorded <> (SELECT count(*) FROM gone) THEN
+            RAISE EXCEPTION 'public.plant_deletions took only % of the rows that left public.plants', recorded
+                USING ERRCODE = 'PST01', HINT = 'Run plantstore doctor.';
+        END IF;
+    END IF;
+    -- Tells the service that this trigger ran, and for how many rows. Of nested
+    -- statements (cascades) the outermost one comes last.
+    IF principal IS NOT NULL OR batch IS NOT NULL THEN
+        PERFORM set_config('plantstore.recorded', recorded::text, true);
+    END IF;
     RETURN NULL;
 END
 $$;
 -- +goose StatementEnd
-REVOKE EXECUTE ON FUNCTION public.plantstore_record_deletion() FROM PUBLIC;
--- The plain origin trigger: a logical replica gets the ledger's row from the
--- primary and must not write a second one.
+
+-- The rare part of the above: a new shape, or one to be looked at twice.
+-- +goose StatementBegin
+CREATE FUNCTION public.plantstore_shape(plants oid, known_shape bigint) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    todays_names text[];
+    seen_names text[];
+BEGIN
+    IF EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = plants) THEN
+        RAISE EXCEPTION 'other tables inherit from public.plants: their rows would leave without a full record'
+            USING ERRCODE = 'PST01', HINT = 'Run plantstore doctor.';
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = plants AND a.attname = 'id' AND a.atttypid = 'int8'::regtype) THEN
+        RAISE EXCEPTION 'public.plants has no column id of type bigint any more'
+            USING ERRCODE = 'PST01', HINT = 'Run plantstore doctor.';
+    END IF;
+    -- A transaction that sees the catalogue as of an earlier moment may not see the
+    -- columns that its rows have by now. The row type is always today's. No value
+    -- is looked at, and so no cast is called: all of them are null. EXECUTE, as a
+    -- plan that was kept would go on with the row type that it was made for.
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        EXECUTE 'SELECT ARRAY(SELECT json_object_keys(row_to_json(today.*))) FROM (SELECT (NULL::public.plants).*) today' INTO todays_names;
+        seen_names := ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = plants AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum);
+        IF seen_names <> todays_names THEN
+            RAISE EXCEPTION 'public.plants was altered after this transaction began' USING ERRCODE = 'serialization_failure';
+        END IF;
+    END IF;
+    IF known_shape IS NULL THEN
+        INSERT INTO public.plant_shapes (attributes, names, types, generated)
+        SELECT array_agg(a.atttypid::text || ' ' || a.atttypmod::text || ' ' || a.attgenerated::text || ' ' || a.attname::text ORDER BY a.attnum),
+            array_agg(a.attname::text ORDER BY a.attnum), array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY a.attnum),
+            array_agg(a.attgenerated <> '' ORDER BY a.attnum)
+        FROM pg_attribute a WHERE a.attrelid = plants AND a.attnum > 0 AND NOT a.attisdropped
+        RETURNING id INTO known_shape;
+    END IF;
+    RETURN known_shape;
+END
+$$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE FUNCTION public.plantstore_refuse_truncate() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE EXCEPTION 'TRUNCATE of %.% is refused: it would leave no record in plant_deletions',
+        TG_TABLE_SCHEMA, TG_TABLE_NAME
+        USING ERRCODE = 'insufficient_privilege', HINT = 'Use DELETE; every row is then recorded and can be restored.';
+END
+$$;
+-- +goose StatementEnd
+
+REVOKE EXECUTE ON FUNCTION public.plantstore_unrecorded(), public.plantstore_record_deletion(),
+    public.plantstore_shape(oid, bigint), public.plantstore_refuse_truncate() FROM PUBLIC;
+
+-- Plain origin triggers: a logical replica gets the ledger's rows from the primary
+-- and must not write others.
 CREATE TRIGGER plantstore_record_deletion AFTER DELETE ON public.plants
-    FOR EACH ROW EXECUTE FUNCTION public.plantstore_record_deletion();
+    REFERENCING OLD TABLE AS gone
+    FOR EACH STATEMENT EXECUTE FUNCTION public.plantstore_record_deletion();
+CREATE TRIGGER plantstore_refuse_truncate BEFORE TRUNCATE ON public.plants
+    FOR EACH STATEMENT EXECUTE FUNCTION public.plantstore_refuse_truncate();
 
 -- +goose Down
-DROP TRIGGER plantstore_record_deletion ON public.plants;
+-- Of an adopted table its owner may have dropped them already: only the owner can.
+DROP TRIGGER IF EXISTS plantstore_refuse_truncate ON public.plants;
+DROP TRIGGER IF EXISTS plantstore_record_deletion ON public.plants;
+DROP FUNCTION public.plantstore_refuse_truncate();
 DROP FUNCTION public.plantstore_record_deletion();
+DROP FUNCTION public.plantstore_shape(oid, bigint);
+DROP FUNCTION public.plantstore_unrecorded();

@@ -55,6 +55,12 @@ var (
 	// ErrBusy: the row or table was locked, or the statement took too long, and
 	// the database rolled it back.
 	ErrBusy = errors.New("database busy")
+	// ErrStoreRule: a trigger, rule or constraint of the store's own refuses the
+	// deletion or keeps the row, and would do so again.
+	ErrStoreRule = errors.New("refused by a rule of the store's own")
+	// ErrHindered: the deletion would not be recorded, or the plant can't be seen.
+	// Somebody has to mend the database.
+	ErrHindered = errors.New("the database hinders deletions")
 	// ErrOverloaded: too much is going on already; nothing was tried.
 	ErrOverloaded = errors.New("too many requests in flight")
 	// ErrUnknown: the connection was lost while the database was committing, and

@@ -58,56 +58,48 @@ const (
 	batchLockTimeout = 20 * time.Millisecond
 	// batchStatementTimeout bounds each statement of a batch.
 	batchStatementTimeout = 250 * time.Millisecond
-	// batchTimeout bounds a batch as a whole: a peer that does not answer for so
-	// long is taken for gone.
-	batchTimeout = time.Second
+	// commitTimeout bounds each commit of a batch, of which there is one as a rule,
+	// and one for each member at the most. A peer that does not answer for so long
+	// is taken for gone.
+	commitTimeout = time.Second
 )
 
 // A member is a deletion in a group.
 type member struct {
 	deletion plant.Deletion
-	fate     chan outcome // takes one without blocking
+	verdict  chan verdict // takes one without blocking
 	// taken is set once, by the lane that takes the member or by the request
 	// that gives it up, whichever is first.
 	taken atomic.Bool
 }
 
-// An outcome is what came of a member. Without a verdict the DELETE was
-// committed, and deleted tells whether there was a row.
-type outcome struct {
-	deleted bool
-	*verdict
-	// alone is set when the deletion needs a connection of its own, because it
-	// would hold others up.
-	alone bool
-}
-
 // delete deletes together with others. It returns when the batch is committed or
 // has failed, or when ctx ends: then nothing is known of a batch under way.
-func (g *group) delete(ctx context.Context, d plant.Deletion) outcome {
-	m := &member{deletion: d, fate: make(chan outcome, 1)}
+func (g *group) delete(ctx context.Context, d plant.Deletion) verdict {
+	m := &member{deletion: d, verdict: make(chan verdict, 1)}
 	g.mu.Lock()
 	g.waiting = append(g.waiting, m)
-	another := g.another()
+	opened := g.openLane()
 	g.mu.Unlock()
-	if another {
+	if opened {
 		go g.lane()
 	}
 	select {
-	case o := <-m.fate:
-		return o
+	case v := <-m.verdict:
+		return v
 	case <-ctx.Done():
-		if m.taken.CompareAndSwap(false, true) {
-			return outcome{verdict: &verdict{wrap(plant.ErrUnavailable, ctx.Err()), nothing, false}}
+		v := verdict{err: wrap(plant.ErrUnavailable, ctx.Err())}
+		if !m.taken.CompareAndSwap(false, true) {
+			v.next = ask
 		}
-		return outcome{verdict: &verdict{wrap(plant.ErrUnavailable, ctx.Err()), unknown, false}}
+		return v
 	}
 }
 
-// another reports whether somebody waits and nobody but slow batches is under
+// openLane reports whether somebody waits and nobody but slow batches is under
 // way, and if so counts one more lane, which the caller has to run. It is called
 // with mu held.
-func (g *group) another() bool {
+func (g *group) openLane() bool {
 	if len(g.waiting) == 0 || g.lanes > g.slow || g.lanes >= maxLanes {
 		return false
 	}
@@ -117,9 +109,9 @@ func (g *group) another() bool {
 
 // lane runs batches until it is not needed any more.
 func (g *group) lane() {
-	for g.needed() {
-		overdue := time.AfterFunc(slowBatch, g.overdue)
-		g.next()
+	for g.keepLane() {
+		overdue := time.AfterFunc(slowBatch, g.passSlow)
+		g.runBatch()
 		if !overdue.Stop() {
 			g.mu.Lock()
 			g.slow--
@@ -128,9 +120,9 @@ func (g *group) lane() {
 	}
 }
 
-// needed ends a lane if nobody waits, or another lane that is not slow is there
+// keepLane ends a lane if nobody waits, or another lane that is not slow is there
 // for those who do.
-func (g *group) needed() bool {
+func (g *group) keepLane() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.waiting) > 0 && g.lanes-g.slow <= 1 {
@@ -140,31 +132,30 @@ func (g *group) needed() bool {
 	return false
 }
 
-// overdue opens a lane beside one whose batch is slow.
-func (g *group) overdue() {
+// passSlow opens a lane beside one whose batch is slow.
+func (g *group) passSlow() {
 	g.mu.Lock()
 	g.slow++
-	another := g.another()
+	opened := g.openLane()
 	g.mu.Unlock()
-	if another {
+	if opened {
 		g.lane()
 	}
 }
 
-// next runs one batch. Its members are taken when there is a connection for them,
-// so that a request that gives up before knows that nothing was tried.
-func (g *group) next() {
-	ctx, cancel := context.WithTimeout(context.Background(), batchTimeout)
+// runBatch runs one batch. Its members are taken when there is a connection for
+// them, so that a request that gives up before knows that nothing was tried.
+func (g *group) runBatch() {
+	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 	defer cancel()
 	conn, err := g.db.pool.Acquire(ctx)
 	if err != nil {
-		v := judge(err, false)
-		tell(g.take(math.MaxInt), outcome{verdict: &v})
+		tell(g.take(math.MaxInt), judge(err, false))
 		return
 	}
 	defer conn.Release()
 	if batch := g.take(maxBatch); len(batch) > 0 {
-		run(conn.Conn(), batch)
+		deleteBatch(conn.Conn(), batch)
 	}
 }
 
@@ -181,46 +172,44 @@ func (g *group) take(most int) []*member {
 	return batch
 }
 
-// run brings every member of a batch to its outcome.
-func run(conn *pgx.Conn, batch []*member) {
-	if len(batch) > 1 && commit(conn, batch, deleteTogether) == nil {
-		return
+// deleteBatch brings every member of a batch to its verdict.
+func deleteBatch(conn *pgx.Conn, batch []*member) {
+	if len(batch) > 1 {
+		if _, _, settled := attempt(conn, batch, deleteTogether); settled {
+			return
+		}
 	}
-	refused := commit(conn, batch, deleteEach)
+	blamed, v, settled := attempt(conn, batch, deleteEach)
 	switch {
-	case refused == nil:
+	case settled:
 		return
 	case len(batch) == 1:
-		tell(batch, refused.outcome)
+		tell(batch, v)
 		return
-	case refused.member != nil:
-		rest := slices.DeleteFunc(slices.Clone(batch), func(m *member) bool { return m == refused.member })
-		if commit(conn, rest, deleteTogether) == nil {
-			batch = []*member{refused.member}
+	case blamed != nil:
+		rest := slices.DeleteFunc(slices.Clone(batch), func(m *member) bool { return m == blamed })
+		if _, _, settled := attempt(conn, rest, deleteTogether); settled {
+			batch = []*member{blamed}
 		}
 	}
 	// One by one: whoever is refused now is refused for reasons of its own.
 	for _, m := range batch {
 		one := []*member{m}
-		if r := commit(conn, one, deleteEach); r != nil {
-			tell(one, r.outcome)
+		if _, v, settled := attempt(conn, one, deleteEach); !settled {
+			tell(one, v)
 		}
 	}
-}
-
-// A refusal is why the database took a batch back.
-type refusal struct {
-	member *member // whose DELETE it was; nil if it came with the commit
-	outcome
 }
 
 // A deleteFunc is deleteTogether or deleteEach.
 type deleteFunc func(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error)
 
-// commit runs a batch and tells its members what came of it, unless the database
-// refused the batch: then nothing of it happened, and nobody is told.
-func commit(conn *pgx.Conn, batch []*member, del deleteFunc) *refusal {
-	ctx, cancel := context.WithTimeout(context.Background(), batchTimeout)
+// attempt runs a batch and tells its members what came of it: then it is settled.
+// A batch that the database refused is not: nothing of it happened, nobody was
+// told, v is what a member that was alone in it has to be told, and blamed is whose
+// DELETE it was, or nil if that is not known.
+func attempt(conn *pgx.Conn, batch []*member, del deleteFunc) (blamed *member, v verdict, settled bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 	defer cancel()
 	deletions := make([]plant.Deletion, len(batch))
 	for i, m := range batch {
@@ -229,29 +218,34 @@ func commit(conn *pgx.Conn, batch []*member, del deleteFunc) *refusal {
 	deleted, at, err := del(ctx, conn, deletions, batchLockTimeout, batchStatementTimeout)
 	if err == nil {
 		for i, m := range batch {
-			m.fate <- outcome{deleted: deleted[i]}
+			if deleted[i] {
+				m.verdict <- verdict{}
+			} else {
+				m.verdict <- verdict{next: look}
+			}
 		}
-		return nil
+		return nil, verdict{}, true
 	}
-	r := new(refusal)
-	if at >= 0 {
-		r.member = batch[at]
+	if len(batch) == 1 {
+		v = blame(ctx, conn, err)
+	} else {
+		v = judge(err, true)
 	}
-	if isRecordedAlready(err) {
-		return r // like a row that is not there: the ledger knows why
-	}
-	v := judge(err, true)
-	r.verdict = &v
 	if errors.Is(v.err, plant.ErrUnavailable) {
-		tell(batch, r.outcome)
-		return nil
+		tell(batch, v)
+		return nil, verdict{}, true
 	}
-	r.alone = errors.Is(v.err, plant.ErrBusy)
-	return r
+	if errors.Is(v.err, plant.ErrBusy) && v.next == again {
+		v.next = alone
+	}
+	if at >= 0 {
+		blamed = batch[at]
+	}
+	return blamed, v, false
 }
 
-func tell(batch []*member, o outcome) {
+func tell(batch []*member, v verdict) {
 	for _, m := range batch {
-		m.fate <- o
+		m.verdict <- v
 	}
 }

@@ -1,6 +1,7 @@
-// Package postgres keeps the service's data: it deletes plants, reads the ledger
-// and looks tokens up. It is the one place that knows what a driver error means
-// and whether trying again is safe; no driver error leaves it undigested.
+// Package postgres keeps the service's data: it deletes plants, reads the ledger,
+// restores from it, and looks tokens up. It is the one place that knows what a
+// driver error means for a deletion, and whether trying again is safe. Explain puts
+// any driver error into words.
 package postgres
 
 import (
@@ -50,6 +51,8 @@ func Open(ctx context.Context, url string) (*DB, error) {
 	if config.PingTimeout == 0 {
 		config.PingTimeout = pingTimeout
 	}
+	// By default it is that of the database, which need not be what we speak.
+	conn.RuntimeParams["client_encoding"] = "UTF8"
 	if conn.RuntimeParams["application_name"] == "" {
 		conn.RuntimeParams["application_name"] = "plantstore"
 	}
@@ -63,8 +66,10 @@ func Open(ctx context.Context, url string) (*DB, error) {
 		return c, c.SetDeadline(time.Time{}) // an ordinary connection: see dialBriefly
 	}
 	config.AfterConnect = prepareSession
-	if conn.ValidateConnect == nil && several(&conn.Config) {
-		// Of several hosts only the one that can be written to is of use.
+	if conn.ValidateConnect != nil || several(&conn.Config) {
+		// Only a server that can be written to is of use, whatever
+		// target_session_attrs says. SHOW, which this asks with, can't be led astray
+		// by a search path; what the driver asks for other values can.
 		conn.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}
 
@@ -180,8 +185,8 @@ func (db *DB) Stats() Stats {
 // versions. Otherwise the error is a sentence for an operator.
 func (db *DB) Ready(ctx context.Context, versions []int64) error {
 	var readOnly bool
-	if err := db.pool.QueryRow(ctx,
-		`SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool`).Scan(&readOnly); err != nil {
+	if err := queryRow(ctx, db.pool, []any{&readOnly},
+		`SELECT pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'`); err != nil {
 		return db.explain(err)
 	}
 	if readOnly {
@@ -201,34 +206,20 @@ func (db *DB) Ready(ctx context.Context, versions []int64) error {
 
 // missing returns which of versions the database does not have.
 func (db *DB) missing(ctx context.Context, versions []int64) ([]string, error) {
-	rows, err := db.pool.Query(ctx, `SELECT version_id FROM goose_db_version WHERE is_applied`)
-	if err == nil {
-		var applied []int64
-		applied, err = pgx.CollectRows(rows, pgx.RowTo[int64])
-		if err == nil {
-			has := make(map[int64]bool, len(applied))
-			for _, v := range applied {
-				has[v] = true
-			}
-			var missing []string
-			for _, v := range versions {
-				if !has[v] {
-					missing = append(missing, strconv.FormatInt(v, 10))
-				}
-			}
-			return missing, nil
-		}
-	}
+	var missing []string
+	err := queryRow(ctx, db.pool, []any{&missing}, `
+		SELECT ARRAY(SELECT v::pg_catalog.text FROM unnest($1::bigint[]) v
+			WHERE NOT EXISTS (SELECT FROM public.goose_db_version g WHERE g.version_id = v AND g.is_applied) ORDER BY v)`, versions)
 	switch sqlState(err) {
 	case undefinedTable, insufficientPrivilege:
 		// Never migrated, or not as far as the grants to our role.
-		missing := make([]string, len(versions))
+		missing = make([]string, len(versions))
 		for i, v := range versions {
 			missing[i] = strconv.FormatInt(v, 10)
 		}
 		return missing, nil
 	}
-	return nil, err
+	return missing, err
 }
 
 func (db *DB) explain(err error) error { return errors.New(Explain(err)) }
@@ -236,15 +227,14 @@ func (db *DB) explain(err error) error { return errors.New(Explain(err)) }
 // Explain says in one plain sentence why a database could not be used, and what
 // to look at. It tells host, database and role, never a password.
 func Explain(err error) string {
-	var parse *pgconn.ParseConfigError
-	if errors.As(err, &parse) {
+	if _, ok := errors.AsType[*pgconn.ParseConfigError](err); ok {
 		// The text of a parse error can quote a URL that is too broken to redact.
 		return "DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database"
 	}
-	var connect *pgconn.ConnectError
-	var pg *pgconn.PgError
-	if !errors.As(err, &connect) {
-		if errors.As(err, &pg) {
+	connect, isConnect := errors.AsType[*pgconn.ConnectError](err)
+	pg := pgError(err)
+	if !isConnect {
+		if pg != nil {
 			if pg.Hint != "" {
 				return fmt.Sprintf("%s (SQLSTATE %s; hint: %s)", pg.Message, pg.Code, pg.Hint)
 			}
@@ -257,7 +247,7 @@ func Explain(err error) string {
 	}
 	c := connect.Config
 	at := hosts(c)
-	if errors.As(err, &pg) {
+	if pg != nil {
 		switch pg.Code {
 		case "28P01":
 			return fmt.Sprintf("the password for role %q is wrong at %s: correct it in DATABASE_URL", c.User, at)
@@ -272,10 +262,10 @@ func Explain(err error) string {
 		}
 		return fmt.Sprintf("the server at %s refused the connection: %s (SQLSTATE %s)", at, pg.Message, pg.Code)
 	}
-	var dns *net.DNSError
+	dns, isDNS := errors.AsType[*net.DNSError](err)
 	why := "it cannot be reached"
 	switch {
-	case errors.As(err, &dns):
+	case isDNS:
 		why = "the name " + strconv.Quote(dns.Name) + " is not known"
 	case errors.Is(err, syscall.ECONNREFUSED):
 		why = "connection refused"

@@ -8,7 +8,7 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sync/singleflight"
 
@@ -97,8 +97,7 @@ func (t *Tokens) lookUp(ctx context.Context, digest auth.Digest) (auth.Token, er
 		if errors.Is(err, auth.ErrInvalidToken) || errors.Is(err, plant.ErrOverloaded) {
 			return auth.Token{}, err
 		}
-		v := judge(err, false)
-		if !v.retry {
+		if judge(err, false).next == done {
 			return auth.Token{}, wrap(plant.ErrUnavailable, err)
 		}
 		wait, _ := pause.Next()
@@ -121,9 +120,10 @@ func (t *Tokens) read(digest auth.Digest) (auth.Token, error) {
 	defer cancel()
 
 	readAt := time.Now()
-	tok, err := scanToken(t.db.pool.QueryRow(ctx, `
-		SELECT name, scopes, created_at, expires_at, revoked_at, last_used_at
-		FROM plantstore_token($1)`, digest[:]))
+	var tok auth.Token
+	err := queryRow(ctx, t.db.pool, scanToken(&tok), `
+		SELECT t.name, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
+		FROM public.plantstore_token($1::pg_catalog.bytea) t`, digest[:])
 	if errors.Is(err, pgx.ErrNoRows) {
 		t.cache.Remove(digest)
 		return auth.Token{}, auth.ErrInvalidToken
@@ -152,9 +152,9 @@ func (t *Tokens) NoteUse(ctx context.Context) {
 		case name := <-t.used:
 			once, cancel := context.WithTimeout(ctx, connectTimeout)
 			// The condition holds when several replicas noticed the same use.
-			_, _ = t.db.pool.Exec(once, `
-				UPDATE api_tokens SET last_used_at = now()
-				WHERE name = $1 AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')`, name)
+			_ = exec(once, t.db.pool, `
+				UPDATE public.api_tokens SET last_used_at = now()
+				WHERE name = $1::pg_catalog.text AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')`, name)
 			cancel()
 		}
 	}
@@ -180,11 +180,11 @@ func (t *Tokens) Create(ctx context.Context, name string, scopes []string, expir
 	if err != nil {
 		return "", err
 	}
-	_, err = t.db.pool.Exec(ctx, `
-		INSERT INTO api_tokens (name, digest, scopes, expires_at) VALUES ($1, $2, $3, $4)`,
+	err = exec(ctx, t.db.pool, `
+		INSERT INTO public.api_tokens (name, digest, scopes, expires_at)
+		VALUES ($1::pg_catalog.text, $2::pg_catalog.bytea, $3::pg_catalog.text[], $4::pg_catalog.timestamptz)`,
 		name, digest[:], scopes, orNull(expires))
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
+	if pg := pgError(err); pg != nil {
 		switch pg.ConstraintName {
 		case "api_tokens_pkey":
 			return "", ErrTokenExists
@@ -200,16 +200,30 @@ func (t *Tokens) Create(ctx context.Context, name string, scopes []string, expir
 
 // List returns every token ever issued, by name.
 func (t *Tokens) List(ctx context.Context) ([]auth.Token, error) {
-	rows, err := t.db.pool.Query(ctx, `
-		SELECT name, scopes, created_at, expires_at, revoked_at, last_used_at FROM api_tokens ORDER BY name`)
-	if err != nil {
-		return nil, fmt.Errorf("list tokens: %w", t.db.explain(err))
-	}
-	tokens, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (auth.Token, error) { return scanToken(row) })
+	pipeline := pinned()
+	pipeline.Queue(`
+		SELECT name, scopes, created_at, expires_at, revoked_at, last_used_at FROM public.api_tokens ORDER BY name`)
+	results := t.db.pool.SendBatch(ctx, pipeline)
+	defer results.Close()
+	tokens, err := collectTokens(results)
 	if err != nil {
 		return nil, fmt.Errorf("list tokens: %w", t.db.explain(err))
 	}
 	return tokens, nil
+}
+
+func collectTokens(results pgx.BatchResults) ([]auth.Token, error) {
+	if _, err := results.Exec(); err != nil {
+		return nil, err
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (t auth.Token, err error) {
+		err = row.Scan(scanToken(&t)...)
+		return t, err
+	})
 }
 
 // Revoke ends a token. It returns when it had been revoked before, unless zero,
@@ -217,9 +231,9 @@ func (t *Tokens) List(ctx context.Context) ([]auth.Token, error) {
 func (t *Tokens) Revoke(ctx context.Context, name string) (before time.Time, err error) {
 	var at *time.Time
 	// The subquery reads the row as it was before this statement.
-	err = t.db.pool.QueryRow(ctx, `
-		UPDATE api_tokens SET revoked_at = coalesce(revoked_at, now()) WHERE name = $1
-		RETURNING (SELECT revoked_at FROM api_tokens WHERE name = $1)`, name).Scan(&at)
+	err = queryRow(ctx, t.db.pool, []any{&at}, `
+		UPDATE public.api_tokens SET revoked_at = coalesce(revoked_at, now()) WHERE name = $1::pg_catalog.text
+		RETURNING (SELECT t.revoked_at FROM public.api_tokens t WHERE t.name = $1::pg_catalog.text)`, name)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return time.Time{}, ErrNoToken
 	}
@@ -229,14 +243,19 @@ func (t *Tokens) Revoke(ctx context.Context, name string) (before time.Time, err
 	return orZero(at), nil
 }
 
-// scanToken reads name, scopes, created_at, expires_at, revoked_at and
-// last_used_at.
-func scanToken(row pgx.Row) (auth.Token, error) {
-	var t auth.Token
-	var expires, revoked, lastUsed *time.Time
-	err := row.Scan(&t.Name, &t.Scopes, &t.CreatedAt, &expires, &revoked, &lastUsed)
-	t.ExpiresAt, t.RevokedAt, t.LastUsedAt = orZero(expires), orZero(revoked), orZero(lastUsed)
-	return t, err
+// scanToken returns where to scan name, scopes, created_at, expires_at, revoked_at
+// and last_used_at to. Times that are null become zero.
+func scanToken(t *auth.Token) []any {
+	return []any{&t.Name, &t.Scopes, &t.CreatedAt, (*nullTime)(&t.ExpiresAt), (*nullTime)(&t.RevokedAt), (*nullTime)(&t.LastUsedAt)}
+}
+
+// A nullTime scans null as the zero time.
+type nullTime time.Time
+
+// ScanTimestamptz implements pgtype.TimestamptzScanner.
+func (t *nullTime) ScanTimestamptz(v pgtype.Timestamptz) error {
+	*t = nullTime(v.Time)
+	return nil
 }
 
 func orZero(t *time.Time) time.Time {

@@ -1,9 +1,11 @@
 package postgres
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"plantstore/internal/plant"
@@ -15,36 +17,52 @@ const (
 	readOnlyTransaction   = "25006"
 	undefinedTable        = "42P01"
 	insufficientPrivilege = "42501"
+
+	// unrecorded is raised by our own functions in the database: a plant would
+	// leave without its record.
+	unrecorded = "PST01"
 )
 
+func pgError(err error) *pgconn.PgError {
+	pg, _ := errors.AsType[*pgconn.PgError](err)
+	return pg
+}
+
 func sqlState(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
+	if pg := pgError(err); pg != nil {
 		return pg.Code
 	}
 	return ""
 }
 
-// A fate is what a failed attempt may have done.
-type fate int
-
-const (
-	// nothing: the attempt certainly had no effect.
-	nothing fate = iota
-	// unknown: the statement may have been committed, or may be yet.
-	unknown
-)
-
-// A verdict is what a driver error of one attempt means.
+// A verdict is what came of an attempt at a deletion.
 type verdict struct {
-	// err is what the caller is told when this was the last attempt: a sentinel
+	next step
+	// result is what the caller gets if next is done and err is nil.
+	result plant.Result
+	// err is what the caller is told if there is no further attempt: a sentinel
 	// or type of package plant around the driver's text, or an error of no kind
 	// that plant knows, which is a fault of ours.
-	err  error
-	fate fate
-	// retry is set when another attempt may go differently.
-	retry bool
+	err error
 }
+
+// A step is what to do after an attempt.
+type step int
+
+const (
+	// done: the attempt tells it all.
+	done step = iota
+	// again: nothing happened, and another attempt may go differently.
+	again
+	// alone: nothing happened, and the deletion would hold others up: it goes on
+	// on a connection of its own.
+	alone
+	// look: the attempt deleted nothing, and the ledger may know why.
+	look
+	// ask: the attempt may have been committed, or may be yet. Nothing is told
+	// or tried before the ledger was asked.
+	ask
+)
 
 // judge classifies an error of a deletion's attempt. sent tells whether the
 // attempt had a connection, and so may have reached the server.
@@ -54,54 +72,117 @@ type verdict struct {
 // unknown; only the server's own ERROR, which rolls the transaction back, is
 // proof that nothing happened.
 func judge(err error, sent bool) verdict {
-	var connect *pgconn.ConnectError
-	var pg *pgconn.PgError
-	isPg := errors.As(err, &pg)
+	pg := pgError(err)
+	unavailable := func(next step) verdict { return verdict{next: next, err: wrap(plant.ErrUnavailable, err)} }
+	connect, isConnect := errors.AsType[*pgconn.ConnectError](err)
 	switch {
-	case errors.As(err, &connect):
+	case isConnect:
 		// Never got as far as a statement. A refused password or a missing
 		// database will be refused again; everything else may pass.
-		retry := true
-		if isPg {
-			switch pg.Code[:2] {
-			case "28", "3D": // invalid authorization, invalid catalog name
-				retry = false
-			}
+		if pg := pgError(connect); pg != nil && (pg.Code[:2] == "28" || pg.Code[:2] == "3D") {
+			return unavailable(done)
 		}
-		return verdict{wrap(plant.ErrUnavailable, err), nothing, retry}
+		return unavailable(again)
 	case !sent, pgconn.SafeToRetry(err):
-		if isPg && permanent(pg) {
-			return verdict{wrap(plant.ErrUnavailable, err), nothing, false}
+		if pg != nil && permanent(pg) {
+			return unavailable(done)
 		}
-		return verdict{wrap(plant.ErrUnavailable, err), nothing, true}
-	case !isPg:
-		return verdict{wrap(plant.ErrUnavailable, err), unknown, true}
-	case pg.SeverityUnlocalized == "FATAL" || pg.SeverityUnlocalized == "PANIC" || pg.Code[:2] == "08":
-		return verdict{wrap(plant.ErrUnavailable, err), unknown, true}
+		return unavailable(again)
+	case pg == nil,
+		pg.SeverityUnlocalized == "FATAL" || pg.SeverityUnlocalized == "PANIC",
+		pg.Code[:2] == "08":
+		return unavailable(ask)
 	}
+	return judgeError(pg)
+}
 
+// judgeError classifies an ERROR with which the server answered a deletion. It
+// rolled the transaction back. The context of an error (pg.Where) is empty unless
+// it came from within a function.
+func judgeError(pg *pgconn.PgError) verdict {
+	rule := verdict{err: wrap(plant.ErrStoreRule, pg)}
 	switch pg.Code {
+	case unrecorded:
+		return verdict{next: look, err: wrap(plant.ErrHindered, pg)}
 	case "57P01", "57P02", "57P03": // admin_shutdown, crash_shutdown, cannot_connect_now
-		return verdict{wrap(plant.ErrUnavailable, err), unknown, true}
+		return verdict{next: ask, err: wrap(plant.ErrUnavailable, pg)}
 	case "53300", readOnlyTransaction: // too_many_connections
-		return verdict{wrap(plant.ErrUnavailable, err), nothing, true}
+		return verdict{next: again, err: wrap(plant.ErrUnavailable, pg)}
 	case "55P03", "57014", "40001", "40P01": // lock_not_available, query_canceled, serialization_failure, deadlock_detected
-		return verdict{wrap(plant.ErrBusy, err), nothing, true}
-	case undefinedTable, "42883", "42703", "3F000": // undefined table, function, column, schema: not migrated
-		return verdict{wrap(plant.ErrUnavailable, err), nothing, false}
+		return verdict{next: again, err: wrap(plant.ErrBusy, pg)}
+	case "0A000": // feature_not_supported: a rule that does not go together with RETURNING
+		return rule
 	}
 	switch pg.Code[:2] {
-	case "23":
-		// A row of another table stands in the way: it refers to the plant
-		// (23503, and 23001 of PostgreSQL 18), or ON DELETE SET NULL met a
-		// column that may not be null (23502), and so on.
-		if pg.TableName != "" && pg.TableName != "plant_deletions" {
-			return verdict{&plant.ReferencedError{Table: pg.TableName}, nothing, false}
+	case "23": // integrity constraint violation
+		if isLedgers(pg) {
+			return judgeLedger(pg)
 		}
+		return rule // or a reference, see blame
+	case "42": // access rule violation: a right or a name is missing
+		if pg.Where == "" && pg.Code != insufficientPrivilege {
+			return verdict{err: wrap(plant.ErrUnavailable, pg)} // in our own statement: not migrated
+		}
+		return verdict{err: wrap(plant.ErrHindered, pg)}
 	case "53", "58": // insufficient resources, system error: a full disk may be mended
-		return verdict{wrap(plant.ErrUnavailable, err), nothing, true}
+		return verdict{next: again, err: wrap(plant.ErrUnavailable, pg)}
+	case "54", "55", "57", "F0", "XX": // limits, states, intervention, configuration, internal errors
+		return fault(pg)
+	case "P0", "09", "27", "44": // raised by PL/pgSQL, and in triggers
+		return rule
 	}
-	return verdict{fmt.Errorf("delete: %s", Explain(err)), nothing, false}
+	if pg.Where != "" {
+		return rule
+	}
+	return fault(pg)
+}
+
+func fault(err error) verdict { return verdict{err: fmt.Errorf("delete: %s", Explain(err))} }
+
+// isLedgers reports whether a constraint of the ledger was violated.
+func isLedgers(pg *pgconn.PgError) bool {
+	return pg.SchemaName == "public" && pg.TableName == "plant_deletions"
+}
+
+// judgeLedger classifies a violation of one of the ledger's constraints.
+func judgeLedger(pg *pgconn.PgError) verdict {
+	switch {
+	case pg.ConstraintName == "plant_deletions_once":
+		// A second record of the same principal, plant and key was refused, and
+		// with it the DELETE. Like a row that is not there: the ledger knows why.
+		return verdict{next: look, err: wrap(plant.ErrBusy, pg)}
+	case pg.ColumnName == "deleted_by":
+		// A batch took a plant along that nobody in it asked for.
+		return verdict{next: alone, err: wrap(plant.ErrBusy, pg)}
+	}
+	return verdict{err: wrap(plant.ErrHindered, pg)} // such as a sequence that has fallen behind
+}
+
+// blame is judge for an error with which a deletion was refused on conn, which it
+// asks whose constraint was in the way.
+func blame(ctx context.Context, conn *pgx.Conn, err error) verdict {
+	v := judge(err, true)
+	pg := pgError(err)
+	if pg == nil || !errors.Is(v.err, plant.ErrStoreRule) || pg.Code[:2] != "23" || pg.TableName == "" {
+		return v
+	}
+	refers, askErr := refersToPlants(ctx, conn, pg)
+	switch {
+	case askErr != nil:
+		return onlyRead(askErr)
+	case refers:
+		return verdict{err: &plant.ReferencedError{Table: pg.TableName}}
+	}
+	return v
+}
+
+// onlyRead judges the error of a statement that changes nothing.
+func onlyRead(err error) verdict {
+	v := judge(err, true)
+	if v.next == ask {
+		v.next = again
+	}
+	return v
 }
 
 // permanent reports whether a server that answered will say the same again.

@@ -20,58 +20,74 @@ func TestJudge(t *testing.T) {
 	fatal := func(code string) error {
 		return &pgconn.PgError{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: code, Message: "driver text"}
 	}
+	// As from a function of the store's.
+	within := func(code string) error {
+		return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code, Where: "PL/pgSQL function audit() line 3 at RAISE"}
+	}
+	violation := func(code, table, constraint, column string) error {
+		return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code, SchemaName: "public",
+			TableName: table, ConstraintName: constraint, ColumnName: column}
+	}
 	tests := []struct {
-		name  string
-		err   error
-		sent  bool
-		want  error // nil: an error of no kind that plant knows
-		fate  fate
-		retry bool
+		name string
+		err  error
+		sent bool
+		want error // nil: an error of no kind that plant knows
+		next step
 	}{
-		{"lock_not_available", sql("55P03"), true, plant.ErrBusy, nothing, true},
-		{"query_canceled", sql("57014"), true, plant.ErrBusy, nothing, true},
-		{"serialization_failure", sql("40001"), true, plant.ErrBusy, nothing, true},
-		{"deadlock_detected", sql("40P01"), true, plant.ErrBusy, nothing, true},
-		{"admin_shutdown", fatal("57P01"), true, plant.ErrUnavailable, unknown, true},
-		{"crash_shutdown", fatal("57P02"), true, plant.ErrUnavailable, unknown, true},
-		{"cannot_connect_now", fatal("57P03"), true, plant.ErrUnavailable, unknown, true},
-		{"too_many_connections", sql("53300"), true, plant.ErrUnavailable, nothing, true},
-		{"disk_full", sql("53100"), true, plant.ErrUnavailable, nothing, true},
-		{"connection_failure", sql("08006"), true, plant.ErrUnavailable, unknown, true},
-		{"read_only_sql_transaction", sql("25006"), true, plant.ErrUnavailable, nothing, true},
-		{"undefined_table", sql("42P01"), true, plant.ErrUnavailable, nothing, false},
-		{"insufficient_privilege", sql("42501"), true, nil, nothing, false},
-		{"syntax_error", sql("42601"), true, nil, nothing, false},
-		{"raised by a trigger", sql("P0001"), true, nil, nothing, false},
-		{"unexpected EOF", io.ErrUnexpectedEOF, true, plant.ErrUnavailable, unknown, true},
-		{"deadline in mid-statement", context.DeadlineExceeded, true, plant.ErrUnavailable, unknown, true},
-		{"pool exhausted", context.DeadlineExceeded, false, plant.ErrUnavailable, nothing, true},
+		{"lock_not_available", sql("55P03"), true, plant.ErrBusy, again},
+		{"query_canceled", sql("57014"), true, plant.ErrBusy, again},
+		{"serialization_failure", sql("40001"), true, plant.ErrBusy, again},
+		{"deadlock_detected", sql("40P01"), true, plant.ErrBusy, again},
+		{"admin_shutdown", fatal("57P01"), true, plant.ErrUnavailable, ask},
+		{"crash_shutdown", fatal("57P02"), true, plant.ErrUnavailable, ask},
+		{"cannot_connect_now", fatal("57P03"), true, plant.ErrUnavailable, ask},
+		{"admin_shutdown as an error", sql("57P01"), true, plant.ErrUnavailable, ask},
+		{"internal error that ends the session", fatal("XX000"), true, plant.ErrUnavailable, ask},
+		{"panic", &pgconn.PgError{Severity: "PANIK", SeverityUnlocalized: "PANIC", Code: "XX000"}, true, plant.ErrUnavailable, ask},
+		{"fatal in another language", &pgconn.PgError{Severity: "FATALE", SeverityUnlocalized: "FATAL", Code: "XX000"}, true, plant.ErrUnavailable, ask},
+		{"too_many_connections", sql("53300"), true, plant.ErrUnavailable, again},
+		{"disk_full", sql("53100"), true, plant.ErrUnavailable, again},
+		{"io_error", sql("58030"), true, plant.ErrUnavailable, again},
+		{"connection_failure", sql("08006"), true, plant.ErrUnavailable, ask},
+		{"read_only_sql_transaction", sql("25006"), true, plant.ErrUnavailable, again},
+		{"undefined_table", sql("42P01"), true, plant.ErrUnavailable, done},
+		{"undefined_table in a trigger", within("42P01"), true, plant.ErrHindered, done},
+		{"insufficient_privilege", sql("42501"), true, plant.ErrHindered, done},
+		{"insufficient_privilege in a trigger", within("42501"), true, plant.ErrHindered, done},
+		{"unrecorded", within(unrecorded), true, plant.ErrHindered, look},
+		{"recorded already", violation("23505", "plant_deletions", "plant_deletions_once", ""), true, plant.ErrBusy, look},
+		{"nobody's cascade in a batch", violation("23502", "plant_deletions", "", "deleted_by"), true, plant.ErrBusy, alone},
+		{"the ledger's sequence is behind", violation("23505", "plant_deletions", "plant_deletions_pkey", ""), true, plant.ErrHindered, done},
+		{"check of another table", violation("23514", "archive", "archive_check", ""), true, plant.ErrStoreRule, done},
+		{"check of no table", violation("23514", "", "", ""), true, plant.ErrStoreRule, done},
+		{"raised by a trigger", within("P0001"), true, plant.ErrStoreRule, done},
+		{"raised by a trigger in C", sql("09000"), true, plant.ErrStoreRule, done},
+		{"bad value in a trigger", within("22012"), true, plant.ErrStoreRule, done},
+		{"bad value in our own statement", sql("22P02"), true, nil, done},
+		{"rule that does not go with RETURNING", sql("0A000"), true, plant.ErrStoreRule, done},
+		{"row too large for the ledger", within("54000"), true, nil, done},
+		{"internal error", sql("XX000"), true, nil, done},
+		{"unexpected EOF", io.ErrUnexpectedEOF, true, plant.ErrUnavailable, ask},
+		{"deadline in mid-statement", context.DeadlineExceeded, true, plant.ErrUnavailable, ask},
+		{"pool exhausted", context.DeadlineExceeded, false, plant.ErrUnavailable, again},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			got := judge(tt.err, tt.sent)
-			if got.fate != tt.fate || got.retry != tt.retry {
-				t.Errorf("judge = fate %d, retry %v; want %d, %v", got.fate, got.retry, tt.fate, tt.retry)
+			if got.next != tt.next {
+				t.Errorf("judge: next step %d, want %d", got.next, tt.next)
 			}
-			for _, sentinel := range []error{plant.ErrBusy, plant.ErrUnavailable} {
+			for _, sentinel := range []error{plant.ErrBusy, plant.ErrUnavailable, plant.ErrHindered, plant.ErrStoreRule} {
 				if is := errors.Is(got.err, sentinel); is != (sentinel == tt.want) {
 					t.Errorf("judge says %v; want %v", got.err, tt.want)
 				}
 			}
-			var driver *pgconn.PgError
-			if errors.As(got.err, &driver) {
+			if _, ok := errors.AsType[*pgconn.PgError](got.err); ok {
 				t.Error("a driver error got out of the package")
 			}
 		})
-	}
-	for _, code := range []string{"23503", "23001", "23502"} {
-		err := &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code, TableName: "orders"}
-		got := judge(err, true)
-		var referenced *plant.ReferencedError
-		if !errors.As(got.err, &referenced) || referenced.Table != "orders" || got.retry || got.fate != nothing {
-			t.Errorf("judge of SQLSTATE %s = %+v; want a reference by orders, no retry", code, got)
-		}
 	}
 }
 

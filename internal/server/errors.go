@@ -37,19 +37,19 @@ const (
 	retryAfter = "1"
 )
 
-// A refusal is how an error is answered.
-type refusal struct {
+// An errorAnswer is how an error is answered.
+type errorAnswer struct {
 	is        func(error) bool
 	code      int32 // the first three digits are the status
 	message   func(error) string
 	challenge string // WWW-Authenticate
 }
 
-func (r refusal) status() int { return int(r.code / 100) }
+func (r errorAnswer) status() int { return int(r.code / 100) }
 
 // catalogue is every error answer there is, and the codes are for good: clients
 // switch on them. The first row that fits is taken.
-var catalogue = []refusal{
+var catalogue = []errorAnswer{
 	{is(auth.ErrMalformed), 40000, text("The Authorization header cannot be read: send it once, as \"Authorization: Bearer <token>\"."),
 		realm + `, error="invalid_request"`},
 	{is(plant.ErrBadID), 40001, text("The id in the path is not a plant id: write it as a decimal 64-bit integer without leading zeros or signs other than a minus, such as 42."), ""},
@@ -64,10 +64,12 @@ var catalogue = []refusal{
 	{isA[*plant.DeletedEarlierError], 40402, deletedEarlier, ""},
 	{is(errMethod), 40500, text("This method is not allowed here: see the Allow header."), ""},
 	{isA[*plant.ReferencedError], 40900, referenced, ""},
+	{is(plant.ErrStoreRule), 40901, text("A rule of the store's own, a trigger or a constraint in its database, keeps this plant. It was not deleted, and trying again will not help: ask who runs the store's database."), ""},
 	{is(errTooLarge), 41300, text(fmt.Sprintf("The request body is larger than %d bytes: a deletion needs none.", maxBody)), ""},
 	{is(plant.ErrUnknown), 50400, text("The connection to the database was lost while it was deleting: the plant may be gone or not. Send the same request with the same Idempotency-Key again to find out."), ""},
 	{is(plant.ErrUnavailable), 50300, text("The database cannot be reached. The plant was not deleted: try again later."), ""},
 	{is(plant.ErrBusy), 50301, text("The plant is locked by other work in the database. It was not deleted: try again later."), ""},
+	{is(plant.ErrHindered), 50304, text("Plants can't be deleted now, because a deletion would not be recorded or plants can't be seen. Nothing was deleted: the service's operators have to mend the database, and plantstore doctor tells them how."), ""},
 	{is(plant.ErrOverloaded), 50302, text("Too many requests are in flight. The plant was not deleted: try again later."), ""},
 	{func(error) bool { return true }, 50000, text("Something went wrong in this service. Tell its operators the X-Request-Id of this answer, and send the same request with the same Idempotency-Key again to find out what became of the plant."), ""},
 }
@@ -102,7 +104,7 @@ func (s *Server) fail(c echo.Context, err error) int32 {
 		return 0
 	}
 	err = fromEcho(err)
-	i := slices.IndexFunc(catalogue, func(r refusal) bool { return r.is(err) })
+	i := slices.IndexFunc(catalogue, func(r errorAnswer) bool { return r.is(err) })
 	r := catalogue[i]
 	header := c.Response().Header()
 	if r.challenge != "" {

@@ -94,6 +94,10 @@ func outcome(r plant.Result, err error) string {
 		return "unavailable"
 	case errors.Is(err, plant.ErrBusy):
 		return "busy"
+	case errors.Is(err, plant.ErrStoreRule):
+		return "store_rule"
+	case errors.Is(err, plant.ErrHindered):
+		return "hindered"
 	case errors.Is(err, plant.ErrOverloaded):
 		return "overloaded"
 	default:

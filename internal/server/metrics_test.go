@@ -89,6 +89,25 @@ func TestMetricsDurationsReachFromTenthMillisecondToTenSeconds(t *testing.T) {
 	}
 }
 
+// Every error that a deletion can end with has an outcome of its own.
+func TestMetricsKnowEveryOutcome(t *testing.T) {
+	t.Parallel()
+	seen := make(map[string]int32)
+	for code, err := range causes {
+		if code/100 == 400 || code/100 == 401 || code/100 == 403 || code/100 == 405 || code/100 == 413 || code == 40400 {
+			continue // refused before a deletion was tried
+		}
+		got := outcome(plant.Result{}, err)
+		if other, twice := seen[got]; twice {
+			t.Errorf("errors %d and %d both count as %q, want an outcome each", code, other, got)
+		}
+		seen[got] = code
+		if got == "error" && code != 50000 {
+			t.Errorf("error %d counts as %q, want an outcome of its own", code, got)
+		}
+	}
+}
+
 func TestMetricsCountDeletions(t *testing.T) {
 	t.Parallel()
 	outcomes := []struct {
@@ -105,6 +124,8 @@ func TestMetricsCountDeletions(t *testing.T) {
 		{plant.Result{}, plant.ErrUnavailable, "unavailable"},
 		{plant.Result{}, plant.ErrBusy, "busy"},
 		{plant.Result{}, plant.ErrOverloaded, "overloaded"},
+		{plant.Result{}, plant.ErrStoreRule, "store_rule"},
+		{plant.Result{}, plant.ErrHindered, "hindered"},
 		{plant.Result{}, errDriver, "error"},
 	}
 	var want []string

@@ -74,11 +74,13 @@ var causes = map[int32]error{
 	40402: &plant.DeletedEarlierError{At: time.Date(2026, 11, 20, 10, 30, 0, 0, time.FixedZone("CET", 3600))},
 	40500: errMethod,
 	40900: &plant.ReferencedError{Table: "order_items"},
+	40901: plant.ErrStoreRule,
 	41300: errTooLarge,
 	50000: io.ErrUnexpectedEOF,
 	50300: plant.ErrUnavailable,
 	50301: plant.ErrBusy,
 	50302: plant.ErrOverloaded,
+	50304: plant.ErrHindered,
 	50400: fmt.Errorf("%w: %w", plant.ErrUnknown, plant.ErrUnavailable),
 }
 
@@ -105,7 +107,7 @@ func TestOpenAPIHasTheCatalogue(t *testing.T) {
 	}
 
 	catalogued["204"] = answers{map[string]bool{headerRequestID: true, headerReplayed: false}, map[string]errorBody{}}
-	byStatus := make(map[int][]refusal)
+	byStatus := make(map[int][]errorAnswer)
 	for _, r := range catalogue {
 		byStatus[r.status()] = append(byStatus[r.status()], r)
 	}
@@ -117,9 +119,9 @@ func TestOpenAPIHasTheCatalogue(t *testing.T) {
 		if status >= 500 {
 			a.Headers[echo.HeaderRetryAfter] = true
 		}
-		challenged := func(r refusal) bool { return r.challenge != "" }
+		challenged := func(r errorAnswer) bool { return r.challenge != "" }
 		if slices.ContainsFunc(refusals, challenged) {
-			a.Headers[echo.HeaderWWWAuthenticate] = !slices.ContainsFunc(refusals, func(r refusal) bool { return !challenged(r) })
+			a.Headers[echo.HeaderWWWAuthenticate] = !slices.ContainsFunc(refusals, func(r errorAnswer) bool { return !challenged(r) })
 		}
 		for _, r := range refusals {
 			a.Examples[strconv.Itoa(int(r.code))] = errorBody{r.code, r.message(causes[r.code])}
@@ -152,7 +154,7 @@ func TestCatalogueTakesTheFirstRowThatFits(t *testing.T) {
 	}
 	for code, cause := range causes {
 		wrapped := fmt.Errorf("outer: %w", cause)
-		i := slices.IndexFunc(catalogue, func(r refusal) bool { return r.is(wrapped) })
+		i := slices.IndexFunc(catalogue, func(r errorAnswer) bool { return r.is(wrapped) })
 		if got := catalogue[i].code; got != code {
 			t.Errorf("error %q has code %d, want %d", wrapped, got, code)
 		}

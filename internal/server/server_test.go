@@ -33,6 +33,8 @@ func TestOutcomes(t *testing.T) {
 		{name: "never existed", err: plant.ErrNotFound, want: 40401},
 		{name: "deleted earlier", err: &plant.DeletedEarlierError{At: deletedAt}, want: 40402, mentions: "2026-11-20T09:30:00Z"},
 		{name: "referred to", err: &plant.ReferencedError{Table: "order_items"}, want: 40900, mentions: `"order_items"`},
+		{name: "a rule of the store's own", err: plant.ErrStoreRule, want: 40901, mentions: "not deleted"},
+		{name: "hindered", err: plant.ErrHindered, want: 50304, mentions: "Nothing was deleted"},
 		{name: "out of reach", err: plant.ErrUnavailable, want: 50300, mentions: "not deleted"},
 		{name: "locked", err: plant.ErrBusy, want: 50301, mentions: "not deleted"},
 		{name: "overloaded", err: plant.ErrOverloaded, want: 50302, mentions: "not deleted"},

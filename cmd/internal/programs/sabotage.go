@@ -33,8 +33,8 @@ type edit struct {
 // the place to follow it.
 func sabotages() map[string][]edit {
 	return map[string][]edit{
-		ForgetLedger: {{"internal/postgres/delete.go", "coalesce(l.own, false)", "false"}},
-		OneByOne:     {{"internal/postgres/delete.go", "alone := false", "alone := true"}},
+		ForgetLedger: {{"internal/postgres/statements.go", "coalesce(l.own, false)", "false"}},
+		OneByOne:     {{"internal/postgres/delete.go", "lone := false", "lone := true"}},
 	}
 }
 

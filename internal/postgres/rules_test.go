@@ -1,0 +1,215 @@
+package postgres
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/pgtest"
+	"plantstore/internal/plant"
+)
+
+// A rule is something that a store, or its DBA, may have done to its plants. Plant
+// 1 is the one that it is about.
+type rule struct {
+	name  string
+	super string // SQL as a superuser, with {database} for the database's name
+	sql   string // SQL as the tables' owner
+	want  error  // nil: the plant is deleted and recorded
+	// effects is a query for what the rule did, and is what it gives afterwards.
+	effects string
+	is      int
+}
+
+// archiving has a row trigger that runs a statement.
+func archiving(statement string) string {
+	return "CREATE TABLE public.archive (plant_id bigint UNIQUE, name text CHECK (name <> 'Boston fern'));" +
+		"CREATE FUNCTION public.archive() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN " + statement + "; RETURN OLD; END$$;" +
+		"CREATE TRIGGER archive BEFORE DELETE ON public.plants FOR EACH ROW WHEN (OLD.id = 1) EXECUTE FUNCTION public.archive();"
+}
+
+// keeping has a row trigger that returns null, after a statement.
+func keeping(statement string) string {
+	return "CREATE TABLE public.kept (id bigint);" +
+		"CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN " + statement + "; RETURN NULL; END$$;" +
+		"CREATE TRIGGER keep BEFORE DELETE ON public.plants FOR EACH ROW WHEN (OLD.id = 1) EXECUTE FUNCTION public.keep();"
+}
+
+var rules = []rule{
+	{name: "a trigger that raises", sql: `CREATE SEQUENCE public.tries;` + archiving(`PERFORM nextval('public.tries'); RAISE EXCEPTION 'never'`),
+		want: plant.ErrStoreRule},
+	{name: "a unique violation in an archive", sql: archiving(`INSERT INTO public.archive VALUES (1, 'a'), (1, 'b')`), want: plant.ErrStoreRule},
+	{name: "a check violation in an archive", sql: archiving(`INSERT INTO public.archive VALUES (1, OLD.name)`), want: plant.ErrStoreRule},
+	{name: "a foreign key of an archive", sql: `CREATE TABLE public.shelves (id bigint PRIMARY KEY);` +
+		archiving(`INSERT INTO public.boxes VALUES (7)`) + `CREATE TABLE public.boxes (shelf bigint REFERENCES public.shelves)`, want: plant.ErrStoreRule},
+	{name: "an archive that works", sql: archiving(`INSERT INTO public.archive VALUES (OLD.id, 'a')`), effects: `SELECT count(*) FROM public.archive`, is: 1},
+	{name: "a soft deletion", sql: keeping(`INSERT INTO public.kept VALUES (OLD.id)`), want: plant.ErrStoreRule,
+		effects: `SELECT count(*) FROM public.kept`, is: 1},
+	{name: "a trigger that keeps the row", sql: keeping(`NULL`), want: plant.ErrStoreRule},
+	{name: "a rule that does nothing", sql: `CREATE RULE keep AS ON DELETE TO public.plants DO INSTEAD NOTHING`, want: plant.ErrStoreRule},
+	{name: "a rule for some rows", sql: `CREATE RULE keep AS ON DELETE TO public.plants WHERE old.id = 1 DO INSTEAD NOTHING`, want: plant.ErrStoreRule},
+	{name: "a rule that updates", sql: `CREATE RULE keep AS ON DELETE TO public.plants DO INSTEAD UPDATE public.plants SET name = 'gone' WHERE id = old.id;
+		GRANT UPDATE ON public.plants TO plantstore_app`, want: plant.ErrStoreRule, effects: `SELECT count(*) FROM public.plants WHERE name = 'gone'`, is: 0},
+	{name: "a rule besides", sql: `CREATE TABLE public.log (id bigint); CREATE RULE log AS ON DELETE TO public.plants DO ALSO INSERT INTO public.log VALUES (old.id);
+		GRANT INSERT ON public.log TO plantstore_app`},
+	{name: "a trigger without the rights it needs", sql: `CREATE SCHEMA audit; CREATE TABLE audit.log (id bigint);
+		CREATE FUNCTION public.audit() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO audit.log VALUES (OLD.id); RETURN OLD; END';
+		CREATE TRIGGER audit BEFORE DELETE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.audit()`, want: plant.ErrHindered},
+	{name: "a trigger that relies on the search path", super: `ALTER DATABASE {database} SET search_path = shop, public`,
+		sql: `CREATE TABLE shop.log (id bigint); GRANT INSERT ON shop.log TO plantstore_app; GRANT USAGE ON SCHEMA shop TO plantstore_app;
+		CREATE FUNCTION shop.log() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO log VALUES (OLD.id); RETURN OLD; END';
+		CREATE TRIGGER log BEFORE DELETE ON public.plants FOR EACH ROW WHEN (OLD.id = 1) EXECUTE FUNCTION shop.log()`, effects: `SELECT count(*) FROM shop.log`, is: 1},
+	{name: "row level security that hides", sql: `ALTER TABLE public.plants ENABLE ROW LEVEL SECURITY`, want: plant.ErrHindered},
+	{name: "row level security that shows", sql: `ALTER TABLE public.plants ENABLE ROW LEVEL SECURITY;
+		CREATE POLICY all_plants ON public.plants TO plantstore_app USING (true)`},
+	{name: "the ledger's trigger disabled", sql: `ALTER TABLE public.plants DISABLE TRIGGER plantstore_record_deletion`, want: plant.ErrHindered},
+	{name: "every trigger disabled", sql: `ALTER TABLE public.plants DISABLE TRIGGER USER`, want: plant.ErrHindered},
+	{name: "the ledger's trigger dropped", sql: `DROP TRIGGER plantstore_record_deletion ON public.plants`, want: plant.ErrHindered},
+	{name: "a table swapped", sql: `ALTER TABLE public.plants RENAME TO old_plants; CREATE TABLE public.plants AS TABLE public.old_plants;
+		GRANT SELECT (id), DELETE ON public.plants TO plantstore_app`, want: plant.ErrHindered},
+	{name: "replica role", super: `ALTER DATABASE {database} SET session_replication_role = replica`, want: plant.ErrHindered},
+	{name: "a ledger that loses its rows", sql: `CREATE RULE lose AS ON INSERT TO public.plant_deletions DO INSTEAD NOTHING`, want: plant.ErrHindered},
+	{name: "a ledger that forgets", sql: `CREATE FUNCTION public.forget() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM public.plant_deletions; RETURN NULL; END';
+		CREATE TRIGGER forget AFTER INSERT ON public.plant_deletions FOR EACH STATEMENT EXECUTE FUNCTION public.forget()`, want: plant.ErrHindered},
+	{name: "a ledger whose sequence is behind", sql: `INSERT INTO public.plant_deletions (id, plant_id, shape, plant, deleted_by) OVERRIDING SYSTEM VALUE
+		SELECT i, 1000 + i, 1, '()', 'somebody' FROM generate_series(1, 1000) i`, want: plant.ErrHindered},
+	{name: "a child table", sql: `CREATE TABLE public.trees (height int) INHERITS (public.plants); INSERT INTO public.trees (id, name) VALUES (77, 'Oak')`, want: plant.ErrHindered},
+	{name: "an id that is no bigint any more", sql: `ALTER TABLE public.plants ALTER id DROP IDENTITY; ALTER TABLE public.plants ALTER id TYPE numeric`, want: plant.ErrHindered},
+}
+
+// Whatever a store has done to its table: a plant that was deleted is in the ledger
+// with its row, and one that is not deleted is there, not in the ledger, and
+// nobody is told that it does not exist.
+func TestRulesOfTheStore(t *testing.T) {
+	t.Parallel()
+	for _, together := range []bool{false, true} {
+		for _, r := range rules {
+			name := "alone, " + r.name
+			if together {
+				name = "together, " + r.name
+			}
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				s := r.store(t)
+				errs := []error{nil}
+				if together {
+					errs = s.deleteAtOnce(t, ids(1, 30))
+				} else {
+					_, errs[0] = s.plants.Delete(in(t, patience), request(1, 0))
+				}
+				r.check(t, s, errs[0])
+				for i, err := range errs {
+					id := int64(i + 1)
+					if recorded := s.recorded(t, id); s.has(t, id) == recorded || recorded != (err == nil) {
+						t.Errorf("plant %d: Delete %v, there %v, recorded %v; want it there or recorded, as told", id, err, s.has(t, id), recorded)
+					}
+				}
+			})
+		}
+	}
+}
+
+// store makes a database with 30 plants to which the rule is applied.
+func (r rule) store(t *testing.T) store {
+	t.Helper()
+	database := pgtest.New(t)
+	before := storeOn(t, database, "")
+	before.sample(t, 30)
+	super := pgtest.Pool(t, database.Super)
+	name := pgx.Identifier{database.Name}.Sanitize()
+	for _, sql := range []string{`CREATE SCHEMA shop AUTHORIZATION plantstore_owner`,
+		`GRANT CREATE ON DATABASE ` + name + ` TO plantstore_owner`, strings.ReplaceAll(r.super, "{database}", name)} {
+		if _, err := super.Exec(t.Context(), sql); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+	before.exec(t, r.sql)
+	return storeOn(t, database, "") // with the settings that new sessions get
+}
+
+func (r rule) check(t *testing.T, s store, err error) {
+	t.Helper()
+	if !errors.Is(err, r.want) || r.want == nil && err != nil {
+		t.Errorf("Delete: %v, want %v", err, r.want)
+	}
+	if r.effects != "" {
+		var got int
+		if err := s.owner.QueryRow(t.Context(), r.effects).Scan(&got); err != nil || got != r.is {
+			t.Errorf("%s: %d, %v; want %d", r.effects, got, err, r.is)
+		}
+	}
+}
+
+// recorded reports whether the ledger has a deletion of a plant.
+func (s store) recorded(t *testing.T, id int64) bool {
+	t.Helper()
+	return slices.ContainsFunc(s.ledger(t), func(l ledgerRow) bool { return l.PlantID == id })
+}
+
+// A key that the ledger knows is answered from it, also where nothing can be
+// deleted any more.
+func TestReplayWhileDeletionsAreNotRecorded(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.plant(t, 1)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+		t.Fatal(err)
+	}
+	s.plant(t, 1)
+	s.exec(t, `ALTER TABLE public.plants DISABLE TRIGGER USER`)
+	result, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
+	if err != nil || !result.Replayed || !s.has(t, 1) {
+		t.Errorf("Delete = %+v, %v, plant there %v; want a replay that leaves the plant alone", result, err, s.has(t, 1))
+	}
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "other")); !errors.Is(err, plant.ErrHindered) || !s.has(t, 1) {
+		t.Errorf("Delete with another key: %v, plant there %v; want ErrHindered and the plant there", err, s.has(t, 1))
+	}
+}
+
+// A cascade takes a plant along whose own deletion had the same key.
+func TestACascadeOfAPlantWithTheSameKey(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.exec(t, `ALTER TABLE public.plants ADD parent bigint REFERENCES public.plants ON DELETE CASCADE`)
+	s.plant(t, 1)
+	s.plant(t, 2)
+	if _, err := s.plants.Delete(in(t, patience), deletion(2, "k")); err != nil {
+		t.Fatal(err)
+	}
+	s.exec(t, `INSERT INTO public.plants (id, name, parent) VALUES (2, 'Boston fern', 1)`)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+		t.Errorf("Delete: %v, want none", err)
+	}
+	by := deletion(2, "k")
+	cascaded := ledgered(2, by)
+	cascaded.Key = nil
+	s.checkLedger(t, []ledgerRow{ledgered(2, by), cascaded, ledgered(1, by)})
+}
+
+// The settings of a request count for the service's role only.
+func TestNobodyElseNamesAPrincipal(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	for id := range int64(4) {
+		s.plant(t, id+1)
+	}
+	s.exec(t, `SET plantstore.principal = 'shop'; SET plantstore.plant = '1'; SET plantstore.request_id = 'r'; SET plantstore.idempotency_key = 'k';
+		DELETE FROM public.plants WHERE id = 1`)
+	s.exec(t, `SET plantstore.batch = '[{"plant": 2, "principal": "shop", "request_id": "r", "key": "k"}]'; DELETE FROM public.plants WHERE id = 2`)
+	// Nor does the service's role get more than one entry for a plant.
+	app := pgtest.Pool(t, database.App)
+	_, err := app.Exec(t.Context(), `SET plantstore.batch = '[{"plant": 3, "principal": "a", "key": "k"}, {"plant": 3, "principal": "b", "key": "k"}]';
+		DELETE FROM public.plants WHERE id = 3`)
+	if sqlState(err) != unrecorded {
+		t.Errorf("two entries for one plant: %v, want SQLSTATE %s", err, unrecorded)
+	}
+	want := []ledgerRow{{1, "Boston fern", "plantstore_owner", nil, nil}, {2, "Boston fern", "plantstore_owner", nil, nil}}
+	if diff := cmp.Diff(want, s.ledger(t)); diff != "" {
+		t.Errorf("ledger (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,292 @@
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"plantstore/internal/plant"
+)
+
+// Every SQL of a deletion is in this file.
+//
+// A session's search path is not ours: whoever owns the database can set one, with
+// operators, functions and types of their own in front. So each transaction sets
+// its own first, in a statement that names everything with its schema: pg_catalog
+// alone or, where triggers of the store's run with us, in front of what they rely
+// on; then our operators are those of pg_catalog as long as their types fit exactly.
+// What was parsed before that, to be kept as a prepared statement, is parsed again
+// then, but the parameters keep the types that they got first: those are named in
+// full, too (bigint is a keyword and means the same everywhere).
+//
+// enable_seqscan is off because plans are kept for the life of a connection. A
+// ledger that was empty when a statement was planned would be scanned as a whole
+// for each deletion, until the next ANALYZE. Where no index helps, a table is
+// still scanned.
+
+// commitDurably is a column of a SELECT. It makes the transaction that it is in wait
+// for its commit: a cluster that has synchronous_commit off would answer before
+// the commit is durable.
+const commitDurably = `pg_catalog.set_config('synchronous_commit', CASE
+	WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off' THEN 'on'
+	ELSE pg_catalog.current_setting('synchronous_commit') END, true)`
+
+// bounds is the first statement of each transaction that deletes. Its settings end
+// with the transaction.
+const bounds = `SELECT pg_catalog.set_config('search_path', CASE
+		WHEN pg_catalog.current_setting('search_path') OPERATOR(pg_catalog.=) '' THEN 'pg_catalog'
+		ELSE pg_catalog.concat('pg_catalog, ', pg_catalog.current_setting('search_path')) END, true),
+	pg_catalog.set_config('enable_seqscan', 'off', true),
+	pg_catalog.set_config('lock_timeout', $1::pg_catalog.text, true),
+	pg_catalog.set_config('statement_timeout', $2::pg_catalog.text, true), ` + commitDurably
+
+// pinned returns a pipeline, one implicit transaction, whose names mean what they
+// say.
+func pinned() *pgx.Batch {
+	pipeline := new(pgx.Batch)
+	pipeline.Queue(`SELECT pg_catalog.set_config('search_path', 'pg_catalog', true), pg_catalog.set_config('enable_seqscan', 'off', true)`)
+	return pipeline
+}
+
+// A sender is a connection, or a pool of them.
+type sender interface {
+	SendBatch(context.Context, *pgx.Batch) pgx.BatchResults
+}
+
+// queryRow runs a statement in a pinned transaction of its own and scans its one
+// row. It returns pgx.ErrNoRows when there is none.
+func queryRow(ctx context.Context, db sender, dest []any, sql string, args ...any) error {
+	pipeline := pinned()
+	pipeline.Queue(sql, args...)
+	results := db.SendBatch(ctx, pipeline)
+	_, err := results.Exec()
+	if err == nil {
+		err = results.QueryRow().Scan(dest...)
+	}
+	// The commit is only known when everything was read to the end.
+	if closeErr := results.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+// exec runs a statement in a pinned transaction of its own.
+func exec(ctx context.Context, db sender, sql string, args ...any) error {
+	pipeline := pinned()
+	pipeline.Queue(sql, args...)
+	return db.SendBatch(ctx, pipeline).Close()
+}
+
+// deleteEach runs deletions as one implicit transaction in one round trip, and
+// reports for each whether there was a row. With an error, at is the index of the
+// deletion at which it came, or -1 if it came with the commit; nothing was deleted
+// if the error is the database's, and nobody knows if the connection was lost.
+//
+// Each DELETE locks its row and, by their foreign keys, looks for rows that refer
+// to it (a scan of the referring table if that has no index on the column). The
+// trigger plantstore_record_deletion writes the ledger from the settings made
+// before it. Somebody else deleting the same row is waited for, up to
+// lockTimeout; whoever comes second finds no row.
+//
+// What follows each DELETE is the proof: unless the trigger ran and found no row, the
+// ledger must have an entry of this transaction under principal, plant and key.
+// Otherwise the whole transaction is taken back with the error unrecorded.
+func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error) {
+	var pipeline pgx.Batch
+	pipeline.Queue(bounds, milliseconds(lockTimeout), milliseconds(statementTimeout))
+	for _, d := range deletions {
+		pipeline.Queue(`SELECT set_config('plantstore.recorded', '', true), set_config('plantstore.batch', '', true),
+			set_config('plantstore.plant', $1::pg_catalog.text, true), set_config('plantstore.principal', $2::pg_catalog.text, true),
+			set_config('plantstore.request_id', $3::pg_catalog.text, true), set_config('plantstore.idempotency_key', $4::pg_catalog.text, true)`,
+			strconv.FormatInt(int64(d.Plant), 10), d.Principal, d.RequestID, d.Key)
+		pipeline.Queue(`DELETE FROM public.plants WHERE id = $1::bigint`, int64(d.Plant))
+		pipeline.Queue(`SELECT CASE WHEN current_setting('plantstore.recorded') = '0' OR EXISTS (
+				SELECT FROM public.plant_deletions d WHERE d.plant_id = $1::bigint AND d.deleted_by = $2::pg_catalog.text
+					AND d.idempotency_key = $3::pg_catalog.text AND d.xmin = pg_current_xact_id()::pg_catalog.xid)
+			THEN 0 ELSE public.plantstore_unrecorded() END`, int64(d.Plant), d.Principal, d.Key)
+	}
+	results := conn.SendBatch(ctx, &pipeline)
+	deleted = make([]bool, len(deletions))
+	at = -1
+	if _, err = results.Exec(); err == nil {
+		for i := range deletions {
+			if deleted[i], err = readDeletion(results); err != nil {
+				at = i
+				break
+			}
+		}
+	}
+	// The commit is only known when everything was read to the end.
+	if closeErr := results.Close(); err == nil {
+		err = closeErr
+	}
+	return deleted, at, err
+}
+
+// readDeletion reads the results of one deletion's three statements.
+func readDeletion(results pgx.BatchResults) (deleted bool, err error) {
+	var tag pgconn.CommandTag
+	if _, err = results.Exec(); err != nil {
+		return false, err
+	}
+	if tag, err = results.Exec(); err != nil {
+		return false, err
+	}
+	_, err = results.Exec()
+	return tag.RowsAffected() > 0, err
+}
+
+// deleteTogether is deleteEach for many at about half the cost for the database:
+// one DELETE for all of them, which the trigger records in one go. It can't tell
+// whose deletion the database refused: at is -1 with any error.
+//
+// It takes the same locks, in whatever order the plan finds the rows: lockTimeout
+// has to be less than deadlock_timeout. Its proof is that the ledger has at least
+// as many entries of this transaction for what was asked as rows were recorded:
+// plants that a cascade took are asked for here, or the trigger refuses.
+func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error) {
+	asked := newRequests(deletions)
+	batch, err := json.Marshal(asked.requests)
+	if err != nil {
+		return nil, -1, fmt.Errorf("encode batch: %w", err)
+	}
+	var pipeline pgx.Batch
+	pipeline.Queue(bounds+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.principal', '', true),
+		pg_catalog.set_config('plantstore.batch', $3::pg_catalog.text, true)`,
+		milliseconds(lockTimeout), milliseconds(statementTimeout), string(batch))
+	pipeline.Queue(`DELETE FROM public.plants WHERE id = ANY ($1::bigint[]) RETURNING id`, asked.ids)
+	// The subquery is one for each request, and so a look into the index each.
+	pipeline.Queue(`SELECT CASE WHEN nullif(current_setting('plantstore.recorded'), '')::bigint <= (
+			SELECT count(*) FROM unnest($1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[]) AS r (plant, principal, key)
+			WHERE (SELECT d.xmin FROM public.plant_deletions d WHERE d.plant_id = r.plant AND d.deleted_by = r.principal
+				AND d.idempotency_key = r.key) = pg_current_xact_id()::pg_catalog.xid)
+		THEN 0 ELSE public.plantstore_unrecorded() END`, asked.ids, asked.principals, asked.keys)
+	results := conn.SendBatch(ctx, &pipeline)
+	defer results.Close()
+	if _, err = results.Exec(); err != nil {
+		return nil, -1, err
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return nil, -1, err
+	}
+	gone, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return nil, -1, err
+	}
+	deleted = make([]bool, len(deletions))
+	for _, id := range gone {
+		deleted[asked.first[id]] = true
+	}
+	// The commit is only known when everything was read to the end.
+	return deleted, -1, results.Close()
+}
+
+// requests are the deletions of a batch, one for each plant: of those who ask for
+// the same plant the first gets it.
+type requests struct {
+	requests   []requestJSON
+	ids        []int64
+	principals []string
+	keys       []string
+	first      map[int64]int // index of the deletion by plant
+}
+
+// A requestJSON is one of them as the trigger reads it.
+type requestJSON struct {
+	Plant     plant.ID `json:"plant"`
+	Principal string   `json:"principal"`
+	RequestID string   `json:"request_id"`
+	Key       string   `json:"key"`
+}
+
+func newRequests(deletions []plant.Deletion) requests {
+	r := requests{first: make(map[int64]int, len(deletions))}
+	for i, d := range deletions {
+		if _, taken := r.first[int64(d.Plant)]; taken {
+			continue
+		}
+		r.first[int64(d.Plant)] = i
+		r.requests = append(r.requests, requestJSON{d.Plant, d.Principal, d.RequestID, d.Key})
+		r.ids = append(r.ids, int64(d.Plant))
+		r.principals = append(r.principals, d.Principal)
+		r.keys = append(r.keys, d.Key)
+	}
+	return r
+}
+
+// milliseconds writes a duration as PostgreSQL's time settings have it. None is
+// written as 0, which would mean no limit.
+func milliseconds(d time.Duration) string { return strconv.FormatInt(max(d.Milliseconds(), 1), 10) }
+
+// A history is what the database knows of a plant.
+type history struct {
+	exists    bool       // the plant is there
+	kept      bool       // the plant is there, and a rule or trigger of the store's may be why
+	hidden    bool       // row level security may hide the plant or the ledger from us
+	own       bool       // the deletion that was asked about is in the ledger
+	requestID *string    // of the ledger's row
+	deletedAt *time.Time // of the ledger's row: the own one, else the latest; nil without any
+}
+
+// readHistory reads what became of a plant. It takes no lock.
+func readHistory(ctx context.Context, conn *pgx.Conn, d plant.Deletion) (history, error) {
+	var h history
+	// A row trigger before the DELETE can keep the row (tgtype 1: for each row, 2:
+	// before, 8: delete), and so can a rule instead of it.
+	err := queryRow(ctx, conn, []any{&h.exists, &h.kept, &h.hidden, &h.own, &h.requestID, &h.deletedAt}, `
+		SELECT p.there, p.there AND (
+				EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'public.plants'::pg_catalog.regclass AND NOT t.tgisinternal AND t.tgtype & 11 = 11)
+				OR EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = 'public.plants'::pg_catalog.regclass AND r.ev_type = '4' AND r.is_instead)),
+			row_security_active('public.plants') OR row_security_active('public.plant_deletions'),
+			coalesce(l.own, false), l.request_id, l.deleted_at
+		FROM (SELECT EXISTS (SELECT FROM public.plants WHERE id = $1::bigint) AS there) p LEFT JOIN LATERAL (
+			SELECT d.deleted_by = $2::pg_catalog.text AND d.idempotency_key IS NOT DISTINCT FROM $3::pg_catalog.text AS own, d.request_id, d.deleted_at
+			FROM public.plant_deletions d WHERE d.plant_id = $1::bigint
+			ORDER BY own DESC, d.id DESC LIMIT 1
+		) l ON true`,
+		int64(d.Plant), d.Principal, d.Key)
+	return h, err
+}
+
+// refersToPlants reports whether a constraint or column of a table can stand in the
+// way of a deletion because the table's rows refer to the plant, or to a row that
+// a cascade removes along with it. Otherwise it is something else of the store's,
+// such as an archive that a trigger fills. It takes no lock.
+func refersToPlants(ctx context.Context, conn *pgx.Conn, e *pgconn.PgError) (bool, error) {
+	var refers bool
+	// A foreign key refuses by itself. With SET NULL or SET DEFAULT it changes the
+	// row that refers, which then breaks any constraint of its table.
+	err := queryRow(ctx, conn, []any{&refers}, `
+		WITH RECURSIVE referring AS (
+			SELECT c.conrelid, c.conname, c.confdeltype FROM pg_constraint c
+			WHERE c.contype = 'f' AND c.confrelid = 'public.plants'::pg_catalog.regclass
+			UNION
+			SELECT c.conrelid, c.conname, c.confdeltype FROM referring r
+			JOIN pg_constraint c ON c.contype = 'f' AND c.confrelid = r.conrelid WHERE r.confdeltype = 'c'
+		)
+		SELECT EXISTS (SELECT FROM referring r
+			WHERE r.conrelid = to_regclass(format('%I.%I', $1::pg_catalog.text, $2::pg_catalog.text))
+				AND (r.conname = $3::pg_catalog.text OR r.confdeltype IN ('n', 'd')))`,
+		e.SchemaName, e.TableName, e.ConstraintName)
+	return refers, err
+}
+
+// settle makes sure that what was read from the ledger outlives a failover.
+//
+// A row can be read before it is replicated: when the wait for a synchronous
+// standby was cut short, by a crash or a cancelled session, the commit is there
+// locally and only there. So settle commits a record of its own behind it (the
+// smallest there is, a logical decoding message) and waits for that: the log is
+// replicated in order.
+func settle(ctx context.Context, conn *pgx.Conn) error {
+	var pipeline pgx.Batch
+	pipeline.Queue(`SELECT pg_catalog.set_config('statement_timeout', $1::pg_catalog.text, true), `+commitDurably, milliseconds(budget(ctx, 1)))
+	pipeline.Queue(`SELECT pg_catalog.pg_logical_emit_message(true, 'plantstore', '')`)
+	return conn.SendBatch(ctx, &pipeline).Close()
+}

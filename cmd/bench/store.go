@@ -87,9 +87,10 @@ func newStore(ctx context.Context, server *localpg.Server, spec storeSpec) (_ *s
 	}
 	// As if the plants there are had been deleted and restored, again and again.
 	if _, err := s.control.Exec(ctx, `
-		INSERT INTO public.plant_deletions (plant_id, plant, deleted_by, request_id, idempotency_key)
-		SELECT p.id, to_jsonb(p), 'somebody', gen_random_uuid(), gen_random_uuid()
-		FROM generate_series(1, $1::bigint) i JOIN public.plants p ON p.id = 1 + i % $2::bigint`,
+		INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, request_id, idempotency_key)
+		SELECT p.id, s.id, ROW(p.*)::text, 'somebody', gen_random_uuid(), gen_random_uuid()
+		FROM (SELECT public.plantstore_shape('public.plants'::regclass, NULL) AS id OFFSET 0) s,
+			generate_series(1, $1::bigint) i JOIN public.plants p ON p.id = 1 + i % $2::bigint`,
 		s.ledger, s.plants); err != nil {
 		return nil, err
 	}

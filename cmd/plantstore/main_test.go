@@ -172,8 +172,8 @@ func TestMigrateAndToken(t *testing.T) {
 	if strings.Contains(list, strings.TrimSpace(token)) {
 		t.Error("token list shows a token")
 	}
-	expect(1, ".*took back 00006_grants.sql .*", `plantstore: migration 00005_api_tokens.sql: refusing to drop public.api_tokens: it holds tokens .*`,
-		"migrate", "down", "--to", "4")
+	expect(1, ".*took back 00006_grants.sql .*", `plantstore: migration 00004_api_tokens.sql: refusing to drop public.api_tokens: it holds tokens .*`,
+		"migrate", "down", "--to", "3")
 }
 
 // patience is how long is waited for what has to come. No test proves that it

@@ -58,7 +58,7 @@ func TestMigratePlan(t *testing.T) {
 		`MIGRATION +VERDICT +LOCKS ON TABLES IN USE\n.*`+
 		`00003_record_deletions.sql +blocks writes briefly +SHARE ROW EXCLUSIVE on public.plants \(about 1,500 rows, \d+ kB\)\n.*`+
 		`\n00003_record_deletions.sql: blocks writes briefly \(in one transaction\)\n.*`+
-		`\n  3. blocks writes briefly: adds a trigger, in the catalogue only: no row is read\n`+
+		`\n  6. blocks writes briefly: adds a trigger, in the catalogue only: no row is read\n`+
 		`     lock: SHARE ROW EXCLUSIVE on public.plants \(about 1,500 rows, \d+ kB\)\n`+
 		`     see: https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-TABLES\n\n`+
 		`       \| CREATE TRIGGER plantstore_record_deletion AFTER DELETE ON public.plants\n.*`)
@@ -71,7 +71,7 @@ func TestMigratePlan(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &plan); err != nil || code != 3 || len(plan.Pending) != len(migrate.All()) {
 		t.Errorf("as JSON: %d pending, exit code %d, %v; want all, 3", len(plan.Pending), code, err)
 	}
-	lock := plan.Pending[2].Statements[2].Locks[0]
+	lock := plan.Pending[2].Statements[5].Locks[0]
 	if lock.Mode != "SHARE ROW EXCLUSIVE" || lock.Table != "public.plants" || *lock.Rows != 1500 {
 		t.Errorf("lock %+v, want that of the trigger on 1500 rows", lock)
 	}
@@ -97,14 +97,14 @@ func TestMigratePlan(t *testing.T) {
 		t.Errorf("trouble: exit code %d, want 1", code)
 	}
 	matches(t, "plan", stdout, `database \S+ is at version 901, this plantstore at \d+: nothing to do\n`+
-		`TROUBLE: 00002_plant_deletions.sql has changed since it was applied here on \S+: SHA-256 000000000000... then, [0-9a-f]{12}... now\n`+
+		`TROUBLE: 00002_ledger.sql has changed since it was applied here on \S+: SHA-256 000000000000... then, [0-9a-f]{12}... now\n`+
 		`         Put the file back as it was, and make the change a migration of its own.\n`+
 		`TROUBLE: the database is ahead of this plantstore: migration 00901 is applied and not part of it\n`+
 		`         Migrate with the release that has it. .*\n`+
 		`note: whether these have changed .*: 00003_record_deletions.sql\n`+
-		`note: something else applied these; .*: 00004_refuse_truncate.sql\n`)
+		`note: something else applied these; .*: 00004_api_tokens.sql\n`)
 	stdout, _, code = command(t, "migrate", "status", url)
-	matches(t, "status", stdout, `.*00002_plant_deletions.sql +applied, changed since +\S+Z\n.*00901 +unknown to this binary .*TROUBLE: 00002.*`)
+	matches(t, "status", stdout, `.*00002_ledger.sql +applied, changed since +\S+Z\n.*00901 +unknown to this binary .*TROUBLE: 00002.*`)
 	if code != 0 {
 		t.Errorf("status: exit code %d, want 0", code)
 	}
@@ -113,7 +113,7 @@ func TestMigratePlan(t *testing.T) {
 		t.Errorf("status as JSON: %s\nstandard error: %s\nwant JSON, and trouble apart from it", stdout, stderr)
 	}
 	_, stderr, code = command(t, "migrate", "up", url)
-	if code != 0 || !strings.HasPrefix(stderr, "warning: 00002_plant_deletions.sql has changed") {
+	if code != 0 || !strings.HasPrefix(stderr, "warning: 00002_ledger.sql has changed") {
 		t.Errorf("up: exit code %d, %q; want 0 and a warning", code, stderr)
 	}
 }
@@ -134,7 +134,7 @@ func TestMigrateUpNamesTheBlocker(t *testing.T) {
 	if code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
-	matches(t, "standard output", stdout, `applied 00001_plants.sql \(\S+s\)\napplied 00002_plant_deletions.sql \(\S+s\)\n`)
+	matches(t, "standard output", stdout, `applied 00001_plants.sql \(\S+s\)\napplied 00002_ledger.sql \(\S+s\)\n`)
 	matches(t, "standard error", stderr, blocked+progress+
 		`00003_record_deletions.sql did not get SHARE ROW EXCLUSIVE on public.plants and lets others through: attempt 2 of 2 in \S+s\n`+
 		progress+blocked+progress+`plantstore: migration 00003_record_deletions.sql: no lock SHARE ROW EXCLUSIVE on public.plants within 2s, in 2 attempts: nothing was changed; `+

@@ -297,7 +297,7 @@ func TestDoctorFindsALedgerToPurge(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(`INSERT INTO plant_deletions (plant_id, plant, deleted_by, deleted_at) SELECT i, '{}', 'x', now() - i * interval '1 day' FROM generate_series(400, 1, -1) i`)
+	exec(`INSERT INTO plant_deletions (plant_id, shape, plant, deleted_by, deleted_at) SELECT i, 1, '()', 'x', now() - i * interval '1 day' FROM generate_series(400, 1, -1) i`)
 	e := examinationOf(database.Super, database.App)
 	if found := troubles(t, e); len(found) > 0 {
 		t.Errorf("%+v, want nothing while the ledger is small", found)

@@ -262,7 +262,7 @@ SELECT pg_sleep(CASE WHEN to_regclass('public.go_on') IS NULL THEN 600 ELSE 0 EN
 `
 
 // sleeping finds who does.
-const sleeping = `SELECT pid::text FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND query LIKE 'SELECT pg_sleep(CASE%'`
+const sleeping = `SELECT pid::text FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND wait_event = 'PgSleep'`
 
 // However a run ends, the error says how the database stands, nothing goes on
 // on the server, and a second run does the rest.

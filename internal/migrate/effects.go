@@ -26,6 +26,10 @@ const manual = "https://www.postgresql.org/docs/current/"
 // effects are those of the Up of every migration, one for each statement. A test
 // runs the migrations and compares the locks with what PostgreSQL really takes.
 func effects() map[int64][]Effect {
+	makesTable := Effect{Does: "makes a table", Manual: "sql-createtable.html"}
+	comments := Effect{Does: "comments on the table just made", Manual: "sql-comment.html"}
+	makesFunction := Effect{Does: "makes a function", Manual: "sql-createfunction.html"}
+	closesFunctions := Effect{Does: "takes a right on what was just made from everybody", Manual: "sql-revoke.html"}
 	addsTrigger := Effect{
 		Does:   "adds a trigger, in the catalogue only: no row is read",
 		Locks:  []Lock{{Mode: "SHARE ROW EXCLUSIVE", Table: "public.plants"}},
@@ -36,28 +40,23 @@ func effects() map[int64][]Effect {
 			{Does: "makes the table plants; one that exists is looked at in the catalogue only, and kept as it is", Manual: "sql-do.html"},
 		},
 		2: {
-			{Does: "makes a table", Manual: "sql-createtable.html"},
-			{Does: "comments on the table just made", Manual: "sql-comment.html"},
-			{Does: "comments on the table just made", Manual: "sql-comment.html"},
+			makesTable, comments, comments, comments,
+			makesTable, comments, comments, comments, comments, comments, comments,
 		},
 		3: {
-			{Does: "makes a function", Manual: "sql-createfunction.html"},
-			{Does: "takes a right on the function just made from everybody", Manual: "sql-revoke.html"},
+			makesFunction, makesFunction, makesFunction, makesFunction, closesFunctions,
 			addsTrigger,
+			{Does: "adds a trigger, under the same lock", Manual: addsTrigger.Manual},
 		},
 		4: {
-			{Does: "makes a function", Manual: "sql-createfunction.html"},
-			addsTrigger,
+			makesTable, comments, comments, comments,
+			makesFunction, closesFunctions,
 		},
 		5: {
-			{Does: "makes a table", Manual: "sql-createtable.html"},
-			{Does: "comments on the table just made", Manual: "sql-comment.html"},
-			{Does: "comments on the table just made", Manual: "sql-comment.html"},
-			{Does: "comments on the table just made", Manual: "sql-comment.html"},
-			{Does: "makes a function", Manual: "sql-createfunction.html"},
-			{Does: "takes a right on the function just made from everybody", Manual: "sql-revoke.html"},
+			makesTable, comments, comments, comments, comments,
 		},
 		6: {
+			{Does: "takes from others what default privileges gave them of the new tables and functions", Manual: "sql-revoke.html"},
 			{
 				Does: "grants rights to plantstore_app, in the catalogue only",
 				Locks: []Lock{
@@ -67,23 +66,6 @@ func effects() map[int64][]Effect {
 					{Mode: "ACCESS SHARE", Table: "public.plants", Since: 18},
 				},
 				Manual: "sql-grant.html",
-			},
-		},
-		7: {
-			{Does: "makes a table", Manual: "sql-createtable.html"},
-			{Does: "comments on the table just made", Manual: "sql-comment.html"},
-			{Does: "comments on the table just made", Manual: "sql-comment.html"},
-			{Does: "comments on the table just made", Manual: "sql-comment.html"},
-			{Does: "comments on the table just made", Manual: "sql-comment.html"},
-		},
-		8: {
-			{Does: "looks in the catalogue whether plants has a parent", Manual: "sql-do.html"},
-			{Does: "replaces a function", Manual: "sql-createfunction.html"},
-			{Does: "takes a right on the function from everybody, who has it no more", Manual: "sql-revoke.html"},
-			{
-				Does:   "replaces a trigger, in the catalogue only: no row is read",
-				Locks:  addsTrigger.Locks,
-				Manual: addsTrigger.Manual,
 			},
 		},
 	}

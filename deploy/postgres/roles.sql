@@ -21,8 +21,6 @@ BEGIN
         CREATE ROLE plantstore_app LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOINHERIT;
     END IF;
     EXECUTE format('GRANT CONNECT ON DATABASE %I TO plantstore_owner, plantstore_app', current_database());
-    -- PUBLIC may make temporary tables by default; the service needs none.
-    EXECUTE format('REVOKE TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
     -- A plants table that was there before the service stays its owner's: the
     -- migrations only need to put triggers on it and to pass rights on.
     IF EXISTS (SELECT FROM pg_class WHERE oid = to_regclass('public.plants')
@@ -33,7 +31,5 @@ BEGIN
 END
 $$;
 
--- PostgreSQL 14 lets everybody create in public; 15 and later do not.
-REVOKE CREATE ON SCHEMA public FROM PUBLIC;
 GRANT USAGE, CREATE ON SCHEMA public TO plantstore_owner;
 GRANT USAGE ON SCHEMA public TO plantstore_app;

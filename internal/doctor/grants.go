@@ -113,7 +113,7 @@ func granted(ctx context.Context, tx pgx.Tx) ([]grantedRight, error) {
 			WHERE a.attacl IS NOT NULL AND NOT a.attisdropped AND c.relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
 			UNION ALL
 			SELECT coalesce(proacl, acldefault('f', proowner)), '', 'FUNCTION ' || oid::regprocedure, true
-			FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname IN ('plantstore_record_deletion', 'plantstore_shape', 'plantstore_unrecorded', 'plantstore_token')
+			FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname IN ('plantstore_record_deletion', 'plantstore_shape', 'plantstore_prove', 'plantstore_token')
 			UNION ALL
 			SELECT coalesce(nspacl, acldefault('n', nspowner)), '', format('SCHEMA %I', nspname), nspname = 'public' FROM pg_namespace
 			WHERE nspname !~ '^pg_|^information_schema$'

@@ -455,6 +455,50 @@ func TestDurabilityCannotBeTurnedOff(t *testing.T) {
 	}
 }
 
+// Plans are kept for the life of a connection, also those that were made while the
+// ledger was empty.
+func TestAGrownLedgerIsNotScanned(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "pool_max_conns=2")
+	s.sample(t, 100)
+	use := func(first int64) {
+		t.Helper()
+		for i := range int64(8) {
+			if _, err := s.plants.Delete(in(t, patience), deletion(first+i, "k")); err != nil {
+				t.Error(err)
+			}
+			if _, err := s.plants.Delete(in(t, patience), deletion(1000+i, "k")); !errors.Is(err, plant.ErrNotFound) {
+				t.Error(err)
+			}
+		}
+		for _, err := range s.deleteAtOnce(t, ids(first+10, first+40)) {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	use(1)
+	const grown = 20_000
+	s.exec(t, `INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by) SELECT -i, 1, '()', 'somebody' FROM generate_series(1, $1::int) i`, grown)
+	use(51)
+	s.Close() // the sessions tell their statistics when they end
+	for {
+		var sessions, read int
+		if err := s.owner.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM pg_stat_activity WHERE usename = 'plantstore_app' AND datname = current_database()),
+			seq_tup_read FROM pg_stat_user_tables WHERE relname = 'plant_deletions'`).Scan(&sessions, &read); err != nil {
+			t.Fatal(err)
+		}
+		if sessions > 0 {
+			continue
+		}
+		if read > grown {
+			t.Errorf("%d rows of the ledger were read by scans, want fewer than one scan of its %d", read, grown)
+		}
+		return
+	}
+}
+
 func TestReady(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)

@@ -23,11 +23,6 @@ import (
 // What was parsed before that, to be kept as a prepared statement, is parsed again
 // then, but the parameters keep the types that they got first: those are named in
 // full, too (bigint is a keyword and means the same everywhere).
-//
-// enable_seqscan is off because plans are kept for the life of a connection. A
-// ledger that was empty when a statement was planned would be scanned as a whole
-// for each deletion, until the next ANALYZE. Where no index helps, a table is
-// still scanned.
 
 // commitDurably is a column of a SELECT. It makes the transaction that it is in wait
 // for its commit: a cluster that has synchronous_commit off would answer before
@@ -41,15 +36,22 @@ const commitDurably = `pg_catalog.set_config('synchronous_commit', CASE
 const bounds = `SELECT pg_catalog.set_config('search_path', CASE
 		WHEN pg_catalog.current_setting('search_path') OPERATOR(pg_catalog.=) '' THEN 'pg_catalog'
 		ELSE pg_catalog.concat('pg_catalog, ', pg_catalog.current_setting('search_path')) END, true),
-	pg_catalog.set_config('enable_seqscan', 'off', true),
-	pg_catalog.set_config('lock_timeout', $1::pg_catalog.text, true),
-	pg_catalog.set_config('statement_timeout', $2::pg_catalog.text, true), ` + commitDurably
+	pg_catalog.set_config('lock_timeout', $1::pg_catalog.text, true), pg_catalog.set_config('statement_timeout', $2::pg_catalog.text, true), ` + commitDurably
+
+// proof makes sure that what the DELETE before it removed is in the ledger, see
+// migrations/00003_record_deletions.sql.
+const proof = `SELECT public.plantstore_prove($1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[])`
 
 // pinned returns a pipeline, one implicit transaction, whose names mean what they
 // say.
+//
+// Plans are kept for the life of a connection. One that was made while a table was
+// empty would scan all of it each time, until the next ANALYZE, so scans are off
+// where there is an index. What they are said to cost then would call for jit.
 func pinned() *pgx.Batch {
 	pipeline := new(pgx.Batch)
-	pipeline.Queue(`SELECT pg_catalog.set_config('search_path', 'pg_catalog', true), pg_catalog.set_config('enable_seqscan', 'off', true)`)
+	pipeline.Queue(`SELECT pg_catalog.set_config('search_path', 'pg_catalog', true),
+		pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('jit', 'off', true)`)
 	return pipeline
 }
 
@@ -93,9 +95,8 @@ func exec(ctx context.Context, db sender, sql string, args ...any) error {
 // before it. Somebody else deleting the same row is waited for, up to
 // lockTimeout; whoever comes second finds no row.
 //
-// What follows each DELETE is the proof: unless the trigger ran and found no row, the
-// ledger must have an entry of this transaction under principal, plant and key.
-// Otherwise the whole transaction is taken back with the error unrecorded.
+// What follows each DELETE is its proof, which takes the whole transaction back with
+// the error unrecorded when the ledger lacks a row.
 func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error) {
 	var pipeline pgx.Batch
 	pipeline.Queue(bounds, milliseconds(lockTimeout), milliseconds(statementTimeout))
@@ -105,10 +106,7 @@ func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion,
 			set_config('plantstore.request_id', $3::pg_catalog.text, true), set_config('plantstore.idempotency_key', $4::pg_catalog.text, true)`,
 			strconv.FormatInt(int64(d.Plant), 10), d.Principal, d.RequestID, d.Key)
 		pipeline.Queue(`DELETE FROM public.plants WHERE id = $1::bigint`, int64(d.Plant))
-		pipeline.Queue(`SELECT CASE WHEN current_setting('plantstore.recorded') = '0' OR EXISTS (
-				SELECT FROM public.plant_deletions d WHERE d.plant_id = $1::bigint AND d.deleted_by = $2::pg_catalog.text
-					AND d.idempotency_key = $3::pg_catalog.text AND d.xmin = pg_current_xact_id()::pg_catalog.xid)
-			THEN 0 ELSE public.plantstore_unrecorded() END`, int64(d.Plant), d.Principal, d.Key)
+		pipeline.Queue(proof, []int64{int64(d.Plant)}, []string{d.Principal}, []string{d.Key})
 	}
 	results := conn.SendBatch(ctx, &pipeline)
 	deleted = make([]bool, len(deletions))
@@ -146,9 +144,7 @@ func readDeletion(results pgx.BatchResults) (deleted bool, err error) {
 // whose deletion the database refused: at is -1 with any error.
 //
 // It takes the same locks, in whatever order the plan finds the rows: lockTimeout
-// has to be less than deadlock_timeout. Its proof is that the ledger has at least
-// as many entries of this transaction for what was asked as rows were recorded:
-// plants that a cascade took are asked for here, or the trigger refuses.
+// has to be less than deadlock_timeout.
 func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error) {
 	asked := newRequests(deletions)
 	batch, err := json.Marshal(asked.requests)
@@ -160,12 +156,7 @@ func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []plant.Delet
 		pg_catalog.set_config('plantstore.batch', $3::pg_catalog.text, true)`,
 		milliseconds(lockTimeout), milliseconds(statementTimeout), string(batch))
 	pipeline.Queue(`DELETE FROM public.plants WHERE id = ANY ($1::bigint[]) RETURNING id`, asked.ids)
-	// The subquery is one for each request, and so a look into the index each.
-	pipeline.Queue(`SELECT CASE WHEN nullif(current_setting('plantstore.recorded'), '')::bigint <= (
-			SELECT count(*) FROM unnest($1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[]) AS r (plant, principal, key)
-			WHERE (SELECT d.xmin FROM public.plant_deletions d WHERE d.plant_id = r.plant AND d.deleted_by = r.principal
-				AND d.idempotency_key = r.key) = pg_current_xact_id()::pg_catalog.xid)
-		THEN 0 ELSE public.plantstore_unrecorded() END`, asked.ids, asked.principals, asked.keys)
+	pipeline.Queue(proof, asked.ids, asked.principals, asked.keys)
 	results := conn.SendBatch(ctx, &pipeline)
 	defer results.Close()
 	if _, err = results.Exec(); err != nil {

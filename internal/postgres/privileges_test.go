@@ -203,6 +203,10 @@ func TestTheServiceRoleIsRefusedEverythingElse(t *testing.T) {
 	database := pgtest.New(t)
 	s := storeOn(t, database, "")
 	super := pgtest.Pool(t, database.Super)
+	// Everybody may make temporary objects, unless the store says otherwise.
+	if _, err := super.Exec(t.Context(), `REVOKE TEMPORARY ON DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` FROM PUBLIC`); err != nil {
+		t.Fatal(err)
+	}
 	create(t, issuer(t, database), "shop", time.Time{})
 	s.exec(t, `INSERT INTO plants (name) VALUES ('fern'), ('lily'); DELETE FROM plants WHERE id = 1`)
 	// Everything that the statements are after: rows, definitions, rights.

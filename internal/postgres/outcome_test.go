@@ -1,0 +1,255 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/pgtest"
+	"plantstore/internal/plant"
+)
+
+// What a client is told must be about its own request: these are the ways to mix
+// requests up.
+
+func TestAnotherPrincipalWithTheSameKey(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.plant(t, 1)
+	by := deletion(1, "k")
+	if _, err := s.plants.Delete(in(t, patience), by); err != nil {
+		t.Fatal(err)
+	}
+	by.Principal = "somebody else"
+	result, err := s.plants.Delete(in(t, patience), by)
+	if _, ok := errors.AsType[*plant.DeletedEarlierError](err); !ok || result.Replayed {
+		t.Errorf("Delete = %+v, %v; want deleted earlier, by another", result, err)
+	}
+}
+
+// The service deletes a plant, it comes back, and SQL deletes it, without a key.
+func TestAReplayBeforeADeletionBySQL(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.plant(t, 1)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+		t.Fatal(err)
+	}
+	s.plant(t, 1)
+	s.exec(t, `DELETE FROM public.plants WHERE id = 1`)
+	if result, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil || !result.Replayed {
+		t.Errorf("Delete = %+v, %v; want a replay", result, err)
+	}
+	// And by another request of the service.
+	s.plant(t, 1)
+	other := deletion(1, "other")
+	other.Principal = "zoe"
+	if _, err := s.plants.Delete(in(t, patience), other); err != nil {
+		t.Fatal(err)
+	}
+	if result, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil || !result.Replayed {
+		t.Errorf("Delete = %+v, %v; want a replay", result, err)
+	}
+}
+
+func TestDeletedEarlierTellsTheLatestTime(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.plant(t, 1)
+	for _, sql := range []string{`DELETE FROM public.plants WHERE id = 1`, `INSERT INTO public.plants (id, name) VALUES (1, 'Boston fern')`,
+		`UPDATE public.plant_deletions SET deleted_at = '2020-01-01Z'`, `DELETE FROM public.plants WHERE id = 1`} {
+		s.exec(t, sql)
+	}
+	_, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
+	earlier, ok := errors.AsType[*plant.DeletedEarlierError](err)
+	if !ok || earlier.At.Year() == 2020 {
+		t.Errorf("Delete: %v, want deleted earlier, and that it was just now", err)
+	}
+}
+
+// The request ends while its batch is under way: what becomes of it is not known.
+func TestTheEndOfARequestWhoseBatchIsUnderWay(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.plant(t, 1)
+	s.exec(t, `CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+			'BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN OLD; END';
+		CREATE TRIGGER dawdle BEFORE DELETE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.dawdle()`)
+	holder, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := holder.Exec(t.Context(), `SELECT pg_advisory_xact_lock(4711)`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ended := make(chan verdict, 1)
+	go func() { ended <- s.plants.group.delete(ctx, deletion(1, "k")) }()
+	s.seeWaits(t, 1)
+	cancel()
+	// Or it had been sent back by then, because the lock was not had in time.
+	if v := <-ended; v.next != ask && v.next != alone {
+		t.Errorf("verdict %+v, want that the fate is unknown", v)
+	}
+}
+
+// A request that is given up while it waits for a connection is told that nothing
+// was done; then nothing may be done later.
+func TestARequestThatWasGivenUpIsNotDeleted(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "pool_max_conns=1")
+	s.plant(t, 1)
+	conn, err := s.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan verdict, 1)
+	go func() { ended <- s.plants.group.delete(ctx, deletion(1, "k")) }()
+	for waiting := 0; waiting == 0; time.Sleep(time.Millisecond) {
+		s.plants.group.mu.Lock()
+		waiting = len(s.plants.group.waiting)
+		s.plants.group.mu.Unlock()
+	}
+	cancel()
+	if v := <-ended; v.next != done || !errors.Is(v.err, plant.ErrUnavailable) {
+		t.Errorf("verdict %+v, want that nothing was done", v)
+	}
+	conn.Release()
+	// The lane comes to its end before the next deletion begins.
+	if _, err := s.plants.Delete(in(t, patience), deletion(2, "k")); !errors.Is(err, plant.ErrNotFound) {
+		t.Fatal(err)
+	}
+	if !s.has(t, 1) || len(s.ledger(t)) != 0 {
+		t.Errorf("plant there %v, ledger %v; want it there and nothing recorded", s.has(t, 1), s.ledger(t))
+	}
+}
+
+// After a lost answer no later failure is told as "not deleted".
+func TestAFailureAfterALostAnswer(t *testing.T) {
+	t.Parallel()
+	s, w := lossy(t, pgtest.New(t), "")
+	s.plant(t, 1)
+	// From the second attempt on the service's role may not even read.
+	s.exec(t, `CREATE FUNCTION public.lock_out() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+			'BEGIN REVOKE SELECT ON public.plant_deletions FROM plantstore_app; RETURN NULL; END';
+		CREATE CONSTRAINT TRIGGER lock_out AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.lock_out()`)
+	w.loseAnswers.Store(1)
+	_, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
+	if !errors.Is(err, plant.ErrUnknown) {
+		t.Errorf("Delete: %v, want ErrUnknown", err)
+	}
+	if s.has(t, 1) {
+		t.Error("the plant is there: this test tests nothing")
+	}
+}
+
+func TestTheEndOfARequestAfterALostAnswer(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s, w := lossy(t, database, "")
+		s.plant(t, 1)
+		w.loseAnswers.Store(1 << 20)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		time.AfterFunc(time.Millisecond, cancel) // in the first pause
+		if _, err := s.plants.Delete(ctx, deletion(1, "k")); !errors.Is(err, plant.ErrUnknown) {
+			t.Errorf("Delete: %v, want ErrUnknown", err)
+		}
+	})
+}
+
+// An entry that is in the ledger but can't be made sure of is no "not deleted".
+func TestAReplayThatCannotBeMadeSure(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.plant(t, 1)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := s.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	// No time is left for settling: the server cancels it (57014).
+	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Hour))
+	defer cancel()
+	v := replay(ctx, conn.Conn(), deletion(1, "k"), history{own: true}, false)
+	if v.next != ask {
+		t.Errorf("verdict %+v, want that it is not known", v)
+	}
+}
+
+// A pooler hands our server connection on to others: nothing of ours may be left.
+func TestNoSettingOutlivesItsTransaction(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "pool_max_conns=1")
+	s.sample(t, 60)
+	const ours = `SELECT name || '=' || setting FROM pg_settings WHERE source = 'session'
+			AND name NOT IN ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'tcp_keepalives_idle', 'tcp_keepalives_interval', 'tcp_keepalives_count')
+		UNION ALL SELECT n || '=' || current_setting(n, true) FROM unnest(ARRAY['plantstore.principal', 'plantstore.plant', 'plantstore.request_id',
+			'plantstore.idempotency_key', 'plantstore.batch', 'plantstore.recorded']) n WHERE coalesce(current_setting(n, true), '') <> ''
+		UNION ALL SELECT name || '=' || setting FROM pg_settings WHERE name IN ('statement_timeout', 'lock_timeout', 'synchronous_commit', 'search_path', 'jit', 'enable_seqscan')
+		ORDER BY 1`
+	before := stringsOf(t, s.pool, ours)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, stringsOf(t, s.pool, ours)); diff != "" {
+		t.Errorf("settings after a deletion (-before +after):\n%s", diff)
+	}
+	for _, err := range s.deleteAtOnce(t, ids(2, 60)) {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if diff := cmp.Diff(before, stringsOf(t, s.pool, ours)); diff != "" {
+		t.Errorf("settings after deletions in batches (-before +after):\n%s", diff)
+	}
+	// SQL on the same connection is recorded under the role, without a key.
+	s.plant(t, 100)
+	if _, err := s.pool.Exec(t.Context(), `DELETE FROM public.plants WHERE id = 100`); err != nil {
+		t.Fatal(err)
+	}
+	got := s.ledger(t)[60]
+	if diff := cmp.Diff(ledgerRow{100, "Boston fern", "plantstore_app", nil, nil}, got); diff != "" {
+		t.Errorf("ledger (-want +got):\n%s", diff)
+	}
+}
+
+func TestDurabilityCannotBeTurnedOffForBatches(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	super := pgtest.Pool(t, database.Super)
+	if _, err := super.Exec(t.Context(),
+		`ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` SET synchronous_commit = off`); err != nil {
+		t.Fatal(err)
+	}
+	s := storeOn(t, database, "")
+	s.exec(t, `CREATE TABLE public.seen (setting text, size bigint);
+		CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+			$$BEGIN INSERT INTO public.seen SELECT current_setting('synchronous_commit'), count(*) FROM gone; RETURN NULL; END$$;
+		CREATE TRIGGER see AFTER DELETE ON public.plants REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.see()`)
+	s.sample(t, 200)
+	for _, err := range s.deleteAtOnce(t, ids(1, 200)) {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	got := stringsOf(t, s.owner, `SELECT DISTINCT setting FROM public.seen`)
+	if !slices.Equal(got, []string{"on"}) {
+		t.Errorf("deleted under synchronous_commit %v; want on", got)
+	}
+	if largest := stringsOf(t, s.owner, `SELECT max(size)::text FROM public.seen`); largest[0] == "1" {
+		t.Error("nothing was deleted together: this test tests nothing")
+	}
+}

@@ -73,6 +73,8 @@ func Open(ctx context.Context, url string) (*DB, error) {
 		conn.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}
 
+	conn.OnNotice = noteWarning
+
 	db := &DB{host: hosts(&conn.Config)}
 	closeOnFatal := conn.OnPgError
 	conn.OnPgError = func(c *pgconn.PgConn, e *pgconn.PgError) bool {
@@ -124,6 +126,10 @@ func (c *briefFarewell) SetDeadline(t time.Time) error {
 func prepareSession(ctx context.Context, conn *pgx.Conn) error {
 	// Deletions set what they rely on themselves, in their transaction. The
 	// keep-alives let the server notice within 8 s that we are gone.
+	// pgxpool sets no limit: a peer that falls silent now would keep the
+	// connection's place in the pool.
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
 	_, err := conn.Exec(ctx, `
 		SET statement_timeout = '10s';
 		SET lock_timeout = '5s';

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -119,9 +120,8 @@ func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion,
 			}
 		}
 	}
-	// The commit is only known when everything was read to the end.
-	if closeErr := results.Close(); err == nil {
-		err = closeErr
+	if commitErr := commit(conn, results); err == nil {
+		err = commitErr
 	}
 	return deleted, at, err
 }
@@ -174,8 +174,34 @@ func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []plant.Delet
 	for _, id := range gone {
 		deleted[asked.first[id]] = true
 	}
-	// The commit is only known when everything was read to the end.
-	return deleted, -1, results.Close()
+	return deleted, -1, commit(conn, results)
+}
+
+// errCutShort: the transaction is committed here, but the wait for the synchronous
+// standby was ended by a timeout or a cancel. PostgreSQL tells that in a warning
+// (manual, 27.2.8), and a failover would lose the commit.
+var errCutShort = errors.New("the wait for the synchronous standby was cut short")
+
+// warned is the name of the mark that noteWarning leaves on a connection.
+const warned = "plantstore.warned"
+
+func noteWarning(conn *pgconn.PgConn, n *pgconn.Notice) {
+	if n.SeverityUnlocalized == "WARNING" {
+		conn.CustomData()[warned] = true
+	}
+}
+
+// commit reads a pipeline to its end: only then its commit is known. It returns
+// errCutShort when a warning came with the commit; a deferred trigger of the
+// store's may have raised it, and then asking the ledger will tell.
+func commit(conn *pgx.Conn, results pgx.BatchResults) error {
+	marks := conn.PgConn().CustomData()
+	delete(marks, warned)
+	err := results.Close()
+	if err == nil && marks[warned] != nil {
+		return errCutShort
+	}
+	return err
 }
 
 // requests are the deletions of a batch, one for each plant: of those who ask for
@@ -279,5 +305,5 @@ func settle(ctx context.Context, conn *pgx.Conn) error {
 	var pipeline pgx.Batch
 	pipeline.Queue(`SELECT pg_catalog.set_config('statement_timeout', $1::pg_catalog.text, true), `+commitDurably, milliseconds(budget(ctx, 1)))
 	pipeline.Queue(`SELECT pg_catalog.pg_logical_emit_message(true, 'plantstore', '')`)
-	return conn.SendBatch(ctx, &pipeline).Close()
+	return commit(conn, conn.SendBatch(ctx, &pipeline))
 }

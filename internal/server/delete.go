@@ -29,7 +29,7 @@ func (s *Server) deletePlant(c echo.Context) error {
 		return err
 	}
 	x := exchangeOf(c)
-	x.plant = c.Param("id")
+	x.plant, x.key = c.Param("id"), key
 
 	if !s.admit(c.Request().Context()) {
 		s.metrics.deletion(plant.Result{}, plant.ErrOverloaded)

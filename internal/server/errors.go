@@ -66,12 +66,12 @@ var catalogue = []errorAnswer{
 	{isA[*plant.ReferencedError], 40900, referenced, ""},
 	{is(plant.ErrStoreRule), 40901, text("A rule of the store's own, a trigger or a constraint in its database, keeps this plant. It was not deleted, and trying again will not help: ask who runs the store's database."), ""},
 	{is(errTooLarge), 41300, text(fmt.Sprintf("The request body is larger than %d bytes: a deletion needs none.", maxBody)), ""},
-	{is(plant.ErrUnknown), 50400, text("The connection to the database was lost while it was deleting: the plant may be gone or not. Send the same request with the same Idempotency-Key again to find out."), ""},
-	{is(plant.ErrUnavailable), 50300, text("The database cannot be reached. The plant was not deleted: try again later."), ""},
-	{is(plant.ErrBusy), 50301, text("The plant is locked by other work in the database. It was not deleted: try again later."), ""},
-	{is(plant.ErrHindered), 50304, text("Plants can't be deleted now, because a deletion would not be recorded or plants can't be seen. Nothing was deleted: the service's operators have to mend the database, and plantstore doctor tells them how."), ""},
-	{is(plant.ErrOverloaded), 50302, text("Too many requests are in flight. The plant was not deleted: try again later."), ""},
-	{func(error) bool { return true }, 50000, text("Something went wrong in this service. Tell its operators the X-Request-Id of this answer, and send the same request with the same Idempotency-Key again to find out what became of the plant."), ""},
+	{is(plant.ErrUnknown), 50400, text("The connection to the database was lost while it was deleting: the plant may be gone or not. Send the same request again with the Idempotency-Key of this answer to find out."), ""},
+	{is(plant.ErrUnavailable), 50300, text("The database cannot be reached. This request deleted nothing; what an earlier one with the same Idempotency-Key did is not known now. Try again later, with the Idempotency-Key of this answer."), ""},
+	{is(plant.ErrBusy), 50301, text("The plant is locked by other work in the database. This request deleted nothing: try again later, with the Idempotency-Key of this answer."), ""},
+	{is(plant.ErrHindered), 50304, text("Plants can't be deleted now, because a deletion would not be recorded or plants can't be seen. This request deleted nothing: the service's operators have to mend the database, and plantstore doctor tells them how."), ""},
+	{is(plant.ErrOverloaded), 50302, text("Too many requests are in flight. This request deleted nothing: try again later."), ""},
+	{func(error) bool { return true }, 50000, text("Something went wrong in this service. Tell its operators the X-Request-Id of this answer, and send the same request again with the Idempotency-Key of this answer to find out what became of the plant."), ""},
 }
 
 func is(target error) func(error) bool {
@@ -112,6 +112,10 @@ func (s *Server) fail(c echo.Context, err error) int32 {
 	}
 	if r.status() >= 500 {
 		header.Set(echo.HeaderRetryAfter, retryAfter)
+		// A client that sent none is told under which key it can ask again.
+		if x, ok := c.Get(exchangeKey).(*exchange); ok && x.key != "" {
+			header.Set(headerIdempotencyKey, x.key)
+		}
 	}
 	if r.status() == http.StatusMethodNotAllowed {
 		header.Set(echo.HeaderAllow, allowed(c))

@@ -25,6 +25,7 @@ type exchange struct {
 	requestID string
 	principal auth.Principal
 	plant     string // the id, once it was read
+	key       string // of the deletion, once it was tried
 }
 
 const exchangeKey = "exchange"

@@ -118,6 +118,7 @@ func TestOpenAPIHasTheCatalogue(t *testing.T) {
 		}
 		if status >= 500 {
 			a.Headers[echo.HeaderRetryAfter] = true
+			a.Headers[headerIdempotencyKey] = false
 		}
 		challenged := func(r errorAnswer) bool { return r.challenge != "" }
 		if slices.ContainsFunc(refusals, challenged) {

@@ -34,11 +34,11 @@ func TestOutcomes(t *testing.T) {
 		{name: "deleted earlier", err: &plant.DeletedEarlierError{At: deletedAt}, want: 40402, mentions: "2026-11-20T09:30:00Z"},
 		{name: "referred to", err: &plant.ReferencedError{Table: "order_items"}, want: 40900, mentions: `"order_items"`},
 		{name: "a rule of the store's own", err: plant.ErrStoreRule, want: 40901, mentions: "not deleted"},
-		{name: "hindered", err: plant.ErrHindered, want: 50304, mentions: "Nothing was deleted"},
-		{name: "out of reach", err: plant.ErrUnavailable, want: 50300, mentions: "not deleted"},
-		{name: "locked", err: plant.ErrBusy, want: 50301, mentions: "not deleted"},
-		{name: "overloaded", err: plant.ErrOverloaded, want: 50302, mentions: "not deleted"},
-		{name: "unknown", err: fmt.Errorf("%w: %w", plant.ErrUnknown, plant.ErrUnavailable), want: 50400, mentions: "same Idempotency-Key"},
+		{name: "hindered", err: plant.ErrHindered, want: 50304, mentions: "This request deleted nothing"},
+		{name: "out of reach", err: plant.ErrUnavailable, want: 50300, mentions: "This request deleted nothing"},
+		{name: "locked", err: plant.ErrBusy, want: 50301, mentions: "This request deleted nothing"},
+		{name: "overloaded", err: plant.ErrOverloaded, want: 50302, mentions: "This request deleted nothing"},
+		{name: "unknown", err: fmt.Errorf("%w: %w", plant.ErrUnknown, plant.ErrUnavailable), want: 50400, mentions: "Idempotency-Key of this answer"},
 		{name: "a fault of ours", err: errors.New("permission denied"), want: 50000, mentions: "X-Request-Id"},
 		{name: "deadline of unknown origin", err: context.DeadlineExceeded, want: 50000},
 	}
@@ -58,6 +58,9 @@ func TestOutcomes(t *testing.T) {
 			}
 			if got := got.header.Get("Idempotency-Replayed"); got != tt.replayed {
 				t.Errorf("Idempotency-Replayed: %q, want %q", got, tt.replayed)
+			}
+			if key := got.header.Get("Idempotency-Key"); (key != "") != (tt.want >= 50000) {
+				t.Errorf("Idempotency-Key of the answer: %q, want one with every 5xx", key)
 			}
 			if !strings.Contains(got.error.Message, tt.mentions) {
 				t.Errorf("message %q, want it to mention %s", got.error.Message, tt.mentions)

@@ -123,9 +123,7 @@ func TestStartFailures(t *testing.T) {
 	found := programFolders(t.Context())
 	broken := folder(t)
 	for _, name := range []string{"initdb", "postgres"} {
-		if err := os.WriteFile(filepath.Join(broken, name), []byte("#!/bin/sh\necho share is missing >&2; exit 1\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		writeProgram(t, filepath.Join(broken, name), []byte("#!/bin/sh\necho share is missing >&2; exit 1\n"))
 	}
 
 	for _, test := range []struct {
@@ -242,9 +240,7 @@ func TestAsOrdinaryUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(program, b, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	writeProgram(t, program, b)
 	credential, err := serverCredential()
 	if err != nil {
 		t.Fatal(err)
@@ -275,6 +271,18 @@ func folder(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// writeProgram writes a file that can be executed at once. No process may start
+// meanwhile: it would hold the file open for writing until it executes its own
+// program, and nobody can execute such a file.
+func writeProgram(t *testing.T, path string, content []byte) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := os.WriteFile(path, content, 0o755); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func entries(t *testing.T, dir string) []string {

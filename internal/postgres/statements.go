@@ -100,24 +100,29 @@ func exec(ctx context.Context, db sender, sql string, args ...any) error {
 // the error unrecorded when the ledger lacks a row.
 func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error) {
 	var pipeline pgx.Batch
-	pipeline.Queue(bounds, milliseconds(lockTimeout), milliseconds(statementTimeout))
-	for _, d := range deletions {
-		pipeline.Queue(`SELECT set_config('plantstore.recorded', '', true), set_config('plantstore.batch', '', true),
-			set_config('plantstore.plant', $1::pg_catalog.text, true), set_config('plantstore.principal', $2::pg_catalog.text, true),
-			set_config('plantstore.request_id', $3::pg_catalog.text, true), set_config('plantstore.idempotency_key', $4::pg_catalog.text, true)`,
-			strconv.FormatInt(int64(d.Plant), 10), d.Principal, d.RequestID, d.Key)
+	for i, d := range deletions {
+		id := strconv.FormatInt(int64(d.Plant), 10)
+		if i == 0 {
+			pipeline.Queue(bounds+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.batch', '', true),
+				pg_catalog.set_config('plantstore.plant', $3::pg_catalog.text, true), pg_catalog.set_config('plantstore.principal', $4::pg_catalog.text, true),
+				pg_catalog.set_config('plantstore.request_id', $5::pg_catalog.text, true), pg_catalog.set_config('plantstore.idempotency_key', $6::pg_catalog.text, true)`,
+				milliseconds(lockTimeout), milliseconds(statementTimeout), id, d.Principal, d.RequestID, d.Key)
+		} else {
+			pipeline.Queue(`SELECT set_config('plantstore.recorded', '', true),
+				set_config('plantstore.plant', $1::pg_catalog.text, true), set_config('plantstore.principal', $2::pg_catalog.text, true),
+				set_config('plantstore.request_id', $3::pg_catalog.text, true), set_config('plantstore.idempotency_key', $4::pg_catalog.text, true)`,
+				id, d.Principal, d.RequestID, d.Key)
+		}
 		pipeline.Queue(`DELETE FROM public.plants WHERE id = $1::bigint`, int64(d.Plant))
 		pipeline.Queue(proof, []int64{int64(d.Plant)}, []string{d.Principal}, []string{d.Key})
 	}
 	results := conn.SendBatch(ctx, &pipeline)
 	deleted = make([]bool, len(deletions))
 	at = -1
-	if _, err = results.Exec(); err == nil {
-		for i := range deletions {
-			if deleted[i], err = readDeletion(results); err != nil {
-				at = i
-				break
-			}
+	for i := range deletions {
+		if deleted[i], err = readDeletion(results); err != nil {
+			at = i
+			break
 		}
 	}
 	if commitErr := commit(conn, results); err == nil {

@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net/http"
 	"strings"
 	"time"
@@ -11,14 +13,18 @@ import (
 	"plantstore/internal/plant"
 )
 
-// maxBody bounds the body that a request may announce, in bytes. A deletion needs
-// none, and none is read (RFC 9110, 9.3.5), but some clients send an empty object.
+// maxBody bounds a request's body in bytes, however it is framed. A deletion needs
+// none (RFC 9110, 9.3.5), but some clients send an empty object.
 const maxBody = 4 << 10
+
+// bodyTimeout is how long a body may take that does not come along with its
+// headers. What comes later is not waited for, and ends the connection.
+const bodyTimeout = 100 * time.Millisecond
 
 // deletePlant answers DELETE /plants/{id}.
 func (s *Server) deletePlant(c echo.Context) error {
-	if c.Request().ContentLength > maxBody {
-		return errTooLarge
+	if err := dropBody(c); err != nil {
+		return err
 	}
 	key, err := idempotencyKey(c.Request().Header)
 	if err != nil {
@@ -49,6 +55,33 @@ func (s *Server) deletePlant(c echo.Context) error {
 		c.Response().Header().Set(headerReplayed, "true")
 	}
 	return c.NoContent(http.StatusNoContent)
+}
+
+// dropBody reads the body of a request, if it has one, and returns errTooLarge for
+// one that is too large. Unless all of it was there, the answer is the connection's
+// last: otherwise the server would wait for the rest before it answers.
+func dropBody(c echo.Context) error {
+	r := c.Request()
+	if r.ContentLength == 0 {
+		return nil
+	}
+	var n int64
+	err := errTooLarge
+	if r.ContentLength <= maxBody {
+		connection := http.NewResponseController(c.Response().Writer)
+		if err = connection.SetReadDeadline(time.Now().Add(bodyTimeout)); err == nil {
+			n, err = io.Copy(io.Discard, io.LimitReader(r.Body, maxBody+1))
+			// The server goes on reading, to notice a client that hangs up.
+			err = errors.Join(err, connection.SetReadDeadline(time.Time{}))
+		}
+	}
+	if err != nil || n > maxBody {
+		c.Response().Header().Set("Connection", "close")
+	}
+	if n > maxBody || err == errTooLarge {
+		return errTooLarge
+	}
+	return nil
 }
 
 // admitTimeout is how long a deletion waits for one of those in flight to end

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -441,6 +442,9 @@ func TestBody(t *testing.T) {
 		{"of unknown length", []string{"Transfer-Encoding: chunked"}, "2\r\n{}\r\n0\r\n\r\n", 204},
 		{"largest", []string{"Content-Length: 4096"}, strings.Repeat(" ", 4096), 204},
 		{"too large", []string{"Content-Length: 4097"}, strings.Repeat(" ", 4097), 41300},
+		{"too large, of unknown length", []string{"Transfer-Encoding: chunked"}, "1001\r\n" + strings.Repeat(" ", 4097) + "\r\n0\r\n\r\n", 41300},
+		{"too large, in pieces without end", []string{"Transfer-Encoding: chunked"}, strings.Repeat("400\r\n"+strings.Repeat(" ", 1024)+"\r\n", 5), 41300},
+		{"not chunked as announced", []string{"Transfer-Encoding: chunked"}, "xyz\r\n", 204},
 	}
 	s := start(t, testConfig())
 	for _, tt := range tests {
@@ -451,6 +455,26 @@ func TestBody(t *testing.T) {
 			if got := s.ask(t, q).code(); got != tt.want {
 				t.Errorf("answer %d, want %d", got, tt.want)
 			}
+		})
+	}
+}
+
+// A body that is announced and does not come holds up neither the deletion nor its
+// answer.
+func TestBodyThatNeverComes(t *testing.T) {
+	t.Parallel()
+	for _, announced := range []string{"Content-Length: 10", "Transfer-Encoding: chunked"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := run(t, testConfig(), newPipeListener(), newPipeListener())
+			began := time.Now()
+			got := s.ask(t, del(announced))
+			if took := time.Since(began); got.code() != 204 || took > bodyTimeout {
+				t.Errorf("%s: answer %d after %s, want 204 within %s", announced, got.code(), took, bodyTimeout)
+			}
+			if got := got.header.Get("Connection"); got != "close" {
+				t.Errorf("%s: Connection: %q, want close", announced, got)
+			}
+			s.stop(t)
 		})
 	}
 }

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -23,7 +22,7 @@ const bodyTimeout = 100 * time.Millisecond
 
 // deletePlant answers DELETE /plants/{id}.
 func (s *Server) deletePlant(c echo.Context) error {
-	if err := dropBody(c); err != nil {
+	if err := s.dropBody(c); err != nil {
 		return err
 	}
 	key, err := idempotencyKey(c.Request().Header)
@@ -60,26 +59,27 @@ func (s *Server) deletePlant(c echo.Context) error {
 // dropBody reads the body of a request, if it has one, and returns errTooLarge for
 // one that is too large. Unless all of it was there, the answer is the connection's
 // last: otherwise the server would wait for the rest before it answers.
-func dropBody(c echo.Context) error {
+func (s *Server) dropBody(c echo.Context) error {
 	r := c.Request()
 	if r.ContentLength == 0 {
 		return nil
 	}
-	var n int64
-	err := errTooLarge
-	if r.ContentLength <= maxBody {
-		connection := http.NewResponseController(c.Response().Writer)
-		if err = connection.SetReadDeadline(time.Now().Add(bodyTimeout)); err == nil {
-			n, err = io.Copy(io.Discard, io.LimitReader(r.Body, maxBody+1))
-			// The server goes on reading, to notice a client that hangs up.
-			err = errors.Join(err, connection.SetReadDeadline(time.Time{}))
-		}
-	}
-	if err != nil || n > maxBody {
-		c.Response().Header().Set("Connection", "close")
-	}
-	if n > maxBody || err == errTooLarge {
+	c.Response().Header().Set("Connection", "close")
+	if r.ContentLength > maxBody {
 		return errTooLarge
+	}
+	connection := http.NewResponseController(c.Response().Writer)
+	if err := connection.SetReadDeadline(time.Now().Add(bodyTimeout)); err != nil {
+		return nil // the connection is gone, and the deletion goes on without it
+	}
+	switch n, err := io.Copy(io.Discard, io.LimitReader(r.Body, maxBody+1)); {
+	case n > maxBody:
+		return errTooLarge
+	case err == nil && connection.SetReadDeadline(time.Time{}) == nil:
+		// All of it was there. The server goes on reading, for the next request.
+		if !s.draining.Load() {
+			c.Response().Header().Del("Connection")
+		}
 	}
 	return nil
 }

@@ -1,5 +1,7 @@
 // Command plantstore deletes plants over HTTP, and has what running that takes:
-// migrations, tokens, and a private database for trying it out.
+// migrations, tokens, the ledger of deletions, an examination of the database, and
+// a private database for trying it out. It is wiring: one file a command, with the
+// command's flags and output.
 package main
 
 import (

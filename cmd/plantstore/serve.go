@@ -129,8 +129,8 @@ func serve(ctx context.Context, f serveTuning, databaseURL string, drainDelay ti
 	return nil
 }
 
-// logReadiness says when the service becomes ready, and while it is not, why:
-// once for each reason.
+// logReadiness logs when the service becomes ready and, while it is not, why:
+// again only when the reason changes. It returns when ctx ends.
 func logReadiness(ctx context.Context, log *slog.Logger, ready func(context.Context) error) {
 	const every, atMost = time.Second, 5 * time.Second
 	last := "unknown"

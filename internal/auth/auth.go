@@ -30,7 +30,7 @@ type Token struct {
 	LastUsedAt time.Time // zero if never used; noted at most once a minute
 }
 
-// ValidAt reports whether the token is good at t.
+// ValidAt reports whether the token is neither expired nor revoked at that moment.
 func (t Token) ValidAt(at time.Time) bool {
 	return (t.ExpiresAt.IsZero() || at.Before(t.ExpiresAt)) && (t.RevokedAt.IsZero() || at.Before(t.RevokedAt))
 }
@@ -75,7 +75,7 @@ func FromHeader(values []string) (string, error) {
 }
 
 // isB64Token reports whether s is 1*( ALPHA / DIGIT / "-" / "." / "_" / "~" /
-// "+" / "/" ) *"=".
+// "+" / "/" ) *"=", and no longer than maxToken.
 func isB64Token(s string) bool {
 	body := strings.TrimRight(s, "=")
 	if body == "" || len(s) > maxToken {

@@ -47,8 +47,9 @@ type errorAnswer struct {
 
 func (r errorAnswer) status() int { return int(r.code / 100) }
 
-// catalogue is every error answer there is, and the codes are for good: clients
-// switch on them. The first row that fits is taken.
+// catalogue is every error answer there is. The codes are for good: clients switch
+// on them. The first row that fits is taken. README.md and openapi.yaml have the
+// same codes, and tests compare them.
 var catalogue = []errorAnswer{
 	{is(auth.ErrMalformed), 40000, text("The Authorization header cannot be read: send it once, as \"Authorization: Bearer <token>\"."),
 		realm + `, error="invalid_request"`},
@@ -67,7 +68,7 @@ var catalogue = []errorAnswer{
 	{is(plant.ErrStoreRule), 40901, text("A rule of the store's own, a trigger or a constraint in its database, keeps this plant. It was not deleted, and trying again will not help: ask who runs the store's database."), ""},
 	{is(errTooLarge), 41300, text(fmt.Sprintf("The request body is larger than %d bytes: a deletion needs none.", maxBody)), ""},
 	{is(plant.ErrUnknown), 50400, text("The connection to the database was lost while it was deleting: the plant may be gone or not. Send the same request again with the Idempotency-Key of this answer to find out."), ""},
-	{is(plant.ErrUnavailable), 50300, text("The database cannot be reached. This request deleted nothing; what an earlier one with the same Idempotency-Key did is not known now. Try again later, with the Idempotency-Key of this answer."), ""},
+	{is(plant.ErrUnavailable), 50300, text("The database cannot be reached. This request deleted nothing; what an earlier one with the same Idempotency-Key did is not known now. Try again later, with the Idempotency-Key of this answer if it has one."), ""},
 	{is(plant.ErrBusy), 50301, text("The plant is locked by other work in the database. This request deleted nothing: try again later, with the Idempotency-Key of this answer."), ""},
 	{is(plant.ErrHindered), 50304, text("Plants can't be deleted now, because a deletion would not be recorded or plants can't be seen. This request deleted nothing: the service's operators have to mend the database, and plantstore doctor tells them how."), ""},
 	{is(plant.ErrOverloaded), 50302, text("Too many requests are in flight. This request deleted nothing: try again later."), ""},
@@ -97,8 +98,8 @@ func referenced(err error) string {
 	return fmt.Sprintf("Rows of table %q still refer to this plant: remove them first.", e.Table)
 }
 
-// fail writes the answer to a request that failed, and returns its code; 0 if an
-// answer was under way already.
+// fail writes the answer to a request that failed, and returns its code. It does
+// nothing and returns 0 if an answer is under way already.
 func (s *Server) fail(c echo.Context, err error) int32 {
 	if c.Response().Committed {
 		return 0

@@ -39,7 +39,7 @@ func newMetrics(c Config) *metrics {
 		}, []string{"route", "status", "error"}),
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "plantstore_http_request_duration_seconds",
-			Help:    "Time from a request's headers to the end of its answer.",
+			Help:    "Time from a request's headers until its answer is written.",
 			Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"route"}),
 		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
@@ -48,7 +48,7 @@ func newMetrics(c Config) *metrics {
 		}),
 		deletions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "plantstore_deletions_total",
-			Help: "Deletions that were tried, by outcome.",
+			Help: "Deletions that were asked for, by outcome.",
 		}, []string{"outcome"}),
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{

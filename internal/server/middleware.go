@@ -25,15 +25,15 @@ type exchange struct {
 	requestID string
 	principal auth.Principal
 	plant     string // the id, once it was read
-	key       string // of the deletion, once it was tried
+	key       string // of the deletion, once it was read
 }
 
 const exchangeKey = "exchange"
 
 func exchangeOf(c echo.Context) *exchange { return c.Get(exchangeKey).(*exchange) }
 
-// observe gives each request its id, turns an error into an answer, and puts
-// down what happened: one log line and the metrics.
+// observe gives each request its id, turns an error into an answer, and notes what
+// happened: in one line of the log, and in the metrics.
 func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		start := time.Now()
@@ -121,8 +121,8 @@ func newID() string {
 	return uuid.Must(uuid.NewV7()).String() // the random source never fails, see crypto/rand
 }
 
-// recover makes a panic an error like any other. Its text and stack are for the
-// log only.
+// recover makes a panic an error like any other. The panic's text and stack go to
+// the log only.
 func (s *Server) recover(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) (err error) {
 		defer func() {
@@ -137,7 +137,7 @@ func (s *Server) recover(next echo.HandlerFunc) echo.HandlerFunc {
 	}
 }
 
-// deadline gives the work on a request its time limit, and detaches it from the
+// deadline gives the work on a deletion its time limit, and detaches it from the
 // connection: a client that hangs up does not stop its deletion half-way.
 func (s *Server) deadline(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {

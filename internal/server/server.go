@@ -1,6 +1,7 @@
 // Package server is the HTTP side: it turns a request into a plant.Deletion and
-// what came of it into an answer. Every error answer is written in one place,
-// from one table (errors.go).
+// what came of it into an answer. Every error answer of the public listener is
+// written in one place, from one table (errors.go). What net/http refuses before
+// it calls this package, such as a request that is not HTTP, gets plain text.
 package server
 
 import (
@@ -28,13 +29,15 @@ type plantRepository interface {
 	Delete(context.Context, plant.Deletion) (plant.Result, error)
 }
 
-// An authenticator tells whom a token was issued to. It returns
-// auth.ErrInvalidToken, or errors of package plant when it could not find out.
+// An authenticator tells whom a token was issued to. Its errors are
+// auth.ErrInvalidToken and, when it could not find out, plant.ErrUnavailable or
+// plant.ErrOverloaded.
 type authenticator interface {
 	Authenticate(ctx context.Context, token string) (auth.Principal, error)
 }
 
-// Config is what a Server needs. All of it is required.
+// Config is what a Server needs. All of it is required; DrainDelay and
+// ShutdownTimeout may be zero.
 type Config struct {
 	Plants plantRepository
 	Tokens authenticator
@@ -43,8 +46,8 @@ type Config struct {
 	// Pool returns the figures of the database connections, for the metrics.
 	Pool func() PoolStats
 	Log  *slog.Logger
-	// RequestTimeout bounds the work on one request, however long its client
-	// stays.
+	// RequestTimeout bounds the work on one deletion, whether its client stays
+	// for so long or not.
 	RequestTimeout time.Duration
 	// DrainDelay is how long requests are still taken after the end was asked
 	// for, so that load balancers can notice.
@@ -109,8 +112,10 @@ func (s *Server) Public() http.Handler { return s.public }
 const maxHeaderBytes = 16 << 10
 
 // Serve answers on both listeners until ctx ends. Then it reports itself not
-// ready, goes on for the drain delay, takes no more requests, and returns when
-// those in flight are answered; nil means that all of them were.
+// ready, goes on for the drain delay, takes no more requests, and waits up to the
+// shutdown timeout for those in flight. It returns nil if all of them were
+// answered. A listener that fails ends it, too, without the drain delay and with
+// an error. Both listeners are closed when it returns.
 func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 	publicServer := &http.Server{
 		Handler:                      s.public,

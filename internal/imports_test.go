@@ -32,6 +32,7 @@ var mayImport = map[string][]string{
 	"internal/localpg":      {},
 	"internal/pgtest":       {"deploy/postgres", "internal/localpg", "internal/migrate", "migrations"},
 	"internal/pgtest/run":   {"internal/pgtest"},
+	"internal/readme":       {},
 	"migrations":            {},
 }
 
@@ -43,7 +44,7 @@ var onlyIn = map[string][]string{
 	"github.com/testcontainers/": {"internal/pgtest"},
 	"github.com/prometheus/":     {"internal/server"},
 	"github.com/alecthomas/kong": {"cmd/plantstore"},
-	"testing":                    {"internal/pgtest"},
+	"testing":                    {"internal/pgtest", "internal/readme"},
 }
 
 func TestImportsRunOneWay(t *testing.T) {

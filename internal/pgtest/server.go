@@ -16,7 +16,6 @@ import (
 	"github.com/testcontainers/testcontainers-go"
 	"github.com/testcontainers/testcontainers-go/log"
 	"github.com/testcontainers/testcontainers-go/modules/postgres"
-	"github.com/testcontainers/testcontainers-go/wait"
 
 	"plantstore/internal/localpg"
 )
@@ -124,14 +123,7 @@ func startContainer(ctx context.Context, image string) (*Server, error) {
 		return nil, err
 	}
 
-	// These are the module's BasicWaitStrategies, which give up after a minute: a
-	// machine that is busy with other things may need longer. The server starts
-	// twice, for the set-up and for us.
-	const ready = "database system is ready to accept connections"
-	container, err := postgres.Run(ctx, image,
-		testcontainers.WithWaitStrategyAndDeadline(startTimeout,
-			wait.ForLog(ready).WithOccurrence(2).WithStartupTimeout(startTimeout),
-			wait.ForListeningPort("5432/tcp").WithStartupTimeout(startTimeout)),
+	container, err := postgres.Run(ctx, image, postgres.BasicWaitStrategies(),
 		testcontainers.WithCmd("postgres", "-c", "fsync=off", "-c", "max_connections="+maxConnections))
 	stop := func() error {
 		// No grace: nobody needs the data.

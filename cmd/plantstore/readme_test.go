@@ -1,0 +1,129 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/alecthomas/kong"
+	"github.com/google/go-cmp/cmp"
+
+	"plantstore/internal/auth"
+	"plantstore/internal/readme"
+)
+
+// commandLine returns the parser of the command line, which runs nothing.
+func commandLine(t *testing.T) *kong.Kong {
+	t.Helper()
+	parser, err := kong.New(&commands{}, kong.Writers(io.Discard, io.Discard), kong.Exit(func(int) {}), kong.Vars{"scope": auth.ScopeDelete})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parser
+}
+
+func TestManualHasTheSettings(t *testing.T) {
+	t.Parallel()
+	all := commandLine(t).Model.Children
+	serve := slices.IndexFunc(all, func(n *kong.Node) bool { return n.Name == "serve" })
+	var want, got []string
+	for _, flag := range all[serve].Flags {
+		want = append(want, strings.Join([]string{strings.Join(flag.Envs, ","), "--" + flag.Name, flag.Default}, " "))
+	}
+	for _, row := range readme.Table(t, "deploy/README.md", "variable") {
+		got = append(got, strings.Join(row[:3], " "))
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("variable, flag and default (-command line +deploy/README.md):\n%s", diff)
+	}
+}
+
+// manuals are the texts that may name our commands and settings.
+func manuals(t *testing.T) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	err := fs.WalkDir(os.DirFS(readme.Top(t)), ".", func(name string, entry fs.DirEntry, err error) error {
+		if path.Base(name) == "README.md" {
+			all[name] = readme.Read(t, name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// A command is named as code: in a sentence, or in a block that shows a shell.
+// Named alone it has to exist; with flags or arguments it has to be right.
+func TestNamedCommandsAreRight(t *testing.T) {
+	t.Parallel()
+	command := regexp.MustCompile("(?m)(?:`|^ *|\\$ |migrate )plantstore ([a-z][^`\n]*)|compose run (?:--rm|-T| )*migrate ([a-z][^`\n]*)")
+	for manual, text := range manuals(t) {
+		seen := 0
+		for _, m := range command.FindAllStringSubmatch(text, -1) {
+			seen++
+			line, _, _ := strings.Cut(m[1]+m[2], " #")
+			if err := right(t, strings.Fields(line)); err != nil {
+				t.Errorf("%s says 'plantstore %s': %v", manual, line, err)
+			}
+		}
+		if seen == 0 && path.Dir(manual) == "deploy" {
+			t.Errorf("%s names no command: the expression does not find them", manual)
+		}
+	}
+}
+
+func right(t *testing.T, args []string) error {
+	parser := commandLine(t)
+	node, rest := parser.Model.Node, args
+	for len(rest) > 0 {
+		i := slices.IndexFunc(node.Children, func(n *kong.Node) bool { return n.Name == rest[0] })
+		if i < 0 {
+			break
+		}
+		node, rest = node.Children[i], rest[1:]
+	}
+	switch {
+	case len(rest) == 0 && node != parser.Model.Node:
+		return nil // its name
+	case len(rest) == 0 || len(node.Children) > 0 && rest[0] != "--help":
+		return errors.New("no such command")
+	case rest[0] == "--help":
+		return nil
+	}
+	_, err := parser.Parse(args)
+	return err
+}
+
+func TestNamedVariablesExist(t *testing.T) {
+	t.Parallel()
+	known := make(map[string]bool)
+	err := kong.Visit(commandLine(t).Model, func(node kong.Visitable, next kong.Next) error {
+		if flag, ok := node.(*kong.Flag); ok {
+			for _, name := range flag.Envs {
+				known[name] = true
+			}
+		}
+		return next(nil)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	elsewhere := readme.Read(t, "docker-compose.yml") + readme.Read(t, "internal/pgtest/server.go") + readme.Read(t, "Makefile")
+	for manual, text := range manuals(t) {
+		for _, name := range regexp.MustCompile(`\bPLANTSTORE_\w+`).FindAllString(text, -1) {
+			if !known[name] && !strings.Contains(elsewhere, name) {
+				t.Errorf("%s names %s, which nothing reads", manual, name)
+			}
+		}
+	}
+}

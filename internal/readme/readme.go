@@ -1,0 +1,69 @@
+// Package readme reads the manuals of this module, so that tests can hold them
+// against the code. Tests alone import it.
+package readme
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Read returns a file of this module by its path from the top.
+func Read(t testing.TB, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(Top(t), name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// Top returns the folder that go.mod is in.
+func Top(t testing.TB) string {
+	t.Helper()
+	dir, err := os.Getwd() // of the package under test
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			t.Fatal("no go.mod in this folder or above")
+		}
+		dir = parent
+	}
+}
+
+// Table returns the rows of the one table in a file whose heading begins with the
+// column first: the cells of each row, without the marks of code.
+func Table(t testing.TB, name, first string) [][]string {
+	t.Helper()
+	_, below, found := strings.Cut(Read(t, name), "\n| "+first+" |")
+	if !found {
+		t.Fatalf("%s has no table whose first column is %q", name, first)
+	}
+	var rows [][]string
+	number := 0
+	for line := range strings.Lines(below) {
+		number++
+		if number <= 2 {
+			continue // the rest of the heading, and the line below it
+		}
+		if !strings.HasPrefix(line, "|") {
+			break
+		}
+		var row []string
+		for cell := range strings.SplitSeq(strings.Trim(strings.TrimSpace(line), "|"), "|") {
+			row = append(row, strings.TrimSpace(strings.ReplaceAll(cell, "`", "")))
+		}
+		rows = append(rows, row)
+	}
+	if len(rows) == 0 {
+		t.Fatalf("the table %q of %s has no rows", first, name)
+	}
+	return rows
+}

@@ -1,0 +1,120 @@
+package server
+
+import (
+	"bufio"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"plantstore/internal/plant"
+	"plantstore/internal/readme"
+)
+
+func TestREADMEHasTheCatalogue(t *testing.T) {
+	t.Parallel()
+	var want, got []string
+	for _, r := range catalogue {
+		want = append(want, strconv.Itoa(int(r.code))+" "+strconv.Itoa(r.status()))
+	}
+	for _, row := range readme.Table(t, "README.md", "error") {
+		got = append(got, row[0]+" "+row[1])
+		if len(row) != 4 || row[2] == "" {
+			t.Errorf("row %q of README.md, want code, status, when, and what to do", row)
+		}
+	}
+	if !slices.IsSorted(got) {
+		t.Errorf("errors in README.md are in the order %v, want the codes sorted", got)
+	}
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("errors (-catalogue +README.md):\n%s", diff)
+	}
+}
+
+// What net/http refuses before it calls us is in README.md, too.
+func TestREADMEHasTheRefusalsOfNetHTTP(t *testing.T) {
+	t.Parallel()
+	const head = "DELETE /plants/1 HTTP/1.1\r\nHost: plants.example\r\n"
+	_, sentence, _ := strings.Cut(readme.Read(t, "README.md"), "\nWhat Go's HTTP server refuses")
+	sentence, _, _ = strings.Cut(sentence, "\n")
+	s := start(t, testConfig())
+	for raw, want := range map[string]int{
+		"nonsense\r\n\r\n":                                            400,
+		head + "Expect: a miracle\r\n\r\n":                            417,
+		head + "X: " + strings.Repeat("x", 2*maxHeaderBytes) + "\r\n": 431,
+		head + "Transfer-Encoding: gzip\r\n\r\n":                      501,
+		"DELETE /plants/1 HTTP/3.0\r\nHost: plants.example\r\n\r\n":   505,
+	} {
+		conn := dial(t, s.public)
+		if _, err := io.WriteString(conn, raw); err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Errorf("%.60q: %v, want an answer", raw, err)
+			continue
+		}
+		if response.StatusCode != want || strings.Contains(response.Header.Get("Content-Type"), "json") {
+			t.Errorf("%.60q: %s, %q; want %d in plain text", raw, response.Status, response.Header, want)
+		}
+		if !strings.Contains(sentence, strconv.Itoa(want)+" (") {
+			t.Errorf("README.md says that Go's HTTP server refuses%s; want %d, too", sentence, want)
+		}
+	}
+}
+
+func TestManualHasTheMetrics(t *testing.T) {
+	t.Parallel()
+	s := New(testConfig())
+	for _, cause := range causes {
+		s.metrics.deletion(plant.Result{}, cause)
+	}
+	s.metrics.deletion(plant.Result{}, nil)
+	s.metrics.deletion(plant.Result{Replayed: true}, nil)
+	s.metrics.request("/", 204, 0, 0)
+	families, err := s.metrics.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := make(map[string]string)
+	outcomes := make(map[string]bool)
+	for _, family := range families {
+		if !strings.HasPrefix(family.GetName(), "plantstore_") {
+			continue
+		}
+		var labels []string
+		for _, metric := range family.GetMetric() {
+			labels = nil
+			for _, label := range metric.GetLabel() {
+				labels = append(labels, label.GetName())
+				if label.GetName() == "outcome" {
+					outcomes[label.GetValue()] = true
+				}
+			}
+		}
+		slices.Sort(labels)
+		want[family.GetName()] = strings.Join(labels, ", ")
+	}
+	got := make(map[string]string)
+	for _, row := range readme.Table(t, "deploy/README.md", "name") {
+		labels := strings.Split(row[1], ", ")
+		slices.Sort(labels)
+		got[row[0]] = strings.Join(labels, ", ")
+		if row[0] == "plantstore_deletions_total" {
+			_, list, _ := strings.Cut(row[2], ": ")
+			listed := slices.Sorted(strings.SplitSeq(list, ", "))
+			if diff := cmp.Diff(slices.Sorted(maps.Keys(outcomes)), listed); diff != "" {
+				t.Errorf("outcomes (-metrics +deploy/README.md):\n%s", diff)
+			}
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("metrics and their labels (-registry +deploy/README.md):\n%s", diff)
+	}
+}

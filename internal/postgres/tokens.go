@@ -20,7 +20,8 @@ const (
 	// cachedTokens bounds the cache of tokens that are in use.
 	cachedTokens = 1024
 	// concurrentLookups bounds how many different tokens are looked up at a
-	// time, so that a flood of made-up ones cannot fill the pool's queue.
+	// time, so that a flood of made-up ones cannot fill the pool's queue. The
+	// others wait for their turn.
 	concurrentLookups = 64
 	// lastUseEvery is how precisely a token's last use is known.
 	lastUseEvery = time.Minute
@@ -56,10 +57,9 @@ func (db *DB) Tokens(ttl time.Duration) *Tokens {
 }
 
 // Authenticate returns whom a token was issued to. It returns
-// auth.ErrInvalidToken for a token that is unknown, expired or revoked;
+// auth.ErrInvalidToken for a token that is unknown, expired or revoked, and
 // plant.ErrUnavailable when the database could not be asked before ctx's
-// deadline, which says nothing of the token; and plant.ErrOverloaded when too
-// many look-ups are under way.
+// deadline, which says nothing of the token.
 func (t *Tokens) Authenticate(ctx context.Context, token string) (auth.Principal, error) {
 	digest, err := auth.DigestOf(token)
 	if err != nil {
@@ -94,7 +94,7 @@ func (t *Tokens) lookUp(ctx context.Context, digest auth.Digest) (auth.Token, er
 			}
 			err = r.Err
 		}
-		if errors.Is(err, auth.ErrInvalidToken) || errors.Is(err, plant.ErrOverloaded) {
+		if errors.Is(err, auth.ErrInvalidToken) {
 			return auth.Token{}, err
 		}
 		if judge(err, false).next == done {
@@ -112,12 +112,12 @@ func (t *Tokens) lookUp(ctx context.Context, digest auth.Digest) (auth.Token, er
 // read reads a token once. It has a time limit of its own, because no one of the
 // requests that wait for it may end it for the others.
 func (t *Tokens) read(digest auth.Digest) (auth.Token, error) {
-	if !t.lookups.TryAcquire(1) {
-		return auth.Token{}, plant.ErrOverloaded
-	}
-	defer t.lookups.Release(1)
 	ctx, cancel := context.WithTimeout(context.Background(), connectTimeout)
 	defer cancel()
+	if err := t.lookups.Acquire(ctx, 1); err != nil {
+		return auth.Token{}, err
+	}
+	defer t.lookups.Release(1)
 
 	readAt := time.Now()
 	var tok auth.Token

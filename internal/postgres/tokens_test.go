@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -102,6 +103,36 @@ func TestAuthenticateWithoutDatabase(t *testing.T) {
 			t.Errorf("it took %s, want it to try until the deadline of %s", took, deadline)
 		}
 	})
+}
+
+// After a start, or a quiet time, every client's token is looked up at once.
+func TestManyTokensAtOnceAllGetTheirTurn(t *testing.T) {
+	t.Parallel()
+	const clients = 2*concurrentLookups + 22
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	issued := issuer(t, database)
+	all := make([]string, clients)
+	for i := range all {
+		all[i] = create(t, issued, fmt.Sprint("client-", i), time.Time{})
+	}
+	tokens := s.Tokens(time.Minute)
+	errs := make(chan error)
+	for _, token := range all {
+		go func() {
+			_, err := tokens.Authenticate(in(t, patience), token)
+			errs <- err
+		}()
+	}
+	for range clients {
+		if err := <-errs; err != nil {
+			t.Errorf("Authenticate: %v, want none", err)
+		}
+	}
+	// Nobody kept a place.
+	if !tokens.lookups.TryAcquire(concurrentLookups) {
+		t.Error("a look-up that has ended still counts")
+	}
 }
 
 func TestCreateRefusals(t *testing.T) {

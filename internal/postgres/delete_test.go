@@ -317,6 +317,26 @@ func TestLockedRow(t *testing.T) {
 	})
 }
 
+// Also where the statements are parsed for the first time, which a locked table
+// holds up.
+func TestLockedTable(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.plant(t, 1)
+	tx, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := tx.Exec(t.Context(), `LOCK TABLE public.plants IN ACCESS EXCLUSIVE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.plants.Delete(in(t, 4*time.Second), deletion(1, "k"))
+	if !errors.Is(err, plant.ErrBusy) || errors.Is(err, plant.ErrUnknown) {
+		t.Errorf("Delete of a plant of a locked table: %v, want ErrBusy and nothing unknown", err)
+	}
+}
+
 func TestAnUnlockedRowIsDeletedAtLast(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)

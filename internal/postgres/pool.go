@@ -124,15 +124,18 @@ func (c *briefFarewell) SetDeadline(t time.Time) error {
 // longer there to let it go. These are plain SETs, not start-up parameters,
 // because PgBouncer refuses a connection that comes with the latter.
 func prepareSession(ctx context.Context, conn *pgx.Conn) error {
-	// Deletions set what they rely on themselves, in their transaction. The
-	// keep-alives let the server notice within 8 s that we are gone.
+	// Deletions set what they rely on themselves, in their transaction. But their
+	// statements are parsed before, at first use, and that waits for locks of the
+	// table, too: it has to give up before an attempt does (see budget), or the
+	// attempt would end with its fate unknown. The keep-alives let the server notice
+	// within 8 s that we are gone.
 	// pgxpool sets no limit: a peer that falls silent now would keep the
 	// connection's place in the pool.
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	_, err := conn.Exec(ctx, `
 		SET statement_timeout = '10s';
-		SET lock_timeout = '5s';
+		SET lock_timeout = '500ms';
 		SET idle_in_transaction_session_timeout = '5s';
 		SET tcp_keepalives_idle = 5;
 		SET tcp_keepalives_interval = 1;

@@ -59,6 +59,7 @@ SET bytea_output = 'hex'
 SET timezone = 'UTC'
 SET lc_monetary = 'C'
 AS $$
+#variable_conflict use_variable -- the store may call its columns like our variables
 DECLARE
     -- A setting that was made in this session once and has ended reads as ''.
     principal text := nullif(current_setting('plantstore.principal', true), '');

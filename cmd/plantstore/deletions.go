@@ -1,15 +1,13 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"plantstore/internal/postgres"
 )
@@ -56,24 +54,24 @@ func (c *deletionsList) Run(ctx context.Context, console *console) error {
 	return c.withLedger(ctx, func(ledger *postgres.Ledger) error {
 		list, err := ledger.List(ctx, postgres.LedgerFilter{
 			Plant: c.Plant, By: c.By, RequestID: c.Request, Since: c.Since.Time, Until: c.Until.Time, Before: c.Before,
-		}, c.Limit)
+		}, c.Limit, c.JSON)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
 			out := make([]deletionJSON, len(list))
 			for i, r := range list {
-				out[i] = deletionJSON(r)
+				out[i] = jsonOf(r)
 			}
 			err = writeJSON(console.out, out)
 		} else {
 			table := newTable(console.out, "ID", "PLANT", "DELETED AT", "BY", "REQUEST", "RESTORED AT")
 			for _, r := range list {
-				request := r.RequestID
-				if request == "" {
-					request = "-"
+				request := "-"
+				if r.RequestID != "" {
+					request = shown(r.RequestID)
 				}
-				fmt.Fprintf(table, "%d\t%d\t%s\t%s\t%s\t%s\n", r.ID, r.PlantID, date(r.DeletedAt, ""), r.DeletedBy, request, date(r.RestoredAt, "-"))
+				fmt.Fprintf(table, "%d\t%d\t%s\t%s\t%s\t%s\n", r.ID, r.PlantID, date(r.DeletedAt, ""), shown(r.DeletedBy), request, date(r.RestoredAt, "-"))
 			}
 			err = table.Flush()
 		}
@@ -85,15 +83,40 @@ func (c *deletionsList) Run(ctx context.Context, console *console) error {
 }
 
 type deletionJSON struct {
-	ID             int64           `json:"id"`
-	PlantID        int64           `json:"plant_id"`
-	Plant          json.RawMessage `json:"plant"`
-	DeletedAt      time.Time       `json:"deleted_at"`
-	DeletedBy      string          `json:"deleted_by"`
-	RequestID      string          `json:"request_id,omitempty"`
-	IdempotencyKey string          `json:"idempotency_key,omitempty"`
-	RestoredAt     time.Time       `json:"restored_at,omitzero"`
-	RestoredBy     string          `json:"restored_by,omitempty"`
+	ID             int64       `json:"id"`
+	PlantID        int64       `json:"plant_id"`
+	Plant          []valueJSON `json:"plant"`
+	DeletedAt      time.Time   `json:"deleted_at"`
+	DeletedBy      string      `json:"deleted_by"`
+	SessionRole    string      `json:"session_role"`
+	RequestID      string      `json:"request_id,omitempty"`
+	IdempotencyKey string      `json:"idempotency_key,omitempty"`
+	RestoredAt     time.Time   `json:"restored_at,omitzero"`
+	RestoredBy     string      `json:"restored_by,omitempty"`
+}
+
+type valueJSON struct {
+	Name     string  `json:"name"`
+	Type     string  `json:"type"`
+	Computed bool    `json:"computed,omitempty"` // by a generated column: not recorded
+	Value    *string `json:"value"`
+	// Bytes is the value, too, where it is no text: a database without an encoding
+	// may have such values.
+	Bytes []byte `json:"bytes,omitempty"`
+}
+
+func jsonOf(r postgres.Recorded) deletionJSON {
+	plant := make([]valueJSON, len(r.Plant))
+	for i, v := range r.Plant {
+		plant[i] = valueJSON{Name: v.Column, Type: v.Type, Computed: v.Computed, Value: v.Value}
+		if v.Value != nil && !utf8.ValidString(*v.Value) {
+			plant[i].Bytes = []byte(*v.Value)
+		}
+	}
+	return deletionJSON{
+		ID: r.ID, PlantID: r.PlantID, Plant: plant, DeletedAt: r.DeletedAt, DeletedBy: r.DeletedBy, SessionRole: r.SessionRole,
+		RequestID: r.RequestID, IdempotencyKey: r.IdempotencyKey, RestoredAt: r.RestoredAt, RestoredBy: r.RestoredBy,
+	}
 }
 
 type deletionsShow struct {
@@ -113,17 +136,18 @@ func (c *deletionsShow) Run(ctx context.Context, console *console) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(console.out, deletionJSON(r))
+			return writeJSON(console.out, jsonOf(r))
 		}
 		table := newTable(console.out, "deletion", strconv.FormatInt(r.ID, 10))
 		row := func(name, value string) {
 			if value != "" {
-				fmt.Fprintf(table, "%s\t%s\n", name, value)
+				fmt.Fprintf(table, "%s\t%s\n", name, shown(value))
 			}
 		}
 		row("plant", strconv.FormatInt(r.PlantID, 10))
 		row("deleted at", r.DeletedAt.UTC().Format(time.RFC3339Nano))
 		row("deleted by", r.DeletedBy)
+		row("logged in as", r.SessionRole)
 		row("request", r.RequestID)
 		row("idempotency key", r.IdempotencyKey)
 		if !r.RestoredAt.IsZero() {
@@ -133,124 +157,29 @@ func (c *deletionsShow) Run(ctx context.Context, console *console) error {
 		if err := table.Flush(); err != nil {
 			return err
 		}
-		var plant bytes.Buffer
-		if err := json.Indent(&plant, r.Plant, "", "  "); err != nil {
-			return err
+		fmt.Fprintln(console.out)
+		table = newTable(console.out, "COLUMN", "TYPE", "VALUE")
+		for _, v := range r.Plant {
+			typ, value := shown(v.Type), "null"
+			switch {
+			case v.Computed:
+				typ, value = typ+", computed: not recorded", ""
+			case v.Value != nil:
+				value = shownValue(*v.Value)
+			}
+			fmt.Fprintf(table, "%s\t%s\t%s\n", shown(v.Column), typ, value)
 		}
-		_, err = fmt.Fprintf(console.out, "%s\n", plant.Bytes())
-		return err
+		return table.Flush()
 	})
 }
 
-type deletionsRestore struct {
-	ownerFlags `embed:""`
-	IDs        []int64 `arg:"" name:"id" optional:"" help:"The deletions, as 'deletions list' numbers them."`
-	By         string  `placeholder:"NAME" help:"Instead of ids: everything that NAME deleted, with --since."`
-	Since      moment  `placeholder:"TIME" help:"With --by: at that time or later: RFC 3339, a date (midnight UTC), or how long ago, as 2h or 7d."`
-	Until      moment  `placeholder:"TIME" help:"With --by: before that time."`
-	Except     []int64 `placeholder:"ID" help:"With --by: leave these deletions out."`
-	Yes        bool    `help:"With --by: do not ask."`
-	As         string  `placeholder:"NAME" help:"Who is restoring, for the ledger. Default: the database role."`
-}
-
-// Help adds to the command's help.
-func (c *deletionsRestore) Help() string {
-	return `Plants go into the columns the table has today: new ones take their default, and
-values whose column is gone are named and stay in the ledger. Nothing at all is
-restored when one plant can't be: because it was restored already, its id is taken
-again, or a row that it refers to is gone.
-
-What a deletion did to other tables is not in the ledger and does not come back:
-rows that ON DELETE CASCADE removed, columns that ON DELETE SET NULL emptied.`
-}
-
-// Validate refuses what does not go together.
-func (c *deletionsRestore) Validate() error {
-	switch {
-	case (len(c.IDs) > 0) == (c.By != ""):
-		return errors.New("name the deletions by id, or all of somebody's with --by and --since")
-	case c.By != "" && c.Since.IsZero():
-		return errors.New("--by wants --since: when did the deletions to be undone begin?")
-	case c.By == "" && (!c.Since.IsZero() || !c.Until.IsZero() || len(c.Except) > 0):
-		return errors.New("--since, --until and --except go with --by")
+// shownValue is a column's value for a person: as it is if that can't be mistaken
+// for anything else.
+func shownValue(v string) string {
+	if v == "" || v == "null" || strings.TrimSpace(v) != v {
+		return strconv.Quote(v)
 	}
-	return nil
-}
-
-// Run restores plants.
-func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
-	return c.withLedger(ctx, func(ledger *postgres.Ledger) error {
-		ids := c.IDs
-		if c.By != "" {
-			var err error
-			if ids, err = c.undoable(ctx, console, ledger); err != nil {
-				return err
-			}
-			if len(ids) == 0 {
-				_, err := fmt.Fprintln(console.out, "nothing to restore")
-				return err
-			}
-		}
-		restored, err := ledger.Restore(ctx, ids, c.As)
-		if refused, ok := errors.AsType[*postgres.RefusedError](err); ok {
-			return c.refusal(refused.Refusals)
-		}
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(console.out, "restored %s\n", counted(restored.Plants, "plant"))
-		for _, note := range []struct {
-			about   string
-			columns []string
-		}{
-			{"new columns, took their default", restored.Defaulted},
-			{"columns that are gone, values stay in the ledger", restored.Dropped},
-			{"columns that a trigger gave another value", restored.Changed},
-		} {
-			if len(note.columns) > 0 {
-				fmt.Fprintf(console.out, "%s: %s\n", note.about, strings.Join(note.columns, ", "))
-			}
-		}
-		return nil
-	})
-}
-
-// undoable returns what there is to restore of c.By's, once that is agreed on.
-func (c *deletionsRestore) undoable(ctx context.Context, console *console, ledger *postgres.Ledger) ([]int64, error) {
-	undo, err := ledger.Undoable(ctx, c.By, c.Since.Time, c.Until.Time)
-	if err != nil {
-		return nil, err
-	}
-	if undo.Superseded > 0 {
-		fmt.Fprintf(console.err, "left out, because deleted again since: %s\n", counted(undo.Superseded, "plant"))
-	}
-	ids := slices.DeleteFunc(undo.IDs, func(id int64) bool { return slices.Contains(c.Except, id) })
-	if len(ids) == 0 || c.Yes {
-		return ids, nil
-	}
-	return ids, confirm(ctx, console.err, fmt.Sprintf("Restore %s deleted by %s from %s to %s?",
-		counted(len(ids), "plant"), c.By, date(undo.First, ""), date(undo.Last, "")), errors.New("nothing was restored"))
-}
-
-// refusal says what is in the way of a restore.
-func (c *deletionsRestore) refusal(refusals []postgres.Refusal) error {
-	const shown = 20
-	var b strings.Builder
-	fmt.Fprintf(&b, "nothing was restored, because of %s:", counted(len(refusals), "deletion"))
-	for i, r := range refusals {
-		switch {
-		case i == shown:
-			fmt.Fprintf(&b, "\n  and %d more", len(refusals)-shown)
-		case i < shown && r.Plant == 0:
-			fmt.Fprintf(&b, "\n  deletion %d: %s", r.ID, r.Why)
-		case i < shown:
-			fmt.Fprintf(&b, "\n  deletion %d, plant %d: %s", r.ID, r.Plant, r.Why)
-		}
-	}
-	if c.By != "" {
-		b.WriteString("\nMend that, or leave them out with --except.")
-	}
-	return errors.New(b.String())
+	return shown(v)
 }
 
 type deletionsPurge struct {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -121,10 +120,12 @@ func TestDeletions(t *testing.T) {
 	owner := connect(t, database.Owner)
 	execute(t, owner, `
 		INSERT INTO plants (id, name, created_at) SELECT i, 'Fern <' || i || '>', '2026-01-01Z' FROM generate_series(1, 5) i;
-		DELETE FROM plants WHERE id = 1; DELETE FROM plants WHERE id = 2; DELETE FROM plants WHERE id = 3;
+		DELETE FROM plants WHERE id = 1; DELETE FROM plants WHERE id = 2; DELETE FROM plants WHERE id = 3`)
+	execute(t, connect(t, database.App), `
 		BEGIN; SELECT set_config('plantstore.principal', 'shop', true), set_config('plantstore.request_id', 'r-4', true),
-			set_config('plantstore.idempotency_key', 'k-4', true);
-		DELETE FROM plants WHERE id = 4; COMMIT;
+			set_config('plantstore.idempotency_key', 'k-4', true), set_config('plantstore.plant', '4', true);
+		DELETE FROM public.plants WHERE id = 4; COMMIT`)
+	execute(t, owner, `
 		UPDATE plant_deletions SET deleted_at = '2026-07-01 12:00:00.123456Z'::timestamptz + id * interval '1 hour'`)
 	expect := expecting(t, database.Owner)
 
@@ -141,21 +142,19 @@ func TestDeletions(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []map[string]any{{
-		"id": 4.0, "plant_id": 4.0, "plant": map[string]any{"id": 4.0, "name": "Fern <4>", "created_at": "2026-01-01T00:00:00+00:00"},
-		"deleted_at": "2026-07-01T16:00:00.123456Z", "deleted_by": "shop", "request_id": "r-4", "idempotency_key": "k-4",
+		"id": 4.0, "plant_id": 4.0, "plant": []any{
+			map[string]any{"name": "id", "type": "bigint", "value": "4"},
+			map[string]any{"name": "name", "type": "text", "value": "Fern <4>"},
+			map[string]any{"name": "created_at", "type": "timestamp with time zone", "value": "2026-01-01 00:00:00+00"},
+		},
+		"deleted_at": "2026-07-01T16:00:00.123456Z", "deleted_by": "shop", "session_role": "plantstore_app", "request_id": "r-4", "idempotency_key": "k-4",
 	}}
-	at := func(m map[string]any, path ...string) { // times may come in another zone
-		for _, name := range path {
-			when, err := time.Parse(time.RFC3339, m[name].(string))
-			if err != nil {
-				t.Fatal(err)
-			}
-			m[name] = when.UTC().Format(time.RFC3339Nano)
+	for _, m := range got { // times may come in another zone
+		when, err := time.Parse(time.RFC3339, m["deleted_at"].(string))
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	for _, m := range slices.Concat(got, want) {
-		at(m, "deleted_at")
-		at(m["plant"].(map[string]any), "created_at")
+		m["deleted_at"] = when.UTC().Format(time.RFC3339Nano)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("list --json (-want +got):\n%s", diff)
@@ -165,13 +164,14 @@ func TestDeletions(t *testing.T) {
 plant            4
 deleted at       2026-07-01T16:00:00.123456Z
 deleted by       shop
+logged in as     plantstore_app
 request          r-4
 idempotency key  k-4
-\{
-  "id": 4,
-  "name": "Fern <4>",
-  "created_at": "2026-01-01T\S+"
-\}
+
+COLUMN      TYPE                      VALUE
+id          bigint                    4
+name        text                      Fern <4>
+created_at  timestamp with time zone  2026-01-01 00:00:00\+00
 `, "", "deletions", "show", "4")
 	expect(1, "", `plantstore: there is no deletion 9: see 'plantstore deletions list'\n`, "deletions", "show", "9")
 
@@ -184,12 +184,17 @@ idempotency key  k-4
   deletion 2, plant 2: a plant with this id exists again
 Mend that, or leave them out with --except.
 `, "deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--yes")
+	expect(1, "", `plantstore: nothing was restored, because of 1 deletion:
+  deletion 4, plant 4: column "created_at" \(timestamp with time zone\) is gone: "2026-01-01 00:00:00\+00" has no place
+--lossy restores what is not as it was, too.
+`, "deletions", "restore", "4")
 	expect(0, `restored 1 plant
 new columns, took their default: price
-columns that are gone, values stay in the ledger: created_at
-`, "", "deletions", "restore", "4")
+not as it was, the ledger has the values:
+  deletion 4, plant 4: column "created_at" \(timestamp with time zone\) is gone: "2026-01-01 00:00:00\+00" has no place
+`, "", "deletions", "restore", "4", "--lossy")
 	expect(0, `.*restored at      20.*restored by      plantstore_owner\n.*`, "", "deletions", "show", "4")
-	expect(0, "restored 2 plants\n.*", "", "deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--until=2026-07-02", "--except=2", "--yes")
+	expect(0, "restored 2 plants\n.*", "", "deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--until=2026-07-02", "--except=2", "--yes", "--lossy")
 	execute(t, owner, `DELETE FROM plants WHERE id = 2`)
 	expect(0, "nothing to restore\n", "left out, because deleted again since: 1 plant\n",
 		"deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--until=2026-07-02", "--yes")
@@ -202,21 +207,82 @@ columns that are gone, values stay in the ledger: created_at
 	expect(0, "purged 0 deletions older than 365d\n", "", "deletions", "purge", "--older-than=8760h")
 }
 
+// What others wrote into settings, names and values does not reach the terminal as
+// it is, nor can it be taken for something else.
+func TestDeletionsAreShownEscaped(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	owner := connect(t, database.Owner)
+	execute(t, owner, strings.ReplaceAll(`
+		CREATE TYPE "ti<ESC>tle" AS ENUM ('x');
+		ALTER TABLE plants DROP created_at, ADD "co<ESC>lour" text, ADD label text GENERATED ALWAYS AS (upper(name)) STORED, ADD a text, ADD b text, ADD c text, ADD d text, ADD e "ti<ESC>tle"[];
+		INSERT INTO plants (id, name, "co<ESC>lour", b, c, d) VALUES (1, E'two\nlines\u202e', E'\x1b[2Jred', '', 'null', '"quoted"')`, "<ESC>", "\x1b"))
+	execute(t, connect(t, database.App), `
+		BEGIN; SELECT set_config('plantstore.principal', E'shop\x1b[2J\n4  4', true), set_config('plantstore.request_id', E'r\x07', true),
+			set_config('plantstore.idempotency_key', E'k\u009b', true), set_config('plantstore.plant', '1', true);
+		DELETE FROM public.plants WHERE id = 1; COMMIT`)
+	expect := expecting(t, database.Owner)
+	expect(0, `ID  PLANT  DELETED AT            BY                   REQUEST  RESTORED AT
+1   1      \S+  "shop\\x1b\[2J\\n4  4"  "r\\a"    -
+`, "", "deletions", "list")
+	expect(0, `deletion         1
+plant            1
+deleted at       \S+
+deleted by       "shop\\x1b\[2J\\n4  4"
+logged in as     plantstore_app
+request          "r\\a"
+idempotency key  "k\\u009b"
+
+COLUMN        TYPE                          VALUE
+id            bigint                        1
+name          text                          "two\\nlines\\u202e"
+"co\\x1blour"  text                          "\\x1b\[2Jred"
+label         text, computed: not recorded  
+a             text                          null
+b             text                          ""
+c             text                          "null"
+d             text                          "\\"quoted\\""
+e             "public.\\"ti\\x1btle\\"\[\]"      null
+`, "", "deletions", "show", "1")
+	execute(t, owner, `ALTER TABLE plants DROP "co`+"\x1b"+`lour"`)
+	expect(1, "", `plantstore: nothing was restored, because of 1 deletion:
+  deletion 1, plant 1: column "co\\x1blour" \(text\) is gone: "\\x1b\[2Jred" has no place
+--lossy restores what is not as it was, too.
+`, "deletions", "restore", "1")
+}
+
+func TestRestoreAsksBeforeItRunsTheCodeOfOthers(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	execute(t, connect(t, database.Super), `
+		CREATE SCHEMA shop AUTHORIZATION plantstore_app; GRANT USAGE ON SCHEMA shop TO PUBLIC; GRANT TRIGGER ON plants TO plantstore_app;
+		INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants; SET ROLE plantstore_app;
+		CREATE FUNCTION shop."e`+"\x1b"+`vil"() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
+		CREATE TRIGGER evil BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION shop."e`+"\x1b"+`vil"()`)
+	expect := expecting(t, database.Owner)
+	expect(1, "", `plantstore: nothing was restored: inserting into public.plants would run this with your rights:
+  trigger evil on table public.plants calls shop."e\\x1bvil"\(\) for plantstore_app
+Restore as a role that has no more rights than those, or accept it with --run-triggers
+`, "deletions", "restore", "1")
+	expect(0, "restored 1 plant\n", "", "deletions", "restore", "1", "--run-triggers")
+}
+
 func TestBadDeletionsCommandLines(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"list --since=yesterday":           `--since: "yesterday" is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d`,
-		"list --until=-2h":                 `--until: "-2h" is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d`,
-		"list --limit=0":                   `deletions list: --limit is 0: it must be from 1 to 10000`,
-		"restore":                          `deletions restore: name the deletions by id, or all of somebody's with --by and --since`,
-		"restore 1 --by=shop --since=1h":   `deletions restore: name the deletions by id, or all of somebody's with --by and --since`,
-		"restore --by=shop":                `deletions restore: --by wants --since: when did the deletions to be undone begin?`,
-		"restore 1 --since=1h":             `deletions restore: --since, --until and --except go with --by`,
-		"purge":                            `missing flags: --older-than=AGE`,
-		"purge --older-than=1y":            `--older-than: "1y" is no age: want one as 365d or 36h`,
-		"purge --older-than=99999999999d":  `--older-than: "99999999999d" is no age: want one as 365d or 36h`,
-		"show":                             `expected "<id>"`,
-		"restore 1 --database-url=nowhere": `DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database`,
+		"list --since=yesterday":                    `--since: "yesterday" is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d`,
+		"list --until=-2h":                          `--until: "-2h" is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d`,
+		"list --limit=0":                            `deletions list: --limit is 0: it must be from 1 to 10000`,
+		"restore":                                   `deletions restore: name the deletions by id, or all of somebody's with --by and --since`,
+		"restore 1 --by=shop --since=1h":            `deletions restore: name the deletions by id, or all of somebody's with --by and --since`,
+		"restore --by=shop --since=1h --superseded": `deletions restore: --superseded goes with ids: with --by, what was deleted again later is left out`,
+		"restore --by=shop":                         `deletions restore: --by wants --since: when did the deletions to be undone begin?`,
+		"restore 1 --since=1h":                      `deletions restore: --since, --until and --except go with --by`,
+		"purge":                                     `missing flags: --older-than=AGE`,
+		"purge --older-than=1y":                     `--older-than: "1y" is no age: want one as 365d or 36h`,
+		"purge --older-than=99999999999d":           `--older-than: "99999999999d" is no age: want one as 365d or 36h`,
+		"show":                                      `expected "<id>"`,
+		"restore 1 --database-url=nowhere":          `DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database`,
 	} {
 		_, stderr, code := command(t, append([]string{"deletions"}, strings.Fields(args)...)...)
 		if got := lastLine(stderr); got != "plantstore: "+want || code == 0 {

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"plantstore/internal/migrate"
 	"plantstore/internal/postgres"
@@ -60,6 +62,16 @@ func newTable(w io.Writer, heading ...any) *tabwriter.Writer {
 	}
 	fmt.Fprintln(table)
 	return table
+}
+
+// shown is what others wrote, for a person: in quotes, with what is no visible
+// character escaped, unless it is plain.
+func shown(s string) string {
+	hidden := func(r rune) bool { return r == utf8.RuneError || !unicode.IsPrint(r) }
+	if strings.HasPrefix(s, `"`) || strings.ContainsFunc(s, hidden) {
+		return strconv.Quote(s)
+	}
+	return s
 }
 
 // date is a time for a person, or zero's text when there is none.

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"plantstore/internal/postgres"
+)
+
+type deletionsRestore struct {
+	ownerFlags `embed:""`
+	IDs        []int64 `arg:"" name:"id" optional:"" help:"The deletions, as 'deletions list' numbers them."`
+	By         string  `placeholder:"NAME" help:"Instead of ids: everything that NAME deleted, with --since."`
+	Since      moment  `placeholder:"TIME" help:"With --by: at that time or later: RFC 3339, a date (midnight UTC), or how long ago, as 2h or 7d."`
+	Until      moment  `placeholder:"TIME" help:"With --by: before that time."`
+	Except     []int64 `placeholder:"ID" help:"With --by: leave these deletions out."`
+	Yes        bool    `help:"With --by: do not ask."`
+	As         string  `placeholder:"NAME" help:"Who is restoring, for the ledger. Default: the database role."`
+	Lossy      bool    `help:"Restore also what does not come back as it was, and list that."`
+	Superseded bool    `help:"With ids: restore also an earlier row of a plant that was deleted again later."`
+	// RunTriggers is about more than triggers, but they are what there usually is.
+	RunTriggers bool `help:"Run triggers and other functions of the table although roles that are not yours could have them act with your rights."`
+}
+
+// Help adds to the command's help.
+func (c *deletionsRestore) Help() string {
+	return `Plants come back as they were, to the byte. Columns that are new take their default.
+Nothing at all is restored when one plant can't be: because it was restored already,
+its id is taken again, a row that it refers to is gone, or a value would not come
+back as it was, because its column is gone or of another type, or a trigger changes
+it. Each is named, with what is in the way.
+
+What a deletion did to other tables is not in the ledger and does not come back:
+rows that ON DELETE CASCADE removed, columns that ON DELETE SET NULL emptied.`
+}
+
+// Validate refuses what does not go together.
+func (c *deletionsRestore) Validate() error {
+	switch {
+	case (len(c.IDs) > 0) == (c.By != ""):
+		return errors.New("name the deletions by id, or all of somebody's with --by and --since")
+	case c.By != "" && c.Since.IsZero():
+		return errors.New("--by wants --since: when did the deletions to be undone begin?")
+	case c.By != "" && c.Superseded:
+		return errors.New("--superseded goes with ids: with --by, what was deleted again later is left out")
+	case c.By == "" && (!c.Since.IsZero() || !c.Until.IsZero() || len(c.Except) > 0):
+		return errors.New("--since, --until and --except go with --by")
+	}
+	return nil
+}
+
+// Run restores plants.
+func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
+	return c.withLedger(ctx, func(ledger *postgres.Ledger) error {
+		ids := c.IDs
+		if c.By != "" {
+			var err error
+			if ids, err = c.undoable(ctx, console, ledger); err != nil {
+				return err
+			}
+			if len(ids) == 0 {
+				_, err := fmt.Fprintln(console.out, "nothing to restore")
+				return err
+			}
+		}
+		restored, err := ledger.Restore(ctx, ids, postgres.RestoreOptions{
+			As: c.As, Lossy: c.Lossy, Superseded: c.Superseded, RunTriggers: c.RunTriggers,
+		})
+		if refused, ok := errors.AsType[*postgres.RefusedError](err); ok {
+			return c.refusal(refused.Refusals)
+		}
+		if strangers, ok := errors.AsType[*postgres.StrangersError](err); ok {
+			return fmt.Errorf("nothing was restored: inserting into public.plants would run this with your rights:\n  %s\n"+
+				"Restore as a role that has no more rights than those, or accept it with --run-triggers", strings.Join(strangers.Code, "\n  "))
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(console.out, "restored %s\n", counted(restored.Plants, "plant"))
+		if len(restored.Defaulted) > 0 {
+			names := make([]string, len(restored.Defaulted))
+			for i, name := range restored.Defaulted {
+				names[i] = shown(name)
+			}
+			fmt.Fprintf(console.out, "new columns, took their default: %s\n", strings.Join(names, ", "))
+		}
+		if len(restored.Losses) > 0 {
+			fmt.Fprintln(console.out, "not as it was, the ledger has the values:")
+			for _, l := range restored.Losses {
+				fmt.Fprintf(console.out, "  deletion %d, plant %d: %s\n", l.ID, l.Plant, l.Why)
+			}
+		}
+		return nil
+	})
+}
+
+// undoable returns what there is to restore of c.By's, once that is agreed on.
+func (c *deletionsRestore) undoable(ctx context.Context, console *console, ledger *postgres.Ledger) ([]int64, error) {
+	undo, err := ledger.Undoable(ctx, c.By, c.Since.Time, c.Until.Time)
+	if err != nil {
+		return nil, err
+	}
+	if undo.Superseded > 0 {
+		fmt.Fprintf(console.err, "left out, because deleted again since: %s\n", counted(undo.Superseded, "plant"))
+	}
+	ids := slices.DeleteFunc(undo.IDs, func(id int64) bool { return slices.Contains(c.Except, id) })
+	if len(ids) == 0 || c.Yes {
+		return ids, nil
+	}
+	return ids, confirm(ctx, console.err, fmt.Sprintf("Restore %s deleted by %s from %s to %s?",
+		counted(len(ids), "plant"), shown(c.By), date(undo.First, ""), date(undo.Last, "")), errors.New("nothing was restored"))
+}
+
+// refusal says what is in the way of a restore.
+func (c *deletionsRestore) refusal(refusals []postgres.Refusal) error {
+	const shown = 20
+	var b strings.Builder
+	ids := make(map[int64]bool)
+	for _, r := range refusals {
+		ids[r.ID] = true
+	}
+	fmt.Fprintf(&b, "nothing was restored, because of %s:", counted(len(ids), "deletion"))
+	for i, r := range refusals {
+		switch {
+		case i == shown:
+			fmt.Fprintf(&b, "\n  and %d more", len(refusals)-shown)
+		case i < shown && r.Plant == 0:
+			fmt.Fprintf(&b, "\n  deletion %d: %s", r.ID, r.Why)
+		case i < shown:
+			fmt.Fprintf(&b, "\n  deletion %d, plant %d: %s", r.ID, r.Plant, r.Why)
+		}
+	}
+	for _, option := range []struct{ name, accepts string }{
+		{"lossy", "\n--lossy restores what is not as it was, too."},
+		{"superseded", "\n--superseded brings the earlier row back, as if the later deletion had not been."},
+	} {
+		if slices.ContainsFunc(refusals, func(r postgres.Refusal) bool { return r.Unless == option.name }) {
+			b.WriteString(option.accepts)
+		}
+	}
+	if c.By != "" {
+		b.WriteString("\nMend that, or leave them out with --except.")
+	}
+	return errors.New(b.String())
+}

@@ -1,0 +1,392 @@
+package postgres
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// enoughRefusals ends the search for deletions that can't be restored.
+const enoughRefusals = 100
+
+// RestoreOptions say who restores, and what is accepted.
+type RestoreOptions struct {
+	// As is who restores, for the ledger. Empty: the database role.
+	As string
+	// Lossy accepts that plants do not come back as they were.
+	Lossy bool
+	// Superseded accepts that the restore of an earlier deletion undoes a later one
+	// of the same plant, too.
+	Superseded bool
+	// RunTriggers accepts what a *StrangersError is about.
+	RunTriggers bool
+}
+
+// Restored tells what a restore did.
+type Restored struct {
+	Plants int
+	// Defaulted are columns that plants have got since: they took their default.
+	Defaulted []string
+	// Losses are what did not come back as it was.
+	Losses []Refusal
+}
+
+// A RefusedError says why nothing was restored.
+type RefusedError struct {
+	Refusals []Refusal // newest first; of very many, the first hundred or so
+}
+
+// A Refusal is what of a deletion stands in the way of a restore.
+type Refusal struct {
+	ID    int64  // of the ledger's entry
+	Plant int64  // zero when there is no such entry
+	Why   string // fit for a terminal
+	// Unless is the option that accepts it, "lossy" or "superseded", or empty.
+	Unless string
+}
+
+func (e *RefusedError) Error() string {
+	first := e.Refusals[0]
+	return fmt.Sprintf("nothing was restored: %d in the way, the first is deletion %d: %s", len(e.Refusals), first.ID, first.Why)
+}
+
+// Restore puts deleted plants back, all of them or none, and marks their entries.
+// Each recorded value goes to the input function of the column that has its name
+// today. Afterwards the table is compared with what was recorded.
+//
+// The error is a *RefusedError when a deletion can't be undone: because it was
+// already, its id is taken again, a row that it refers to is gone, or its plant
+// would not come back as it was. It is a *StrangersError when the code of others
+// would run with our rights.
+//
+// What else the deletion did is not in the ledger and does not come back: rows of
+// other tables that a foreign key removed or emptied along with the plant.
+func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Restored, error) {
+	var done Restored
+	err := l.inTx(ctx, "restore", func(tx pgx.Tx) error {
+		// COPY takes this lock anyway. Taken before the columns are read, it keeps
+		// ALTER TABLE out in between. A check put off to the commit could not tell
+		// which plant it failed for.
+		if _, err := tx.Exec(ctx, `
+			LOCK TABLE public.plants IN ROW EXCLUSIVE MODE;
+			SET CONSTRAINTS ALL IMMEDIATE;`+recordedForm); err != nil {
+			return err
+		}
+		entries, err := lockEntries(ctx, tx, ids)
+		if err != nil {
+			return err
+		}
+		r := restore{tx: tx, options: o, batch: l.restoreBatch}
+		if err := r.plan(ctx, entries); err != nil {
+			return err
+		}
+		done, err = r.run(ctx, entries)
+		return err
+	})
+	if err != nil {
+		return Restored{}, err
+	}
+	return done, nil
+}
+
+// recordedForm is how the trigger has values written down, and what else matters
+// for reading them. Rows that row level security hides are an error, not missing.
+const recordedForm = `
+	SET LOCAL datestyle = 'ISO, YMD';
+	SET LOCAL intervalstyle = 'postgres';
+	SET LOCAL extra_float_digits = 1;
+	SET LOCAL bytea_output = 'hex';
+	SET LOCAL timezone = 'UTC';
+	SET LOCAL lc_monetary = 'C';
+	SET LOCAL xmloption = 'content';
+	SET LOCAL array_nulls = on;
+	SET LOCAL row_security = off;
+	SET LOCAL search_path = pg_catalog, pg_temp;`
+
+// An entry is a deletion that is being restored.
+type entry struct {
+	ID, Plant int64
+	Shape     int64
+	Size      int // of the recorded row, in bytes
+}
+
+func idsOf(entries []entry) []int64 {
+	ids := make([]int64, len(entries))
+	for i, e := range entries {
+		ids[i] = e.ID
+	}
+	return ids
+}
+
+// lockEntries locks the ledger's entries against another restore and a purge,
+// newest first, so that two of us never wait for each other, and returns them in
+// that order. It returns a *RefusedError unless each exists, is not restored, and
+// is of a plant of its own.
+func lockEntries(ctx context.Context, tx pgx.Tx, ids []int64) ([]entry, error) {
+	rows, err := tx.Query(ctx, `
+		SELECT id, plant_id, shape, octet_length(plant), restored_at, coalesce(restored_by, '')
+		FROM public.plant_deletions WHERE id = ANY ($1) ORDER BY id DESC FOR UPDATE`, ids)
+	if err != nil {
+		return nil, err
+	}
+	missing := make(map[int64]bool, len(ids))
+	for _, id := range ids {
+		missing[id] = true
+	}
+	var entries []entry
+	var refused []Refusal
+	newest := make(map[int64]int64, len(ids)) // the entry of each plant
+	var restoredAt *time.Time
+	var by string
+	var e entry
+	_, err = pgx.ForEachRow(rows, []any{&e.ID, &e.Plant, &e.Shape, &e.Size, &restoredAt, &by}, func() error {
+		delete(missing, e.ID)
+		other, twice := newest[e.Plant]
+		switch {
+		case restoredAt != nil:
+			refused = append(refused, Refusal{ID: e.ID, Plant: e.Plant,
+				Why: fmt.Sprintf("it was restored by %s at %s", visible(by), restoredAt.UTC().Format(time.RFC3339))})
+		case twice:
+			refused = append(refused, Refusal{ID: e.ID, Plant: e.Plant,
+				Why: fmt.Sprintf("deletion %d is of the same plant, and later: restore one of them", other)})
+		default:
+			newest[e.Plant] = e.ID
+			entries = append(entries, e)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range slices.Sorted(maps.Keys(missing)) {
+		refused = append(refused, Refusal{ID: id, Why: "the ledger has no such entry; was it purged?"})
+	}
+	if len(refused) > 0 {
+		return nil, &RefusedError{refused}
+	}
+	return entries, nil
+}
+
+// A restore is one under way.
+type restore struct {
+	tx      pgx.Tx
+	options RestoreOptions
+	batch   int // how many bytes of rows to hold at a time
+	table   table
+	plans   map[int64]*plan // by shape
+}
+
+// run puts entries back, compares the table with them, and marks them.
+func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
+	if !r.options.RunTriggers {
+		if err := refuseStrangers(ctx, r.tx, r.given()); err != nil {
+			return Restored{}, err
+		}
+	}
+	if refused, err := r.putBack(ctx, entries); err != nil {
+		return Restored{}, err
+	} else if len(refused) > 0 {
+		return Restored{}, &RefusedError{refused}
+	}
+	// Only now, as the rows may have waited for a deletion that was under way.
+	if refused, err := superseded(ctx, r.tx, entries); err != nil {
+		return Restored{}, err
+	} else if len(refused) > 0 && !r.options.Superseded {
+		return Restored{}, &RefusedError{refused}
+	}
+	losses, keptOut, err := r.compare(ctx, entries)
+	if err != nil {
+		return Restored{}, err
+	}
+	if len(losses) > 0 && !r.options.Lossy {
+		return Restored{}, &RefusedError{losses}
+	}
+	back := slices.DeleteFunc(slices.Clone(entries), func(e entry) bool { return keptOut[e.ID] })
+	if _, err := r.tx.Exec(ctx, `
+		UPDATE public.plant_deletions
+		SET restored_at = clock_timestamp(), restored_by = coalesce(nullif($2, ''), session_user)
+		WHERE id = ANY ($1)`, idsOf(back), r.options.As); err != nil {
+		return Restored{}, err
+	}
+	return Restored{Plants: len(back), Defaulted: r.defaulted(), Losses: losses}, nil
+}
+
+// putBack inserts all entries and returns none, or those that can't be. Newest
+// first, a plant that others refer to comes back before them. One statement that
+// deleted several may have taken them in another order. So what was refused is
+// tried again as long as others go in, and then in halves, until those that are in
+// the way are alone.
+func (r *restore) putBack(ctx context.Context, entries []entry) ([]Refusal, error) {
+	var groups, later [][]entry
+	for _, batch := range inBatches(entries, r.batch) {
+		groups = append(groups, alike(batch, func(e entry) string { return r.plans[e.Shape].copy })...)
+	}
+	for len(groups) > 0 {
+		var failed [][]entry
+		var why []*pgconn.PgError
+		for _, group := range groups {
+			refused, err := r.insert(ctx, group)
+			if err != nil {
+				return nil, err
+			}
+			if refused != nil {
+				failed, why = append(failed, group), append(why, refused)
+			}
+		}
+		switch {
+		case len(failed) == 0:
+			failed, later = later, nil
+		case len(failed) == len(groups):
+			halves := inHalves(failed)
+			if len(halves) == len(failed) {
+				return r.refusals(ctx, failed, why)
+			}
+			enough := min(len(halves), enoughRefusals)
+			failed, later = halves[:enough], append(later, halves[enough:]...)
+		}
+		groups = failed
+	}
+	return nil, nil
+}
+
+// insert inserts entries with the same columns, or changes nothing and returns why
+// not.
+//
+// COPY hands each value to the input function of its column, with no cast in
+// between, and many rows are one statement, in which they may refer to each other.
+// It locks the rows that the new ones refer to against deletion, and waits for
+// whoever is inserting or deleting one of the same ids.
+func (r *restore) insert(ctx context.Context, entries []entry) (refused *pgconn.PgError, err error) {
+	lines, err := r.lines(ctx, entries)
+	if err != nil {
+		return nil, err
+	}
+	return r.onStoresPath(ctx, func() error {
+		_, err := r.tx.Conn().PgConn().CopyFrom(ctx, bytes.NewReader(lines), r.plans[entries[0].Shape].copy)
+		return err
+	})
+}
+
+// onStoresPath runs do with the search path that the store's own functions
+// expect. Names of pg_catalog come first even so. It returns an error of the
+// server's that says something about rows as refused, and nothing has happened.
+func (r *restore) onStoresPath(ctx context.Context, do func() error) (refused *pgconn.PgError, err error) {
+	savepoint, err := r.tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := savepoint.Exec(ctx, `
+		SELECT set_config('search_path', concat_ws(', ', 'pg_catalog', nullif(reset_val, '')), true)
+		FROM pg_settings WHERE name = 'search_path'`); err != nil {
+		return nil, err
+	}
+	if err := do(); err != nil {
+		pg := pgError(err)
+		if pg == nil || !aboutRows(pg) {
+			return nil, err
+		}
+		return pg, savepoint.Rollback(ctx)
+	}
+	// The store's functions may have changed more settings than the path.
+	if _, err := savepoint.Exec(ctx, recordedForm); err != nil {
+		return nil, err
+	}
+	return nil, savepoint.Commit(ctx)
+}
+
+// lines returns entries in COPY's text format, in the encoding of the database.
+func (r *restore) lines(ctx context.Context, entries []entry) ([]byte, error) {
+	rows, err := r.tx.Query(ctx, `
+		SELECT id, convert_to(plant, getdatabaseencoding()) FROM public.plant_deletions
+		WHERE id = ANY ($1) ORDER BY id DESC`, idsOf(entries))
+	if err != nil {
+		return nil, err
+	}
+	var lines []byte
+	var plant []byte
+	i := 0
+	var id int64
+	_, err = pgx.ForEachRow(rows, []any{&id, &plant}, func() error {
+		plan := r.plans[entries[i].Shape]
+		i++
+		values, err := plan.parse(id, plant)
+		if err != nil {
+			return err
+		}
+		lines = appendCopied(lines, plan.inserted(values))
+		return nil
+	})
+	return lines, err
+}
+
+// superseded returns the entries whose plant was deleted again later.
+func superseded(ctx context.Context, tx pgx.Tx, entries []entry) ([]Refusal, error) {
+	rows, err := tx.Query(ctx, `
+		SELECT d.id, d.plant_id, later.id, later.deleted_by
+		FROM public.plant_deletions d CROSS JOIN LATERAL (
+			SELECT l.id, l.deleted_by FROM public.plant_deletions l
+			WHERE l.plant_id = d.plant_id AND l.id > d.id ORDER BY l.id DESC LIMIT 1) later
+		WHERE d.id = ANY ($1) ORDER BY d.id DESC LIMIT $2`, idsOf(entries), enoughRefusals)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Refusal, error) {
+		f := Refusal{Unless: "superseded"}
+		var later int64
+		var by string
+		err := row.Scan(&f.ID, &f.Plant, &later, &by)
+		f.Why = fmt.Sprintf("the plant was deleted again later, by %s: deletion %d", visible(by), later)
+		return f, err
+	})
+}
+
+// inBatches splits entries so that the rows of each batch have at most size bytes,
+// unless it is of a single entry.
+func inBatches(entries []entry, size int) [][]entry {
+	var batches [][]entry
+	total := 0
+	for i, e := range entries {
+		if total += e.Size; i == 0 || total > size {
+			batches = append(batches, nil)
+			total = e.Size
+		}
+		last := len(batches) - 1
+		batches[last] = append(batches[last], e)
+	}
+	return batches
+}
+
+// alike splits entries by their key, in the order in which the keys come up.
+func alike[K comparable](entries []entry, key func(entry) K) [][]entry {
+	var groups [][]entry
+	index := make(map[K]int)
+	for _, e := range entries {
+		i, known := index[key(e)]
+		if !known {
+			i = len(groups)
+			index[key(e)] = i
+			groups = append(groups, nil)
+		}
+		groups[i] = append(groups[i], e)
+	}
+	return groups
+}
+
+// inHalves splits each group of more than one entry in two.
+func inHalves(groups [][]entry) [][]entry {
+	var halves [][]entry
+	for _, g := range groups {
+		if half := len(g) / 2; half > 0 {
+			halves = append(halves, g[:half])
+			g = g[half:]
+		}
+		halves = append(halves, g)
+	}
+	return halves
+}

@@ -1,0 +1,253 @@
+package postgres
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A table is public.plants as it is today.
+type table struct {
+	encoding   string // of the database
+	primaryKey string // the constraint's name, empty if there is none
+	columns    map[string]column
+}
+
+// A column is one of plants.
+type column struct {
+	Name, Type string // Type as SQL spells it
+	Generated  string // how it computes itself: s (stored), v (virtual) or empty
+}
+
+// readTable reads the table in its present form.
+func readTable(ctx context.Context, tx pgx.Tx) (table, error) {
+	t := table{columns: make(map[string]column)}
+	rows, err := tx.Query(ctx, `
+		SELECT attname, format_type(atttypid, atttypmod), attgenerated::text FROM pg_attribute
+		WHERE attrelid = 'public.plants'::regclass AND attnum > 0 AND NOT attisdropped`)
+	if err != nil {
+		return t, err
+	}
+	var c column
+	if _, err := pgx.ForEachRow(rows, []any{&c.Name, &c.Type, &c.Generated}, func() error {
+		t.columns[c.Name] = c
+		return nil
+	}); err != nil {
+		return t, err
+	}
+	if id, there := t.columns["id"]; !there || id.Generated != "" {
+		return t, errors.New("public.plants has no column id that can be written any more")
+	}
+	return t, tx.QueryRow(ctx, `
+		SELECT getdatabaseencoding(), coalesce((SELECT conname FROM pg_constraint
+			WHERE conrelid = 'public.plants'::regclass AND contype = 'p'), '')`).Scan(&t.encoding, &t.primaryKey)
+}
+
+// A plan is how rows of a shape go into today's table.
+type plan struct {
+	shape
+	into []int  // which values are inserted
+	copy string // the statement that inserts them
+	read string // the row that they make, of the table as p, in the order of the shape
+	// unrecorded are columns that computed themselves and do so no longer.
+	unrecorded []string
+	defaulted  []string // columns that the shape has no value for
+}
+
+// plan reads the table and makes plans for all shapes of entries.
+func (r *restore) plan(ctx context.Context, entries []entry) error {
+	var err error
+	if r.table, err = readTable(ctx, r.tx); err != nil {
+		return err
+	}
+	shapes := make(map[int64]bool)
+	for _, e := range entries {
+		shapes[e.Shape] = true
+	}
+	rows, err := r.tx.Query(ctx, `SELECT id, names, types, generated FROM public.plant_shapes WHERE id = ANY ($1)`,
+		slices.Collect(maps.Keys(shapes)))
+	if err != nil {
+		return err
+	}
+	r.plans = make(map[int64]*plan)
+	var id int64
+	var s shape
+	if _, err := pgx.ForEachRow(rows, []any{&id, &s.names, &s.types, &s.generated}, func() error {
+		r.plans[id] = r.table.plan(s)
+		s = shape{}
+		return nil
+	}); err != nil {
+		return err
+	}
+	for id := range shapes {
+		if r.plans[id] == nil {
+			return fmt.Errorf("public.plant_shapes has no shape %d: without it, nobody knows what columns the plants had", id)
+		}
+	}
+	return nil
+}
+
+func (t *table) plan(s shape) *plan {
+	p := &plan{shape: s}
+	var names, read []string
+	has := make(map[string]bool)
+	for i, name := range s.names {
+		c, there := t.columns[name]
+		quoted := pgx.Identifier{name}.Sanitize()
+		switch {
+		case !there, s.generated[i] && c.Generated == "v":
+			read = append(read, "NULL")
+		default:
+			read = append(read, "p."+quoted)
+		}
+		if !there || c.Generated != "" {
+			continue
+		}
+		if s.generated[i] {
+			p.unrecorded = append(p.unrecorded, name)
+			continue
+		}
+		has[name] = true
+		p.into = append(p.into, i)
+		names = append(names, quoted)
+	}
+	for name, c := range t.columns {
+		if !has[name] && c.Generated == "" {
+			p.defaulted = append(p.defaulted, name)
+		}
+	}
+	p.copy = fmt.Sprintf(`COPY public.plants (%s) FROM STDIN (ENCODING '%s')`, strings.Join(names, ", "), t.encoding)
+	p.read = "ROW(" + strings.Join(read, ", ") + ")::text"
+	return p
+}
+
+// inserted returns those of a row's values that go into the table.
+func (p *plan) inserted(values [][]byte) [][]byte {
+	picked := make([][]byte, len(p.into))
+	for i, n := range p.into {
+		picked[i] = values[n]
+	}
+	return picked
+}
+
+// given returns the columns that every row has a value for.
+func (r *restore) given() []string {
+	defaulted := r.defaulted()
+	var given []string
+	for name, c := range r.table.columns {
+		if _, found := slices.BinarySearch(defaulted, name); !found && c.Generated == "" {
+			given = append(given, name)
+		}
+	}
+	return given
+}
+
+// defaulted returns the columns that some row has no value for, sorted.
+func (r *restore) defaulted() []string {
+	names := make(map[string]bool)
+	for _, p := range r.plans {
+		for _, name := range p.defaulted {
+			names[name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// compare returns what of entries is not in the table as it was recorded, and which
+// of them are not there at all. Unless losses are accepted, it stops when it has
+// found enough.
+//
+// A row that is as it was recorded has the same text. Only the others are looked at
+// column by column.
+func (r *restore) compare(ctx context.Context, entries []entry) (losses []Refusal, keptOut map[int64]bool, err error) {
+	keptOut = make(map[int64]bool)
+	for _, batch := range inBatches(entries, r.batch) {
+		for _, same := range alike(batch, func(e entry) int64 { return e.Shape }) {
+			found, err := r.compareAlike(ctx, same, keptOut)
+			if err != nil {
+				return nil, nil, err
+			}
+			losses = append(losses, found...)
+			if len(losses) >= enoughRefusals && !r.options.Lossy {
+				return losses, keptOut, nil
+			}
+		}
+	}
+	slices.SortStableFunc(losses, func(a, b Refusal) int { return cmp.Compare(b.ID, a.ID) })
+	return losses, keptOut, nil
+}
+
+// compareAlike is compare for entries of one shape.
+func (r *restore) compareAlike(ctx context.Context, entries []entry, keptOut map[int64]bool) ([]Refusal, error) {
+	p := r.plans[entries[0].Shape]
+	rows, err := r.tx.Query(ctx, fmt.Sprintf(`
+		SELECT d.id, d.plant_id, p.id IS NULL, d.plant, %[1]s
+		FROM public.plant_deletions d LEFT JOIN ONLY public.plants p ON p.id = d.plant_id
+		WHERE d.id = ANY ($1) AND (p.id IS NULL OR $2 OR d.plant COLLATE "C" <> %[1]s COLLATE "C")
+		ORDER BY d.id DESC`, p.read), idsOf(entries), len(p.unrecorded) > 0)
+	if err != nil {
+		return nil, err
+	}
+	var losses []Refusal
+	var f Refusal
+	var missing bool
+	var was, is []byte
+	_, err = pgx.ForEachRow(rows, []any{&f.ID, &f.Plant, &missing, &was, &is}, func() error {
+		f.Unless = "lossy"
+		if missing {
+			keptOut[f.ID] = true
+			f.Why = "a trigger on plants kept the row out"
+			losses = append(losses, f)
+			return nil
+		}
+		why, err := r.differences(f.ID, p, was, is)
+		for _, f.Why = range why {
+			losses = append(losses, f)
+		}
+		return err
+	})
+	return losses, err
+}
+
+// differences says in which columns the row that is there differs from the one that
+// was recorded.
+func (r *restore) differences(entry int64, p *plan, recorded, present []byte) ([]string, error) {
+	was, err := p.parse(entry, recorded)
+	if err != nil {
+		return nil, err
+	}
+	is, err := p.parse(entry, present)
+	if err != nil {
+		return nil, err
+	}
+	var why []string
+	for i, name := range p.names {
+		c, there := r.table.columns[name]
+		switch {
+		case p.generated[i] && slices.Contains(p.unrecorded, name):
+			why = append(why, fmt.Sprintf("column %s computed itself then and does not today: its value is not recorded", strconv.Quote(name)))
+		case p.generated[i]:
+		case !there && was[i] != nil:
+			why = append(why, fmt.Sprintf("column %s (%s) is gone: %s has no place", strconv.Quote(name), visible(p.types[i]), excerpt(was[i], nil)))
+		case there && ((was[i] == nil) != (is[i] == nil) || !bytes.Equal(was[i], is[i])):
+			why = append(why, fmt.Sprintf("%s: %s becomes %s", columnOf(name, p.types[i], c.Type), excerpt(was[i], is[i]), excerpt(is[i], was[i])))
+		}
+	}
+	return why, nil
+}
+
+// columnOf names a column and its types, then and now.
+func columnOf(name, then, now string) string {
+	if then == now {
+		return fmt.Sprintf("column %s (%s)", strconv.Quote(name), visible(now))
+	}
+	return fmt.Sprintf("column %s (%s, today %s)", strconv.Quote(name), visible(then), visible(now))
+}

@@ -1,0 +1,533 @@
+package postgres
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"plantstore/internal/pgtest"
+)
+
+// ledgerOf returns the ledger as its owner sees it.
+func TestRestoreIntoTodaysTable(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.exec(t, `
+		ALTER TABLE plants ALTER id SET GENERATED ALWAYS;
+		ALTER TABLE plants ADD price numeric, ADD colour text, ADD net numeric GENERATED ALWAYS AS (price / 2) STORED;
+		INSERT INTO plants (name, price) VALUES ('Peace lily', 12.50), ('Aloe vera', NULL);
+		DELETE FROM plants WHERE name = 'Peace lily';
+		ALTER TABLE plants DROP colour, ADD stock integer NOT NULL DEFAULT 3, ADD label text GENERATED ALWAYS AS (upper(name)) STORED;
+		DELETE FROM plants;
+		ALTER TABLE plants DROP net;
+		CREATE DOMAIN code AS text NOT NULL DEFAULT 'none';
+		ALTER TABLE plants ADD code code`)
+
+	restored, err := l.Restore(t.Context(), []int64{1, 2}, RestoreOptions{As: "Ada"})
+	want := Restored{Plants: 2, Defaulted: []string{"code", "stock"}}
+	if diff := cmp.Diff(want, restored); err != nil || diff != "" {
+		t.Errorf("Restore: %v; (-want +got):\n%s", err, diff)
+	}
+	for i, want := range []string{`,12.50,3,"PEACE LILY",none)`, `,,3,"ALOE VERA",none)`} {
+		if row := plantsAsText(t, s.owner)[i]; !strings.HasSuffix(row, want) {
+			t.Errorf("row %s, want it to end with %s", row, want)
+		}
+	}
+	r, err := l.Get(t.Context(), 1)
+	if err != nil || r.RestoredBy != "Ada" || r.RestoredAt.IsZero() {
+		t.Errorf("entry %+v, %v; want it restored by Ada", r, err)
+	}
+	if _, err := l.Get(t.Context(), 3); !errors.Is(err, ErrNoDeletion) {
+		t.Errorf("Get(3): %v, want ErrNoDeletion", err)
+	}
+}
+
+// What a person changed in the schema since, and what it does to recorded values.
+func TestRestoreNamesWhatWouldChange(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name, column, value, alter string
+		want                       string // empty: it comes back as it was
+	}{
+		{"a smaller scale", "numeric", "12.55", "ALTER v TYPE numeric(10,1)", `column "v" (numeric, today numeric(10,1)): "12.55" becomes "12.6"`},
+		{"a time zone less", "timestamptz", "'2026-07-01 12:00+02'", "ALTER v TYPE timestamp",
+			`column "v" (timestamp with time zone, today timestamp without time zone): "2026-07-01 10:00:00+00" becomes "2026-07-01 10:00:00"`},
+		{"a time zone more", "timestamp", "'2026-07-01 12:00'", "ALTER v TYPE timestamptz",
+			`column "v" (timestamp without time zone, today timestamp with time zone): "2026-07-01 12:00:00" becomes "2026-07-01 12:00:00+00"`},
+		{"a shorter float", "float8", "pi()", "ALTER v TYPE real", `column "v" (double precision, today real): "3.141592653589793" becomes "3.1415927"`},
+		{"a shorter float that fits", "float8", "0.5", "ALTER v TYPE real", ``},
+		{"a larger integer", "int", "7", "ALTER v TYPE bigint", ``},
+		{"text", "numeric", "7.10", "ALTER v TYPE text", ``},
+		{"jsonb for json", "json", `'{"a":1}'`, "ALTER v TYPE jsonb", `column "v" (json, today jsonb): "{\"a\":1}" becomes "{\"a\": 1}"`},
+		{"fewer digits of a second", "timestamptz", "'2026-07-01 12:00:00.123+00'", "ALTER v TYPE timestamptz(0)",
+			`column "v" (timestamp with time zone, today timestamp(0) with time zone): "2026-07-01 12:00:00.123+00" becomes "2026-07-01 12:00:00+00"`},
+		{"a padded type", "text", "'ab'", "ALTER v TYPE char(3)", `column "v" (text, today character(3)): "ab" becomes "ab "`},
+		{"another enum", "text", "'ab'", "ALTER v TYPE mood USING NULL", `column "v" (text, today public.mood): invalid input value for enum mood: "ab" (SQLSTATE 22P02)`},
+		{"an enum without the label", "mood", "'happy'", "ALTER v TYPE sadness USING NULL", `column "v" (public.mood, today public.sadness): invalid input value for enum sadness: "happy" (SQLSTATE 22P02)`},
+		{"a domain's check", "text", "'ab'", "ALTER v TYPE sku USING NULL", `column "v" (text, today public.sku): value for domain sku violates check constraint "sku_check" (SQLSTATE 23514)`},
+		{"a domain that may not be null", "text", "NULL", "ALTER v TYPE code USING 'x'", `column "v" (text, today public.code): domain code does not allow null values (SQLSTATE 23502)`},
+		{"a shorter text", "text", "'abcdef'", "ALTER v TYPE varchar(5) USING NULL", `column "v" (text, today character varying(5)): value too long for type character varying(5) (SQLSTATE 22001)`},
+		{"shorter bits", "bit varying", "B'1010'", "ALTER v TYPE bit(3) USING NULL", `column "v" (bit varying, today bit(3)): bit string length 4 does not match type bit(3) (SQLSTATE 22026)`},
+		{"a smaller number", "numeric", "123456", "ALTER v TYPE numeric(3,1) USING NULL", `column "v" (numeric, today numeric(3,1)): numeric field overflow (SQLSTATE 22003)`},
+		{"a smaller integer", "bigint", "9999999999", "ALTER v TYPE int USING NULL", `column "v" (bigint, today integer): value "9999999999" is out of range for type integer (SQLSTATE 22003)`},
+		{"a table that is gone", "regclass", "'pots'", "ALTER name SET DEFAULT 'x'; DROP TABLE pots", `column "v" (regclass): relation "public.pots" does not exist (SQLSTATE 42P01)`},
+		{"a composite that lost an attribute", "size", "(1, 'cm')", "ALTER name SET DEFAULT 'x'; ALTER TYPE size DROP ATTRIBUTE unit", `column "v" (public.size): malformed record literal: "(1,cm)" (SQLSTATE 22P02): Too many columns`},
+		{"control characters", "text", `E'a\x1b[31m\x07\n'`, "ALTER v TYPE int USING NULL", `column "v" (text, today integer): invalid input syntax for type integer: "a\x1b[31m\a\n" (SQLSTATE 22P02)`},
+		{"a column that is gone", "text", `E'white\x1b'`, "DROP v", `column "v" (text) is gone: "white\x1b" has no place`},
+		{"an empty column that is gone", "text", "NULL", "DROP v", ``},
+		{"a column that is called otherwise", "text", "'white'", "RENAME v TO w", `column "v" (text) is gone: "white" has no place`},
+		{"a column that computes itself now", "text", "'Fern'", "DROP v, ADD v text GENERATED ALWAYS AS (upper(name)) STORED", `column "v" (text): "Fern" becomes "FERN"`},
+		{"a column that computes itself now, the same", "text", "'FERN'", "DROP v, ADD v text GENERATED ALWAYS AS (upper(name)) STORED", ``},
+		{"a column that computed itself", "text GENERATED ALWAYS AS (upper(name)) STORED", "DEFAULT", "ALTER v DROP EXPRESSION", `column "v" computed itself then and does not today: its value is not recorded`},
+		{"another expression", "text GENERATED ALWAYS AS (upper(name)) STORED", "DEFAULT", "DROP v, ADD v text GENERATED ALWAYS AS (lower(name)) STORED", ``},
+		{"a long value, at its end", "text", "repeat('植', 50) || '1.55'", "ADD w int; CREATE TRIGGER t BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION spoil()",
+			`column "v" (text): …"植植植植1.55" becomes …"植植植植!"`},
+		{"a long value", "text", "repeat('a', 1000000)", "ADD w int; CREATE TRIGGER t BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION spoil()",
+			`column "v" (text): …"aaaaaaaaaa`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s, l := newLedger(t)
+			s.exec(t, `CREATE TYPE mood AS ENUM ('happy'); CREATE TYPE sadness AS ENUM ('sad'); CREATE DOMAIN sku AS text CHECK (VALUE ~ '-');
+				CREATE DOMAIN code AS text NOT NULL; CREATE TABLE pots (); CREATE TYPE size AS (height int, unit text);
+				CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.v = left(NEW.v, -4) || ''!''; RETURN NEW; END';
+				ALTER TABLE plants ADD v `+tt.column)
+			s.exec(t, `INSERT INTO plants (name, v) VALUES ('Fern', `+tt.value+`); DELETE FROM plants; ALTER TABLE plants `+tt.alter)
+			restored, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{})
+			if tt.want == "" {
+				if err != nil || restored.Plants != 1 {
+					t.Errorf("Restore = %+v, %v; want it to work", restored, err)
+				}
+				return
+			}
+			refused, ok := errors.AsType[*RefusedError](err)
+			if !ok || len(refused.Refusals) != 1 || !strings.HasPrefix(refused.Refusals[0].Why, tt.want) {
+				t.Fatalf("Restore: %v\nwant it refused: %s", err, tt.want)
+			}
+			if len(refused.Refusals[0].Why) > 1000 {
+				t.Errorf("the refusal is %d bytes long", len(refused.Refusals[0].Why))
+			}
+			restored, err = l.Restore(t.Context(), []int64{1}, RestoreOptions{Lossy: true})
+			if refused.Refusals[0].Unless != "lossy" {
+				if err == nil {
+					t.Errorf("Restore with losses = %+v, want it refused: today's type does not take the value", restored)
+				}
+				return
+			}
+			if diff := cmp.Diff(refused.Refusals, restored.Losses); err != nil || restored.Plants != 1 || diff != "" {
+				t.Errorf("Restore with losses = %+v, %v; (-refused +lost):\n%s", restored, err, diff)
+			}
+		})
+	}
+}
+
+func TestRestoreRefuses(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name, setUp, after string
+		restore            []int64
+		want               []Refusal
+	}{
+		{"an unknown entry", ``, ``, []int64{1, 9}, []Refusal{{ID: 9, Why: "the ledger has no such entry; was it purged?"}}},
+		{"a taken id", ``, `INSERT INTO plants (id, name) VALUES (2, 'x')`, []int64{1, 2, 3},
+			[]Refusal{{ID: 2, Plant: 2, Why: "a plant with this id exists again"}}},
+		{"several taken ids", ``, `INSERT INTO plants (id, name) VALUES (1, 'x'), (3, 'x')`, []int64{1, 2, 3},
+			[]Refusal{{ID: 3, Plant: 3, Why: "a plant with this id exists again"}, {ID: 1, Plant: 1, Why: "a plant with this id exists again"}}},
+		{"the same plant twice", ``, `INSERT INTO plants (id, name) VALUES (2, 'x'); DELETE FROM plants`, []int64{2, 4},
+			[]Refusal{{ID: 2, Plant: 2, Why: "deletion 4 is of the same plant, and later: restore one of them"}}},
+		{"a row referred to", `CREATE TABLE shelves (no int PRIMARY KEY); INSERT INTO shelves VALUES (7), (8);
+			ALTER TABLE plants ADD shelf int REFERENCES shelves; UPDATE plants SET shelf = 6 + id WHERE id < 3`,
+			`DELETE FROM shelves WHERE no = 8`, []int64{1, 2, 3},
+			[]Refusal{{ID: 2, Plant: 2, Why: `a row that it refers to is gone: Key (shelf)=(8) is not present in table "shelves"`}}},
+		{"the same at commit only", `CREATE TABLE shelves (no int PRIMARY KEY); INSERT INTO shelves VALUES (7);
+			ALTER TABLE plants ADD shelf int REFERENCES shelves DEFERRABLE INITIALLY DEFERRED; UPDATE plants SET shelf = 7 WHERE id = 1`,
+			`DELETE FROM shelves`, []int64{1, 2},
+			[]Refusal{{ID: 1, Plant: 1, Why: `a row that it refers to is gone: Key (shelf)=(7) is not present in table "shelves"`}}},
+		{"another unique column", ``, `UPDATE plants SET name = 'Fern 2'; ALTER TABLE plants ADD UNIQUE (name); INSERT INTO plants (name) VALUES ('Fern 2')`,
+			[]int64{1, 2}, []Refusal{{ID: 2, Plant: 2, Why: "another row has a value that must be unique: Key (name)=(Fern 2) already exists"}}},
+		{"a new column without a default", ``, `ALTER TABLE plants ADD price numeric NOT NULL`, []int64{3},
+			[]Refusal{{ID: 3, Plant: 3, Why: `column "price" may not be null, and the deleted row has no value for it`}}},
+		{"a value that no longer fits", `ALTER TABLE plants ADD size text; UPDATE plants SET size = 'big' WHERE id = 1`,
+			`ALTER TABLE plants ALTER size TYPE int USING NULL`, []int64{1, 2},
+			[]Refusal{{ID: 1, Plant: 1, Why: `column "size" (text, today integer): invalid input syntax for type integer: "big" (SQLSTATE 22P02)`}}},
+		{"a constraint", ``, `ALTER TABLE plants ADD CHECK (name <> 'Fern 3')`, []int64{3},
+			[]Refusal{{ID: 3, Plant: 3, Why: `new row for relation "plants" violates check constraint "plants_name_check" (SQLSTATE 23514)`}}},
+		{"a trigger", ``, `CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+			CREATE TRIGGER keep BEFORE INSERT ON plants FOR EACH ROW WHEN (NEW.id = 2) EXECUTE FUNCTION keep()`, []int64{1, 2},
+			[]Refusal{{ID: 2, Plant: 2, Why: "a trigger on plants kept the row out", Unless: "lossy"}}},
+		{"a trigger after the fact", ``, `CREATE FUNCTION take() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM public.plants WHERE id = 1; RETURN NULL; END';
+			CREATE TRIGGER take AFTER INSERT ON plants FOR EACH ROW WHEN (NEW.id = 1) EXECUTE FUNCTION take()`, []int64{1, 2},
+			[]Refusal{{ID: 1, Plant: 1, Why: "the plant was deleted again later, by plantstore_owner: deletion 4", Unless: "superseded"}}},
+		{"a trigger that refuses", ``, `CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no % please'', chr(7); END';
+			CREATE TRIGGER no BEFORE INSERT ON plants FOR EACH ROW WHEN (NEW.id = 2) EXECUTE FUNCTION no()`, []int64{1, 2},
+			[]Refusal{{ID: 2, Plant: 2, Why: `no \a please (SQLSTATE P0001)`}}},
+		{"a trigger whose table refuses", ``, `CREATE TABLE audit (n int NOT NULL); CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO audit VALUES (NULL); RETURN NEW; END';
+			CREATE TRIGGER note BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION note()`, []int64{2},
+			[]Refusal{{ID: 2, Plant: 2, Why: `null value in column "n" of relation "audit" violates not-null constraint (SQLSTATE 23502)`}}},
+		{"a trigger that is broken", ``, `CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.name = nowhere(); RETURN NEW; END';
+			CREATE TRIGGER no BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION no()`, []int64{2},
+			[]Refusal{{ID: 2, Plant: 2, Why: `function nowhere() does not exist (SQLSTATE 42883; hint: No function matches the given name and argument types. You might need to add explicit type casts.)`}}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s, l := newLedger(t)
+			s.exec(t, `INSERT INTO plants (name) VALUES ('Fern 1'), ('Fern 2'), ('Fern 3'); `+tt.setUp)
+			for id := range int64(3) {
+				s.exec(t, `DELETE FROM plants WHERE id = $1`, id+1)
+			}
+			s.exec(t, tt.after)
+			before := image(t, s.owner)
+			_, err := l.Restore(t.Context(), tt.restore, RestoreOptions{})
+			refused, ok := errors.AsType[*RefusedError](err)
+			if !ok {
+				t.Fatalf("Restore: %v, want a RefusedError", err)
+			}
+			for i, r := range refused.Refusals {
+				refused.Refusals[i].Why, _, _ = strings.Cut(r.Why, ": Failing row") // its text has times in it
+			}
+			if diff := cmp.Diff(tt.want, refused.Refusals); diff != "" {
+				t.Errorf("refusals (-want +got):\n%s", diff)
+			}
+			if !bytes.Equal(before, image(t, s.owner)) {
+				t.Error("plants were changed")
+			}
+			restored, err := l.List(t.Context(), LedgerFilter{}, 10, false)
+			if err != nil || slices.ContainsFunc(restored, func(r Recorded) bool { return !r.RestoredAt.IsZero() }) {
+				t.Errorf("ledger %+v, %v; want nothing restored", restored, err)
+			}
+		})
+	}
+}
+
+func TestRestoreOnce(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.exec(t, `INSERT INTO plants (name) SELECT 'fern' FROM generate_series(1, 50); DELETE FROM plants`)
+	ids := make([]int64, 50)
+	for i := range ids {
+		ids[i] = int64(i + 1)
+	}
+	errs := make([]error, 8)
+	var wg sync.WaitGroup
+	for i := range errs {
+		// In different orders, so that they would deadlock if they took locks so.
+		mine := slices.Clone(ids)
+		if i%2 == 1 {
+			slices.Reverse(mine)
+		}
+		wg.Go(func() { _, errs[i] = l.Restore(t.Context(), mine, RestoreOptions{}) })
+	}
+	wg.Wait()
+	done := 0
+	for _, err := range errs {
+		refused, ok := errors.AsType[*RefusedError](err)
+		switch {
+		case err == nil:
+			done++
+		case !ok || len(refused.Refusals) != 50 ||
+			!strings.HasPrefix(refused.Refusals[0].Why, "it was restored by plantstore_owner at 20"):
+			t.Errorf("Restore: %v, want a RefusedError because each was restored", err)
+		}
+	}
+	if done != 1 {
+		t.Errorf("%d restores succeeded, want 1", done)
+	}
+}
+
+func TestRestorePlantsThatReferToEachOther(t *testing.T) {
+	t.Parallel()
+	const all = 1 << 20
+	tests := []struct {
+		name, action, rows, remove string
+		batch                      int // bytes that are inserted together
+	}{
+		{"one by one", "", "(1, NULL), (2, 1), (3, 2)", "DELETE FROM plants WHERE id = 3; DELETE FROM plants WHERE id = 2; DELETE FROM plants WHERE id = 1", all},
+		{"by a cascade", "ON DELETE CASCADE", "(1, NULL), (2, 1), (3, 2), (4, 2), (5, 4)", "DELETE FROM plants WHERE id = 1", all},
+		{"parents before children", "", "(1, 3), (2, 1), (3, NULL), (4, 2)", "DELETE FROM plants", all},
+		{"parents before children, in many batches", "", "(1, 3), (2, 1), (3, NULL), (4, 2)", "DELETE FROM plants", 1},
+		{"children before parents", "", "(4, 3), (3, 2), (2, 1), (1, NULL)", "DELETE FROM plants", all},
+		{"children before parents, in many batches", "", "(4, 3), (3, 2), (2, 1), (1, NULL)", "DELETE FROM plants", 1},
+		{"in a circle", "", "(1, 3), (2, 1), (3, 2)", "DELETE FROM plants", all},
+		{"of different shapes", "", "(1, NULL), (2, 1), (3, 4), (4, NULL)", "DELETE FROM plants WHERE id IN (2, 3); ALTER TABLE plants ADD n int; DELETE FROM plants", all},
+		{"hundreds in many batches", "", "(1, NULL), " + strings.TrimSuffix(hundreds("(%d, 1), "), ", "), "DELETE FROM plants", 100},
+		{"hundreds in a row in many batches", "", "(1, NULL), " + strings.TrimSuffix(hundreds("(%[1]d, %[1]d - 1), "), ", "), "DELETE FROM plants", 100},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s, l := newLedger(t)
+			l.restoreBatch = tt.batch
+			s.exec(t, `ALTER TABLE plants ALTER name DROP NOT NULL, ADD parent bigint REFERENCES plants `+tt.action)
+			s.exec(t, `INSERT INTO plants (id, parent) VALUES `+tt.rows)
+			if tt.name == "of different shapes" {
+				s.exec(t, tt.remove+`; ALTER TABLE plants DROP n`)
+			} else {
+				s.exec(t, tt.remove)
+			}
+			want := len(openEntries(t, l))
+			if got := restoreAll(t, l).Plants; got != want {
+				t.Errorf("restored %d plants, want %d", got, want)
+			}
+			var parents string
+			if err := s.owner.QueryRow(t.Context(), `SELECT string_agg(format('(%s, %s)', id, coalesce(parent::text, 'NULL')), ', ' ORDER BY id) FROM plants`).Scan(&parents); err != nil {
+				t.Fatal(err)
+			}
+			rows := strings.SplitAfter(tt.rows, "), ")
+			for i := range rows {
+				rows[i] = strings.TrimSuffix(rows[i], ", ")
+			}
+			for _, row := range rows {
+				if !strings.Contains(parents, row) && !strings.Contains(row, " - 1") {
+					t.Errorf("plants are %s, want %s among them", parents, row)
+				}
+			}
+		})
+	}
+}
+
+func hundreds(format string) string {
+	var b strings.Builder
+	for i := 2; i <= 300; i++ {
+		fmt.Fprintf(&b, format, i)
+	}
+	return b.String()
+}
+
+func TestRestoreKeepsOutWhatATriggerDoes(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.exec(t, `INSERT INTO plants (name) VALUES ('fern'), ('moss'), ('lily'); DELETE FROM plants;
+		CREATE FUNCTION shout() RETURNS trigger LANGUAGE plpgsql AS
+			'BEGIN IF NEW.id = 2 THEN RETURN NULL; END IF; IF NEW.id = 3 THEN NEW.name = upper(NEW.name); END IF; RETURN NEW; END';
+		CREATE TRIGGER shout BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION shout()`)
+	want := []Refusal{
+		{ID: 3, Plant: 3, Why: `column "name" (text): "lily" becomes "LILY"`, Unless: "lossy"},
+		{ID: 2, Plant: 2, Why: "a trigger on plants kept the row out", Unless: "lossy"},
+	}
+	_, err := l.Restore(t.Context(), ids(1, 3), RestoreOptions{})
+	if refused, _ := errors.AsType[*RefusedError](err); refused == nil || !cmp.Equal(refused.Refusals, want) {
+		t.Errorf("Restore: %v, want it refused: %+v", err, want)
+	}
+	got, err := l.Restore(t.Context(), ids(1, 3), RestoreOptions{Lossy: true})
+	if diff := cmp.Diff(Restored{Plants: 2, Losses: want}, got); err != nil || diff != "" {
+		t.Errorf("Restore with losses: %v; (-want +got):\n%s", err, diff)
+	}
+	if open := openEntries(t, l); !cmp.Equal(open, []int64{2}) {
+		t.Errorf("not restored are %v, want 2 only", open)
+	}
+}
+
+func TestRestoreOfAnEarlierDeletion(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'first'), (2, 'x'); DELETE FROM plants WHERE id = 1;
+		INSERT INTO plants (id, name) VALUES (1, 'second'); DELETE FROM plants WHERE id = 1; DELETE FROM plants;
+		UPDATE plant_deletions SET deleted_by = E'some\x1bbody' WHERE id = 2`)
+	_, err := l.Restore(t.Context(), []int64{1, 3}, RestoreOptions{Lossy: true})
+	want := []Refusal{{ID: 1, Plant: 1, Why: `the plant was deleted again later, by some\x1bbody: deletion 2`, Unless: "superseded"}}
+	if refused, _ := errors.AsType[*RefusedError](err); refused == nil || !cmp.Equal(refused.Refusals, want) {
+		t.Errorf("Restore: %v, want it refused: %+v", err, want)
+	}
+	if got, err := l.Restore(t.Context(), []int64{1, 3}, RestoreOptions{Superseded: true}); err != nil || got.Plants != 2 {
+		t.Errorf("Restore of what is superseded = %+v, %v; want 2 plants", got, err)
+	}
+	if name := plantsAsText(t, s.owner)[0]; !strings.Contains(name, "first") {
+		t.Errorf("the plant is %s, want the first", name)
+	}
+}
+
+// A deletion that is under way while its plant is restored from an older entry
+// is not undone: the restore waits for it, and then sees it.
+func TestRestoreWaitsForALaterDeletion(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'first'); DELETE FROM plants; INSERT INTO plants (id, name) VALUES (1, 'second')`)
+	tx, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `DELETE FROM plants`); err != nil {
+		t.Fatal(err)
+	}
+	restored := make(chan error)
+	go func() {
+		_, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{})
+		restored <- err
+	}()
+	for waiting := false; !waiting; {
+		if err := s.owner.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+			OR NOT granted AND locktype = 'transactionid' AND pid IN (SELECT pid FROM pg_stat_activity WHERE datname = current_database()))`).Scan(&waiting); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-restored; err == nil || !strings.Contains(err.Error(), "deletion 2") {
+		t.Errorf("Restore: %v, want it refused because of deletion 2", err)
+	}
+}
+
+// Functions of the store's find what they expect on the search path, and what they
+// do to settings does not get into the comparison.
+func TestRestoreAmongFunctionsOfTheStores(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.exec(t, `ALTER TABLE plants ADD price money, ADD seen interval;
+		INSERT INTO plants (name, price, seen) VALUES ('fern', 1.50, '-1 day 2 hours'); DELETE FROM plants;
+		CREATE TABLE audit (name text);
+		CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+			INSERT INTO audit VALUES (NEW.name);
+			PERFORM set_config('intervalstyle', 'iso_8601', true), set_config('timezone', 'Asia/Kathmandu', true), set_config('search_path', 'nowhere', true);
+			RETURN NEW; END$$;
+		CREATE TRIGGER note BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION note()`)
+	restoreAll(t, l)
+	var n int
+	if err := s.owner.QueryRow(t.Context(), `SELECT count(*) FROM audit`).Scan(&n); n != 1 || err != nil {
+		t.Errorf("%d rows in audit, %v; want 1", n, err)
+	}
+}
+
+func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
+	t.Parallel()
+	const evil = `CREATE FUNCTION shop.evil() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; `
+	const on = ` ON public.plants FOR EACH ROW EXECUTE FUNCTION shop.evil()`
+	const check = `CREATE FUNCTION shop.fine(anyelement) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT true'; `
+	tests := []struct {
+		name, as, sql string
+		want          string // empty: nobody gains
+	}{
+		{"nothing", "shop", ``, ``},
+		{"a trigger", "shop", evil + `CREATE TRIGGER t BEFORE INSERT` + on, "trigger t on table plants calls shop.evil() for shop"},
+		{"a trigger after", "shop", evil + `CREATE TRIGGER t AFTER UPDATE OR INSERT` + on, "trigger t on table plants calls shop.evil() for shop"},
+		{"a trigger for a statement", "shop", evil + `CREATE TRIGGER t AFTER INSERT ON public.plants EXECUTE FUNCTION shop.evil()`, "trigger t on table plants calls shop.evil() for shop"},
+		{"a trigger's condition", "shop", evil + check + `ALTER FUNCTION shop.evil() SECURITY DEFINER; CREATE TRIGGER t BEFORE INSERT ON public.plants FOR EACH ROW WHEN (shop.fine(NEW.id)) EXECUTE FUNCTION shop.evil()`,
+			"trigger t on table plants calls shop.fine(anyelement) for shop"},
+		{"a trigger for something else", "shop", evil + `CREATE TRIGGER t BEFORE UPDATE` + on, ``},
+		{"a trigger that is disabled", "shop", evil + `CREATE TRIGGER t BEFORE INSERT` + on + `; ALTER TABLE public.plants DISABLE TRIGGER t`, ``},
+		{"a trigger that runs as its owner", "shop", evil + `ALTER FUNCTION shop.evil() SECURITY DEFINER; CREATE TRIGGER t BEFORE INSERT` + on, ``},
+		{"a trigger of a superuser", "postgres", evil + `CREATE TRIGGER t BEFORE INSERT` + on, ``},
+		{"a trigger of ours", "plantstore_owner", `CREATE FUNCTION public.mine() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; CREATE TRIGGER t BEFORE INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION public.mine()`, ``},
+		{"a check", "shop", check + `ALTER TABLE public.plants ADD CONSTRAINT c CHECK (shop.fine(id))`, "constraint c on table plants calls shop.fine(anyelement) for shop"},
+		{"an operator", "shop", `CREATE FUNCTION shop.eq(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'; CREATE OPERATOR shop.=== (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = shop.eq);
+			ALTER TABLE public.plants ADD CONSTRAINT c CHECK (id OPERATOR(shop.===) 1)`, "constraint c on table plants calls shop.eq(bigint,bigint) for shop"},
+		{"a check that runs what it is told to", "shop", `ALTER TABLE public.plants ADD CONSTRAINT c CHECK (query_to_xml('SELECT 1', true, true, '') IS NOT NULL)`,
+			"constraint c on table plants calls query_to_xml(text,boolean,boolean,text) for shop"},
+		{"a default that is not used", "shop", check + `ALTER TABLE public.plants ALTER name SET DEFAULT shop.fine(1)`, ``},
+		{"the default of a new column", "shop", check + `ALTER TABLE public.plants ADD n text DEFAULT shop.fine(1)`, "default value for column n of table plants calls shop.fine(anyelement) for shop"},
+		{"harmless defaults of new columns", "shop", `ALTER TABLE public.plants ADD n serial, ADD at timestamptz DEFAULT clock_timestamp(), ADD u uuid DEFAULT gen_random_uuid(), ADD CHECK (length(name) < 99 AND at > now() - interval '1 day'); GRANT USAGE ON SEQUENCE public.plants_n_seq TO plantstore_owner`, ``},
+		{"a generated column", "shop", check + `ALTER TABLE public.plants ADD n boolean GENERATED ALWAYS AS (shop.fine(id)) STORED`, "default value for column n of table plants calls shop.fine(anyelement) for shop"},
+		{"an index", "shop", check + `CREATE INDEX x ON public.plants (shop.fine(id))`, "index public.x calls shop.fine(anyelement) for shop"},
+		{"an index's condition", "shop", check + `CREATE INDEX x ON public.plants (id) WHERE shop.fine(id)`, "index public.x calls shop.fine(anyelement) for shop"},
+		{"a domain", "shop", check + `CREATE DOMAIN shop.d AS text CHECK (shop.fine(VALUE)); ALTER TABLE public.plants ALTER name TYPE shop.d`, "constraint d_check calls shop.fine(anyelement) for shop"},
+		{"a domain in an array in a composite", "shop", check + `CREATE DOMAIN shop.d AS text CHECK (shop.fine(VALUE)); CREATE TYPE shop.c AS (a shop.d[]); ALTER TABLE public.plants ADD c shop.c[]`,
+			"constraint d_check calls shop.fine(anyelement) for shop"},
+		{"a range", "shop", `CREATE FUNCTION shop.diff(text, text) RETURNS float8 IMMUTABLE LANGUAGE sql AS 'SELECT 1::float8'; CREATE TYPE shop.rrange AS RANGE (subtype = text, subtype_diff = shop.diff); ALTER TABLE public.plants ADD c shop.rmultirange`,
+			"type shop.rrange calls shop.diff(text,text) for shop"},
+		{"a rule", "shop", check + `CREATE RULE r AS ON INSERT TO public.plants WHERE shop.fine(NEW.id) DO ALSO NOTHING`, "rule r on table plants calls shop.fine(anyelement) for shop"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.Empty(t)
+			super := pgtest.Pool(t, database.Super)
+			shop := "shop_" + strings.ToLower(rand.Text()) // roles are the server's
+			if _, err := super.Exec(t.Context(), `CREATE ROLE `+shop+`; CREATE SCHEMA shop AUTHORIZATION `+shop+`; GRANT USAGE ON SCHEMA shop TO PUBLIC; GRANT CREATE, USAGE ON SCHEMA public TO `+shop); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := Script(context.Background(), database.Super, `DROP OWNED BY `+shop+` CASCADE; DROP ROLE `+shop); err != nil {
+					t.Error(err)
+				}
+			})
+			owner := strings.ReplaceAll(tt.as, "shop", shop)
+			create := `SET ROLE ` + owner + `; CREATE TABLE public.plants (id bigint PRIMARY KEY, name text); RESET ROLE; INSERT INTO public.plants VALUES (1, 'fern')`
+			_, l := adopt(t, database, create)
+			if _, err := super.Exec(t.Context(), `DELETE FROM public.plants; SET ROLE `+owner+`; `+tt.sql+`; RESET ROLE`); err != nil {
+				t.Fatal(err)
+			}
+			_, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{})
+			if tt.want == "" {
+				if err != nil {
+					t.Errorf("Restore: %v, want none", err)
+				}
+				return
+			}
+			strangers, _ := errors.AsType[*StrangersError](err)
+			want := strings.ReplaceAll(strings.ReplaceAll(tt.want, "for shop", "for "+shop), "on table plants", "on table public.plants")
+			want = strings.ReplaceAll(want, "of table plants", "of table public.plants")
+			if strangers == nil || len(strangers.Code) != 1 || !strings.HasSuffix(strangers.Code[0], want) {
+				t.Fatalf("Restore: %v\nwant it refused because of %s", err, want)
+			}
+			if got, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{RunTriggers: true}); err != nil || got.Plants != 1 {
+				t.Errorf("Restore that runs it = %+v, %v; want 1 plant", got, err)
+			}
+		})
+	}
+}
+
+func TestALateRetryLeavesARestoredPlantAlone(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.plant(t, 1)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+		t.Fatal(err)
+	}
+	restoreAll(t, l)
+	result, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
+	if err != nil || !result.Replayed || !s.has(t, 1) {
+		t.Errorf("the retry = %+v, %v, plant there: %v; want replayed, none, true", result, err, s.has(t, 1))
+	}
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "another")); err != nil || s.has(t, 1) {
+		t.Errorf("a new deletion: %v, plant there: %v; want none, false", err, s.has(t, 1))
+	}
+}
+
+func TestTheServiceCannotRestoreOrPurge(t *testing.T) {
+	t.Parallel()
+	s, _ := newLedger(t)
+	s.plant(t, 1)
+	s.exec(t, `DELETE FROM plants; UPDATE plant_deletions SET deleted_at = '2020-01-01'`)
+	const remedy = "connect as the owner, see PLANTSTORE_MIGRATE_DATABASE_URL"
+	if _, err := s.Ledger().Restore(t.Context(), []int64{1}, RestoreOptions{}); err == nil || !strings.HasSuffix(err.Error(), remedy) {
+		t.Errorf("Restore as the service: %v, want it refused: %s", err, remedy)
+	}
+	if n, err := s.Ledger().Purge(t.Context(), IdempotencyHorizon, func(int64) {}); n != 0 || err == nil || !strings.HasSuffix(err.Error(), remedy) {
+		t.Errorf("Purge as the service: %d, %v; want it refused: %s", n, err, remedy)
+	}
+}
+
+func TestSessionSettingsDoNotChangeTheImage(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ typ, value, setting string }{
+		{"float8", "0.1::float8 + 0.2::float8", "extra_float_digits = 0"},
+		{"interval", "'-1 day -02:03:04'", "intervalstyle = 'sql_standard'"},
+		{"daterange", "'[2026-01-02,2026-02-03)'", "datestyle = 'SQL, DMY'"},
+	} {
+		for _, batch := range []string{"", `[{"plant": 1, "principal": "shop"}]`} {
+			t.Run(c.typ+batch, func(t *testing.T) {
+				t.Parallel()
+				s, l := newLedger(t)
+				s.exec(t, `ALTER TABLE plants ADD dropped int, ADD v `+c.typ)
+				s.exec(t, `INSERT INTO plants (id, name, dropped, v) VALUES (1, 'Jade plant', 3, `+c.value+`)`)
+				s.exec(t, `ALTER TABLE plants DROP dropped`)
+				before := image(t, s.owner)
+				s.exec(t, `SET `+c.setting+`; SET plantstore.batch = '`+batch+`'; DELETE FROM plants; RESET ALL`)
+				restoreAll(t, l)
+				if after := image(t, s.owner); !bytes.Equal(before, after) {
+					t.Errorf("a %s deleted under %s came back as\n%s\nwant\n%s", c.typ, c.setting, after, before)
+				}
+			})
+		}
+	}
+}

@@ -30,8 +30,7 @@ type plantRepository interface {
 }
 
 // An authenticator tells whom a token was issued to. Its errors are
-// auth.ErrInvalidToken and, when it could not find out, plant.ErrUnavailable or
-// plant.ErrOverloaded.
+// auth.ErrInvalidToken and, when it could not find out, plant.ErrUnavailable.
 type authenticator interface {
 	Authenticate(ctx context.Context, token string) (auth.Principal, error)
 }

@@ -6,7 +6,9 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/jackc/pgx/v5"
 
@@ -75,6 +77,7 @@ type examination struct {
 	isRemote func(net.Addr) bool // tests have everything on one machine
 	pooled   bool                // the service's connection goes through a pooler
 	foreign  bool                // a table of ours is somebody else's: better not touched
+	shipped  pgx.NamedArgs       // see shippedArguments; nil until needed
 	findings []Finding
 }
 
@@ -101,10 +104,13 @@ func (e *examination) run(ctx context.Context) []Finding {
 		check{"connections", e.connections},
 		check{"transactions", e.transactions},
 		check{"schema", e.schema},
+		check{"plants", e.hindrances("plants", "nothing keeps them from being deleted, recorded and restored")},
+		check{"rights", e.hindrances("rights", "the owner can do its job, and nobody else can touch what is ours")},
+		check{"names", e.hindrances("names", "nobody else has names of ours")},
 	)
 	if !e.foreign && haveTables(ctx, conn) {
 		e.look(ctx, conn,
-			check{"triggers", e.triggers},
+			check{"record", e.hindrances("record", "each deletion is recorded, TRUNCATE is refused")},
 			check{"grants", e.grants},
 			check{"foreign keys", e.foreignKeys},
 			check{"cascades", e.cascades},
@@ -113,6 +119,26 @@ func (e *examination) run(ctx context.Context) []Finding {
 		)
 	}
 	return e.findings
+}
+
+// hindrances returns what looks at the hindrances of one check.
+func (e *examination) hindrances(about, none string) func(context.Context, pgx.Tx) ([]Finding, error) {
+	return func(ctx context.Context, tx pgx.Tx) (_ []Finding, err error) {
+		if e.shipped == nil {
+			if e.shipped, err = shippedArguments(ctx); err != nil {
+				return nil, err
+			}
+		}
+		s := situation{shipped: e.shipped, app: serviceRole}
+		// Who examines need not be who migrates.
+		err = tx.QueryRow(ctx, `SELECT coalesce((SELECT r.rolname FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
+			WHERE c.oid = to_regclass('public.plant_deletions')), current_user)::text`).Scan(&s.owner)
+		if err != nil {
+			return nil, err
+		}
+		found, err := hindrancesAt(ctx, tx, always, about, s)
+		return orFine(found, "%s", none), err
+	}
 }
 
 func (e *examination) add(check string, found ...Finding) {
@@ -151,8 +177,26 @@ func collect(rows pgx.Rows, grade Grade) ([]Finding, error) {
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Finding, error) {
 		f := Finding{Grade: grade}
 		err := row.Scan(&f.Message, &f.Remedy)
-		return f, err
+		return f.legible(), err
 	})
+}
+
+// legible has nothing in it that means something to a terminal: others may have
+// chosen the names that are told, with that in mind.
+func (f Finding) legible() Finding {
+	escape := func(s string) string {
+		var b strings.Builder
+		for _, r := range s {
+			if r == '\n' || unicode.IsPrint(r) {
+				b.WriteRune(r)
+			} else {
+				fmt.Fprintf(&b, "\\u%04x", r)
+			}
+		}
+		return b.String()
+	}
+	f.Message, f.Remedy = strings.ReplaceAll(escape(f.Message), "\n", "\\u000a"), escape(f.Remedy)
+	return f
 }
 
 func fine(format string, args ...any) []Finding {

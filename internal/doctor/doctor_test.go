@@ -78,23 +78,44 @@ func script(t *testing.T, url, sql string) {
 // A provocation makes the doctor find something.
 type provocation struct {
 	name  string
-	sql   string // run by a superuser; @db is the database
+	sql   string // run by a superuser; @db is the database, @somebody a role
 	check string
 	grade Grade
 	want  string // pattern of the message
+	ready bool   // the service stays ready all the same
+	hints *hints
+}
+
+// hints are for provocations that need more than others.
+type hints struct {
 	limit func(*Limits)
+	mend  string // SQL, where the remedy is in words
+}
+
+// script returns the SQL of a provocation, with its names in it.
+func (p provocation) script(t *testing.T, super, database string) string {
+	t.Helper()
+	somebody := "somebody_" + strings.ToLower(rand.Text())
+	if strings.Contains(p.sql, "@somebody") {
+		script(t, super, "CREATE ROLE "+somebody+";")
+		t.Cleanup(func() {
+			if err := postgres.Script(context.Background(), super, "DROP OWNED BY "+somebody+"; DROP ROLE "+somebody); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return strings.NewReplacer("@db", pgx.Identifier{database}.Sanitize(), "@somebody", somebody).Replace(p.sql) + ";"
 }
 
 // provoke holds that a provocation makes one finding, or more of one kind, which
 // their remedies remove and nothing else does.
 func provoke(t *testing.T, e *examination, super, database string, p provocation) {
 	t.Helper()
-	if p.limit != nil {
-		p.limit(&e.Limits)
+	if p.hints != nil && p.hints.limit != nil {
+		p.hints.limit(&e.Limits)
 	}
 	before := troubles(t, e)
-	name := pgx.Identifier{database}.Sanitize()
-	script(t, super, strings.ReplaceAll(p.sql, "@db", name)+";")
+	script(t, super, p.script(t, super, database))
 
 	var remedies []string
 	for _, f := range troubles(t, e) {
@@ -109,12 +130,21 @@ func provoke(t *testing.T, e *examination, super, database string, p provocation
 	if len(remedies) == 0 {
 		t.Fatalf("nothing found, want %s", p.want)
 	}
+	if reason := unready(t, e.Service); (reason == "") != p.ready {
+		t.Errorf("not ready because of %q, want it ready: %v", reason, p.ready)
+	}
+	if p.hints != nil && p.hints.mend != "" {
+		remedies = []string{p.hints.mend}
+	}
 	for _, remedy := range remedies {
 		t.Logf("remedy:\n%s", remedy)
 		script(t, super, remedy)
 	}
 	if diff := cmp.Diff(before, troubles(t, e)); diff != "" {
 		t.Errorf("after the remedy (-before +after):\n%s", diff)
+	}
+	if reason := unready(t, e.Service); reason != "" {
+		t.Errorf("after the remedy not ready because of %q", reason)
 	}
 }
 
@@ -140,8 +170,8 @@ func TestDoctorFindsNothingWrongWithANewDatabase(t *testing.T) {
 	for _, f := range e.run(t.Context()) {
 		checks[f.Check] = true
 	}
-	if len(checks) != 13 {
-		t.Errorf("checks %v, want 13", checks)
+	if len(checks) != 16 {
+		t.Errorf("checks %v, want 16", checks)
 	}
 }
 
@@ -150,81 +180,75 @@ func TestDoctorFindsAndTellsWhatHelps(t *testing.T) {
 	const orders = `CREATE TABLE "order items" (no int, "plant's" bigint CONSTRAINT "to plant" REFERENCES plants `
 	unrecorded := " or its function is not what the migrations made it"
 	tests := []provocation{
-		{"record trigger disabled", `ALTER TABLE plants DISABLE TRIGGER plantstore_record_deletion`, "triggers", Problem,
-			"trigger plantstore_record_deletion is disabled: plants leave without a record", nil},
-		{"record trigger on replicas only", `ALTER TABLE plants ENABLE REPLICA TRIGGER plantstore_record_deletion`, "triggers", Problem,
-			"trigger plantstore_record_deletion is disabled: plants leave without a record", nil},
-		{"truncate trigger disabled", `ALTER TABLE plants DISABLE TRIGGER plantstore_refuse_truncate`, "triggers", Problem,
-			"trigger plantstore_refuse_truncate is disabled: plants leave without a record", nil},
-		{"record trigger missing", `DROP TRIGGER plantstore_record_deletion ON plants`, "triggers", Problem,
-			"trigger plantstore_record_deletion is missing: .*", nil},
-		{"truncate function missing", `DROP FUNCTION plantstore_refuse_truncate() CASCADE`, "triggers", Problem,
-			"trigger plantstore_refuse_truncate is missing: .*", nil},
+		{"record trigger disabled", `ALTER TABLE plants DISABLE TRIGGER plantstore_record_deletion`, "record", Problem,
+			"trigger plantstore_record_deletion is disabled: plants leave without a record", false, nil},
+		{"record trigger on replicas only", `ALTER TABLE plants ENABLE REPLICA TRIGGER plantstore_record_deletion`, "record", Problem,
+			"trigger plantstore_record_deletion is disabled: plants leave without a record", false, nil},
+		{"truncate trigger disabled", `ALTER TABLE plants DISABLE TRIGGER plantstore_refuse_truncate`, "record", Problem,
+			"trigger plantstore_refuse_truncate is disabled: plants leave without a record", false, nil},
+		{"record trigger missing", `DROP TRIGGER plantstore_record_deletion ON plants`, "record", Problem,
+			"trigger plantstore_record_deletion is missing: .*", false, nil},
+		{"truncate function missing", `DROP FUNCTION plantstore_refuse_truncate() CASCADE`, "record", Problem,
+			"trigger plantstore_refuse_truncate is missing: .*", false, nil},
 		{"record trigger with a condition", "DROP TRIGGER plantstore_record_deletion ON plants;\nCREATE TRIGGER plantstore_record_deletion AFTER DELETE ON plants REFERENCING OLD TABLE AS gone FOR EACH STATEMENT WHEN (current_user <> 'x') EXECUTE FUNCTION plantstore_record_deletion()",
-			"triggers", Problem, "trigger plantstore_record_deletion" + unrecorded, nil},
-		{"partition", `ALTER TABLE plants ALTER id DROP IDENTITY; CREATE TABLE "all" (LIKE plants) PARTITION BY RANGE (id); ALTER TABLE "all" ATTACH PARTITION plants FOR VALUES FROM (MINVALUE) TO (MAXVALUE)`,
-			"triggers", Problem, `plants is a child of public."all": plants deleted through it leave without a record`, nil},
-		{"child", `CREATE TABLE stock (LIKE plants); ALTER TABLE plants INHERIT stock`,
-			"triggers", Problem, "plants is a child of public.stock: plants deleted through it leave without a record", nil},
+			"record", Problem, "trigger plantstore_record_deletion" + unrecorded, false, nil},
 		{"record function rewritten", `CREATE OR REPLACE FUNCTION plantstore_record_deletion() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 'BEGIN RETURN NULL; END'`,
-			"triggers", Problem, "trigger plantstore_record_deletion" + unrecorded, nil},
-		{"record function as its caller", `ALTER FUNCTION plantstore_record_deletion() SECURITY INVOKER`, "triggers", Problem,
-			"trigger plantstore_record_deletion" + unrecorded, nil},
-		{"record function's path", `ALTER FUNCTION plantstore_record_deletion() SET search_path = public, pg_catalog`, "triggers", Problem,
-			"trigger plantstore_record_deletion" + unrecorded, nil},
+			"record", Problem, "trigger plantstore_record_deletion" + unrecorded, false, nil},
+		{"record function as its caller", `ALTER FUNCTION plantstore_record_deletion() SECURITY INVOKER`, "record", Problem,
+			"trigger plantstore_record_deletion" + unrecorded, false, nil},
+		{"record function's path", `ALTER FUNCTION plantstore_record_deletion() SET search_path = public, pg_catalog`, "record", Problem,
+			"trigger plantstore_record_deletion" + unrecorded, false, nil},
 
-		{"insert granted", `GRANT INSERT ON plants TO plantstore_app`, "grants", Problem, "plantstore_app has INSERT ON public.plants, which .*", nil},
-		{"ledger granted", `GRANT ALL ON plant_deletions TO plantstore_app`, "grants", Problem, `plantstore_app has \w+ ON public.plant_deletions, which .*`, nil},
+		{"insert granted", `GRANT INSERT ON plants TO plantstore_app`, "grants", Problem, "plantstore_app has INSERT ON public.plants, which .*", true, nil},
+		{"ledger granted", `GRANT ALL ON plant_deletions TO plantstore_app`, "grants", Problem, `plantstore_app has \w+ ON public.plant_deletions, which .*`, true, nil},
 		{"a column granted", `GRANT UPDATE (digest), SELECT (digest) ON api_tokens TO plantstore_app`, "grants", Problem,
-			`plantstore_app has \w+ \(digest\) ON public.api_tokens, which .*`, nil},
-		{"a sequence granted", `GRANT USAGE ON SEQUENCE plants_id_seq TO plantstore_app`, "grants", Problem, "plantstore_app has USAGE ON SEQUENCE public.plants_id_seq, which .*", nil},
-		{"granted to everybody", `GRANT DELETE, TRUNCATE ON plants TO PUBLIC`, "grants", Problem, `everybody has \w+ ON public.plants, which .*`, nil},
+			`plantstore_app has \w+ \(digest\) ON public.api_tokens, which .*`, true, nil},
+		{"a sequence granted", `GRANT USAGE ON SEQUENCE plants_id_seq TO plantstore_app`, "grants", Problem, "plantstore_app has USAGE ON SEQUENCE public.plants_id_seq, which .*", true, nil},
+		{"granted to everybody", `GRANT DELETE, TRUNCATE ON plants TO PUBLIC`, "grants", Problem, `everybody has \w+ ON public.plants, which .*`, true, nil},
 		{"another table granted", "CREATE SCHEMA \"Shop\";\nCREATE TABLE \"Shop\".\"Orders\" (n int);\nGRANT SELECT ON \"Shop\".\"Orders\" TO plantstore_app", "grants", Problem,
-			`plantstore_app has SELECT ON "Shop"."Orders", which .*`, nil},
-		{"create in public", `GRANT CREATE ON SCHEMA public TO plantstore_app`, "grants", Problem, "plantstore_app has CREATE ON SCHEMA public, which .*", nil},
-		{"create in public for everybody", `GRANT CREATE ON SCHEMA public TO PUBLIC`, "grants", Problem, "everybody has CREATE ON SCHEMA public, which .*", nil},
-		{"temporary tables", `GRANT TEMPORARY ON DATABASE @db TO PUBLIC`, "grants", Problem, "everybody has TEMPORARY ON DATABASE .*", nil},
+			`plantstore_app has SELECT ON "Shop"."Orders", which .*`, true, nil},
+		{"create in public", `GRANT CREATE ON SCHEMA public TO plantstore_app`, "grants", Problem, "plantstore_app has CREATE ON SCHEMA public, which .*", true, nil},
 		{"the trigger's function", `GRANT EXECUTE ON FUNCTION plantstore_record_deletion() TO PUBLIC`, "grants", Problem,
-			`everybody has EXECUTE ON FUNCTION public.plantstore_record_deletion\(\), which .*`, nil},
-		{"to be passed on", `GRANT DELETE ON plants TO plantstore_app WITH GRANT OPTION`, "grants", Problem, "plantstore_app may pass DELETE ON public.plants on to others", nil},
-		{"delete revoked", `REVOKE DELETE ON plants FROM plantstore_app`, "grants", Problem, "plantstore_app lacks DELETE ON public.plants", nil},
+			`everybody has EXECUTE ON FUNCTION public.plantstore_record_deletion\(\), which .*`, true, nil},
+		{"to be passed on", `GRANT DELETE ON plants TO plantstore_app WITH GRANT OPTION`, "grants", Problem, "plantstore_app may pass DELETE ON public.plants on to others", true, nil},
+		{"delete revoked", `REVOKE DELETE ON plants FROM plantstore_app`, "grants", Problem, "plantstore_app lacks DELETE ON public.plants", false, nil},
 		{"everything revoked", "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM plantstore_app;\nREVOKE SELECT (id) ON plants FROM plantstore_app;\nREVOKE USAGE ON SCHEMA public FROM plantstore_app, PUBLIC",
-			"grants", Problem, "plantstore_app lacks .*", nil},
+			"grants", Problem, "plantstore_app lacks .*", false, nil},
 		{"an owner", `CREATE TABLE x (n int);
-			ALTER TABLE x OWNER TO plantstore_app`, "grants", Problem, "plantstore_app owns table public.x in this database", nil},
+			ALTER TABLE x OWNER TO plantstore_app`, "grants", Problem, "plantstore_app owns table public.x in this database", true, nil},
 
-		{"no index", orders + `)`, "foreign keys", Warning, `each deletion scans public."order items" \(0 bytes\): foreign key "to plant" has no index`, nil},
-		{"an index for some rows", orders + ");\n" + `CREATE INDEX ON "order items" ("plant's") WHERE no > 5`, "foreign keys", Warning, `each deletion scans .*`, nil},
-		{"an index with the column last", orders + ");\n" + `CREATE INDEX ON "order items" (no, "plant's")`, "foreign keys", Warning, `each deletion scans .*`, nil},
-		{"an index of a block at a time", orders + ");\n" + `CREATE INDEX ON "order items" USING brin ("plant's")`, "foreign keys", Warning, `each deletion scans .*`, nil},
+		{"no index", orders + `)`, "foreign keys", Warning, `each deletion scans public."order items" \(0 bytes\): foreign key "to plant" has no index`, true, nil},
+		{"an index for some rows", orders + ");\n" + `CREATE INDEX ON "order items" ("plant's") WHERE no > 5`, "foreign keys", Warning, `each deletion scans .*`, true, nil},
+		{"an index with the column last", orders + ");\n" + `CREATE INDEX ON "order items" (no, "plant's")`, "foreign keys", Warning, `each deletion scans .*`, true, nil},
+		{"an index of a block at a time", orders + ");\n" + `CREATE INDEX ON "order items" USING brin ("plant's")`, "foreign keys", Warning, `each deletion scans .*`, true, nil},
 		{"an index that can't look for a bigint", "CREATE EXTENSION btree_gist;\n" + `CREATE TABLE "order items" ("plant's" int REFERENCES plants);
-			CREATE INDEX ON "order items" USING gist ("plant's")`, "foreign keys", Warning, `each deletion scans .*`, nil},
+			CREATE INDEX ON "order items" USING gist ("plant's")`, "foreign keys", Warning, `each deletion scans .*`, true, nil},
 		{"no index, in parts", "CREATE TABLE sales (day date, plant bigint REFERENCES plants) PARTITION BY RANGE (day);\nCREATE TABLE sales_1 PARTITION OF sales FOR VALUES FROM ('2026-01-01') TO ('2027-01-01');\nINSERT INTO sales VALUES ('2026-05-05')",
-			"foreign keys", Warning, `each deletion scans public.sales \(8192 bytes\): foreign key sales_plant_fkey has no index`, nil},
+			"foreign keys", Warning, `each deletion scans public.sales \(8192 bytes\): foreign key sales_plant_fkey has no index`, true, nil},
 		{"no index on plants itself", `ALTER TABLE plants ADD parent bigint REFERENCES plants`, "foreign keys", Warning,
-			`each deletion scans public.plants \(8192 bytes\): foreign key plants_parent_fkey has no index`, nil},
+			`each deletion scans public.plants \(8192 bytes\): foreign key plants_parent_fkey has no index`, true, nil},
 
 		{"cascade", orders + "ON DELETE CASCADE);\n" + `CREATE INDEX ON "order items" ("plant's")`, "cascades", Warning,
-			`deleting a plant also removes rows of public."order items", which the ledger does not keep: ANALYZE tells how many`, nil},
+			`deleting a plant also removes rows of public."order items", which the ledger does not keep: ANALYZE tells how many`, true, nil},
 		{"cascade, analyzed", orders + "ON DELETE CASCADE DEFERRABLE);\n" + `CREATE INDEX ON "order items" ("plant's");
 			INSERT INTO plants (name) SELECT 'x' FROM generate_series(1, 100);
 			INSERT INTO "order items" SELECT i, 1 + i % 100 FROM generate_series(1, 350) i;
 			ANALYZE "order items"`, "cascades", Warning,
-			`deleting a plant also removes rows of public."order items", which the ledger does not keep: about 3.5 of its 350 rows for each row of public.plants`, nil},
-		{"set null", orders + "ON DELETE SET NULL);\n" + `CREATE INDEX ON "order items" ("plant's")`, "cascades", Warning, `deleting a plant also empties columns of public."order items", .*`, nil},
+			`deleting a plant also removes rows of public."order items", which the ledger does not keep: about 3.5 of its 350 rows for each row of public.plants`, true, nil},
+		{"set null", orders + "ON DELETE SET NULL);\n" + `CREATE INDEX ON "order items" ("plant's")`, "cascades", Warning, `deleting a plant also empties columns of public."order items", .*`, true, nil},
 		{"cascade of a cascade", `CREATE TABLE a (n int PRIMARY KEY, plant bigint UNIQUE REFERENCES plants ON DELETE CASCADE);
 			CREATE TABLE b (a int REFERENCES a ON DELETE CASCADE);
 			CREATE TABLE c (a int REFERENCES a ON DELETE SET DEFAULT);
 			CREATE TABLE d (a int REFERENCES a)`, "cascades", Warning,
-			`deleting a plant also (removes rows of public.a|removes rows of public.b by way of public.a|changes columns of public.c by way of public.a), .*`, nil},
+			`deleting a plant also (removes rows of public.a|removes rows of public.b by way of public.a|changes columns of public.c by way of public.a), .*`, true, nil},
 		{"cascade, in parts", `CREATE TABLE sales (day date, plant bigint REFERENCES plants ON DELETE CASCADE) PARTITION BY RANGE (day);
-			CREATE INDEX ON sales (plant)`, "cascades", Warning, `deleting a plant also removes rows of public.sales, .*`, nil},
+			CREATE INDEX ON sales (plant)`, "cascades", Warning, `deleting a plant also removes rows of public.sales, .*`, true, nil},
 		{"set null in plants", `ALTER TABLE plants ADD parent bigint UNIQUE REFERENCES plants ON DELETE SET NULL`, "cascades", Warning,
-			`deleting a plant also empties columns of public.plants, .*`, nil},
+			`deleting a plant also empties columns of public.plants, .*`, true, nil},
 
-		{"read-only", `ALTER DATABASE @db SET default_transaction_read_only = on`, "primary", Problem, "transactions are read-only by default: .*", nil},
-		{"read-only for the service", `ALTER ROLE plantstore_app IN DATABASE @db SET default_transaction_read_only = on`, "primary", Problem, "transactions are read-only by default: .*", nil},
-		{"few connections to the database", `ALTER DATABASE @db CONNECTION LIMIT 3`, "connections", Problem, `the service opens up to \d+ connections .*, the database takes 3`, nil},
+		{"read-only", `ALTER DATABASE @db SET default_transaction_read_only = on`, "primary", Problem, "transactions are read-only by default: .*", true, nil},
+		{"read-only for the service", `ALTER ROLE plantstore_app IN DATABASE @db SET default_transaction_read_only = on`, "primary", Problem, "transactions are read-only by default: .*", true, nil},
+		{"few connections to the database", `ALTER DATABASE @db CONNECTION LIMIT 3`, "connections", Problem, `the service opens up to \d+ connections .*, the database takes 3`, true, nil},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -411,15 +435,15 @@ func TestDoctorOnAServer(t *testing.T) {
 	}
 	for _, tt := range []provocation{
 		{"attributes", `ALTER ROLE plantstore_app SUPERUSER CREATEROLE CREATEDB REPLICATION BYPASSRLS`, "grants", Problem,
-			"plantstore_app is (SUPERUSER|CREATEROLE|CREATEDB|REPLICATION|BYPASSRLS)", nil},
-		{"membership", `GRANT pg_read_all_data TO plantstore_app`, "grants", Problem, "plantstore_app is a member of pg_read_all_data", nil},
-		{"connection limit", `ALTER ROLE plantstore_app CONNECTION LIMIT 2`, "connections", Problem, `the service opens up to .*, role plantstore_app may have 2`, nil},
+			"plantstore_app is (SUPERUSER|CREATEROLE|CREATEDB|REPLICATION|BYPASSRLS)", true, nil},
+		{"membership", `GRANT pg_read_all_data TO plantstore_app`, "grants", Problem, "plantstore_app is a member of pg_read_all_data", true, nil},
+		{"connection limit", `ALTER ROLE plantstore_app CONNECTION LIMIT 2`, "connections", Problem, `the service opens up to .*, role plantstore_app may have 2`, true, nil},
 		{"prepared transaction", "BEGIN;\nINSERT INTO plants (name) VALUES ('x');\nPREPARE TRANSACTION 'it''s'", "transactions", Warning,
-			`prepared transaction 'it''s' of postgres waits for its end since .*`, func(l *Limits) { l.Transaction = time.Microsecond }},
+			`prepared transaction 'it''s' of postgres waits for its end since .*`, true, &hints{limit: func(l *Limits) { l.Transaction = time.Microsecond }}},
 		{"replication slot", `SELECT pg_create_logical_replication_slot('forgotten', 'pgoutput')`, "transactions", Warning,
-			"replication slot forgotten holds old rows back and is used by nobody", nil},
+			"replication slot forgotten holds old rows back and is used by nobody", true, nil},
 		{"read-only server", "ALTER SYSTEM SET default_transaction_read_only = on;\nSELECT pg_reload_conf();\nSELECT pg_sleep(0.2)", "primary", Problem,
-			"transactions are read-only by default: .*", nil},
+			"transactions are read-only by default: .*", true, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) { provoke(t, examinationOf(super, app), super, "postgres", tt) })
 	}

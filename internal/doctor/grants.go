@@ -79,10 +79,10 @@ func (e *examination) grants(ctx context.Context, tx pgx.Tx) ([]Finding, error) 
 		switch {
 		case !wanted:
 			found = append(found, Finding{Grade: Problem, Message: fmt.Sprintf("%s has %s, which the service does not need", strings.Replace(g.grantee, "PUBLIC", "everybody", 1), g.right),
-				Remedy: fmt.Sprintf("REVOKE %s FROM %s CASCADE;", g.right, g.grantee)})
+				Remedy: g.by(fmt.Sprintf("REVOKE %s FROM %s CASCADE;", g.right, g.grantee))})
 		case g.grantable:
 			found = append(found, Finding{Grade: Problem, Message: fmt.Sprintf("%s may pass %s on to others", g.grantee, g.right),
-				Remedy: fmt.Sprintf("REVOKE GRANT OPTION FOR %s FROM %s CASCADE;", g.right, g.grantee)})
+				Remedy: g.by(fmt.Sprintf("REVOKE GRANT OPTION FOR %s FROM %s CASCADE;", g.right, g.grantee))})
 		}
 	}
 	for _, r := range lacks {
@@ -96,40 +96,54 @@ type grantedRight struct {
 	right
 	grantee   string // the service's role, or PUBLIC
 	grantable bool   // may be passed on
+	grantor   string // who gave it, if not the object's owner: only that role can take it back
+}
+
+// by has a statement run as the role that gave the right.
+func (g grantedRight) by(statement string) string {
+	if g.grantor == "" {
+		return statement
+	}
+	return "SET ROLE " + g.grantor + ";\n" + statement + "\nRESET ROLE;"
 }
 
 // granted returns everything that is granted to the service's role, and what
-// everybody may do with the service's own tables and functions, or make.
+// everybody may do with the service's own tables and functions. That everybody may
+// make temporary tables is usual and does no harm; of those who make objects in
+// schema public a hindrance tells.
 func granted(ctx context.Context, tx pgx.Tx) ([]grantedRight, error) {
 	rows, err := tx.Query(ctx, `
 		WITH app AS (SELECT oid FROM pg_roles WHERE rolname = $1), objects AS (
-			SELECT c.relacl AS acl, '' AS suffix, CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE '' END || c.oid::regclass AS object,
+			SELECT c.relacl AS acl, c.relowner AS owner, '' AS suffix, CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE '' END || c.oid::regclass AS object,
 				c.relnamespace = 'public'::regnamespace AND c.relname IN ('plants', 'plant_deletions', 'plant_shapes', 'api_tokens', 'goose_db_version', 'plantstore_migrations') AS ours
 			FROM pg_class c WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
 			UNION ALL
-			SELECT a.attacl, format(' (%I)', a.attname), c.oid::regclass::text,
+			SELECT a.attacl, c.relowner, format(' (%I)', a.attname), c.oid::regclass::text,
 				c.relnamespace = 'public'::regnamespace AND c.relname IN ('plants', 'plant_deletions', 'plant_shapes', 'api_tokens', 'goose_db_version', 'plantstore_migrations')
 			FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
 			WHERE a.attacl IS NOT NULL AND NOT a.attisdropped AND c.relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
 			UNION ALL
-			SELECT coalesce(proacl, acldefault('f', proowner)), '', 'FUNCTION ' || oid::regprocedure, true
-			FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname IN ('plantstore_record_deletion', 'plantstore_shape', 'plantstore_prove', 'plantstore_token')
+			SELECT coalesce(proacl, acldefault('f', proowner)), proowner, '', 'FUNCTION ' || oid::regprocedure, true
+			FROM pg_proc WHERE oid IN (to_regprocedure('public.plantstore_record_deletion()'), to_regprocedure('public.plantstore_shape(oid, bigint)'),
+				to_regprocedure('public.plantstore_refuse_truncate()'), to_regprocedure('public.plantstore_prove(bigint[], text[], text[])'), to_regprocedure('public.plantstore_token(bytea)'))
 			UNION ALL
-			SELECT coalesce(nspacl, acldefault('n', nspowner)), '', format('SCHEMA %I', nspname), nspname = 'public' FROM pg_namespace
+			SELECT coalesce(nspacl, acldefault('n', nspowner)), nspowner, '', format('SCHEMA %I', nspname), nspname = 'public' FROM pg_namespace
 			WHERE nspname !~ '^pg_|^information_schema$'
 			UNION ALL
-			SELECT coalesce(datacl, acldefault('d', datdba)), '', format('DATABASE %I', datname), true FROM pg_database WHERE datname = current_database()
+			SELECT coalesce(datacl, acldefault('d', datdba)), datdba, '', format('DATABASE %I', datname), true FROM pg_database WHERE datname = current_database()
 		)
-		SELECT acl.privilege_type || suffix, object, CASE acl.grantee WHEN 0 THEN 'PUBLIC' ELSE $1 END, acl.is_grantable
+		SELECT acl.privilege_type || suffix, object, CASE acl.grantee WHEN 0 THEN 'PUBLIC' ELSE $1 END, acl.is_grantable,
+			CASE WHEN acl.grantor <> owner THEN acl.grantor::regrole::text ELSE '' END
 		FROM objects, app, LATERAL aclexplode(acl) acl
 		WHERE (acl.grantee = app.oid OR acl.grantee = 0 AND ours)
 			AND NOT (object LIKE 'DATABASE %' AND acl.privilege_type = 'CONNECT')
+			AND NOT (acl.grantee = 0 AND (object LIKE 'DATABASE %' AND acl.privilege_type = 'TEMPORARY' OR object = 'SCHEMA public' AND acl.privilege_type = 'CREATE'))
 		ORDER BY 2, 1, 3`, serviceRole)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (g grantedRight, err error) {
-		err = row.Scan(&g.privilege, &g.object, &g.grantee, &g.grantable)
+		err = row.Scan(&g.privilege, &g.object, &g.grantee, &g.grantable, &g.grantor)
 		return g, err
 	})
 }

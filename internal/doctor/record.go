@@ -1,110 +1,69 @@
 package doctor
 
-import (
-	"context"
-	"fmt"
+// What has to be as it was made, so that each deletion is recorded.
 
-	"github.com/jackc/pgx/v5"
+// Only functions and triggers of ours, by name and parameters, are looked at. 'A' is
+// a trigger that fires on logical replicas, too, 'R' one that fires there only.
+const shippedObjects = `
+	WITH ledger AS (
+		SELECT r.rolname AS owner FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
+		WHERE c.oid = to_regclass('public.plant_deletions') AND to_regclass('public.plants') IS NOT NULL
+	), objects AS (
+		SELECT s.name, s.definition, s.parameters, l.owner, p.oid AS function, r.rolname AS function_owner, t.tgenabled, pg_get_triggerdef(t.oid) AS made,
+			s.remake || format(E'\nALTER FUNCTION public.%I(%s) OWNER TO %I;', s.name, s.parameters, l.owner) AS remake,
+			p.prosrc = s.body AND p.prosecdef = s.as_owner
+				AND s.settings = array_to_string(ARRAY(SELECT lower(c) FROM unnest(p.proconfig) c ORDER BY lower(c) COLLATE "C"), E'\n') AS same
+		FROM unnest(@names::text[], @parameters::text[], @bodies::text[], @as_owner::boolean[], @settings::text[], @triggers::text[], @remakes::text[])
+			AS s (name, parameters, body, as_owner, settings, definition, remake) CROSS JOIN ledger l
+			LEFT JOIN (pg_proc p JOIN pg_roles r ON r.oid = p.proowner)
+				ON p.pronamespace = to_regnamespace('public') AND p.proname = s.name AND pg_get_function_identity_arguments(p.oid) = s.parameters
+			LEFT JOIN pg_trigger t ON t.tgrelid = to_regclass('public.plants') AND t.tgname = s.name AND NOT t.tgisinternal
+	)
+	SELECT 'problem', format('function %s is missing', name), remake FROM objects WHERE definition = '' AND function IS NULL
+	UNION ALL
+	SELECT 'problem', format('function %s is not what the migrations made it', name), remake FROM objects WHERE definition = '' AND NOT same
+	UNION ALL
+	SELECT 'problem', format('trigger %s is missing: plants leave without a record', name), remake FROM objects WHERE definition <> '' AND made IS NULL
+	UNION ALL
+	SELECT 'problem', format('trigger %s or its function is not what the migrations made it', name), remake FROM objects WHERE definition <> '' AND made IS NOT NULL AND NOT coalesce(made = definition AND same, false)
+	UNION ALL
+	SELECT 'problem', format('trigger %s is disabled: plants leave without a record', name), format('ALTER TABLE public.plants ENABLE TRIGGER %I;', name)
+	FROM objects WHERE made = definition AND same AND tgenabled IN ('D', 'R')
+	UNION ALL
+	SELECT 'warning', format('trigger %s fires on logical replicas, too, which get the record from here already', name), format('ALTER TABLE public.plants ENABLE TRIGGER %I;', name)
+	FROM objects WHERE made = definition AND same AND tgenabled = 'A'
+	UNION ALL
+	SELECT 'problem', format('function %s belongs to %I, not to %I as the ledger does', name, function_owner, owner), format('ALTER FUNCTION public.%I(%s) OWNER TO %I;', name, parameters, owner)
+	FROM objects WHERE same AND function_owner <> owner`
 
-	"plantstore/internal/migrate"
-)
+// A trigger or rule of somebody's on a table of ours can change or lose a record, and
+// runs with the rights of the tables' owner. tgtype: 2 is before, 4 is INSERT.
+const alteredTables = `
+	WITH ours AS (
+		SELECT oid, relname, relrowsecurity, relforcerowsecurity FROM pg_class
+		WHERE relnamespace = to_regnamespace('public') AND relkind = 'r' AND relname IN ('plant_deletions', 'plant_shapes', 'api_tokens')
+	)
+	SELECT 'problem', format('row level security is on for public.%I', relname), format('ALTER TABLE public.%I DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;', relname)
+	FROM ours WHERE relrowsecurity
+	UNION ALL
+	SELECT 'problem', format('rule %I of public.%I changes what is recorded', r.rulename, o.relname), format('DROP RULE %I ON public.%I;', r.rulename, o.relname)
+	FROM ours o JOIN pg_rewrite r ON r.ev_class = o.oid WHERE r.ev_enabled <> 'D'
+	UNION ALL
+	SELECT CASE WHEN t.tgtype & 6 = 6 THEN 'problem' ELSE 'warning' END,
+		format('trigger %I of public.%I %s', t.tgname, o.relname, CASE WHEN t.tgtype & 6 = 6 THEN 'can change what is recorded' ELSE 'runs with each change of it, and can refuse it' END),
+		format('DROP TRIGGER %I ON public.%I;', t.tgname, o.relname)
+	FROM ours o JOIN pg_trigger t ON t.tgrelid = o.oid WHERE NOT t.tgisinternal AND t.tgenabled <> 'D'`
 
-// triggers judges whether plants can leave without a record.
-func (e *examination) triggers(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
-	statements, err := migrate.Service().Statements(ctx)
-	if err != nil {
-		return nil, err
-	}
-	shipped := shippedBy(statements)
-	functions, err := madeFunctions(ctx, tx)
-	if err != nil {
-		return nil, err
-	}
-	triggers, err := madeTriggers(ctx, tx)
-	if err != nil {
-		return nil, err
-	}
-	var found []Finding
-	problem := func(remedy, format string, args ...any) {
-		found = append(found, Finding{Grade: Problem, Message: fmt.Sprintf(format, args...), Remedy: remedy})
-	}
-	for _, s := range shipped {
-		trigger, hasTrigger := triggers[s.name]
-		function, hasFunction := functions[s.name]
-		switch {
-		case s.trigger == "" && !hasFunction:
-			problem(s.remake(), "function %s is missing", s.name)
-		case s.trigger == "" && !function.is(s):
-			problem(s.remake(), "function %s is not what the migrations made it", s.name)
-		case s.trigger == "": // as it should be
-		case !hasTrigger:
-			problem(s.remake(), "trigger %s is missing: plants leave without a record", s.name)
-		case !trigger.Enabled:
-			problem(fmt.Sprintf("ALTER TABLE public.plants ENABLE TRIGGER %s;", s.name), "trigger %s is disabled: plants leave without a record", s.name)
-		case trigger.Definition != s.definition() || !function.is(s):
-			problem(s.remake(), "trigger %s or its function is not what the migrations made it", s.name)
-		}
-	}
-	parents, err := parents(ctx, tx)
-	return orFine(append(found, parents...), "each deletion is recorded, TRUNCATE is refused"), err
-}
+// The server that took over from another by logical replication has the rows, and a
+// sequence that was not replicated.
+const ledgerSequence = `
+	SELECT 'problem', format('the next number of the ledger is %s, and it has entries up to %s: nothing can be recorded', s.next, l.newest),
+		format('SELECT setval(''public.plant_deletions_id_seq'', %s);', l.newest)
+	FROM (SELECT last_value + is_called::int AS next FROM public.plant_deletions_id_seq) s, (SELECT max(id) AS newest FROM public.plant_deletions) l
+	WHERE s.next <= l.newest`
 
-// A madeFunction is a function as the database has it.
-type madeFunction struct {
-	Name     string
-	Body     string
-	AsOwner  bool
-	Settings []string // in lower case and in order
-}
-
-func madeFunctions(ctx context.Context, tx pgx.Tx) (map[string]madeFunction, error) {
-	rows, err := tx.Query(ctx, `
-		SELECT proname, prosrc, prosecdef, ARRAY(SELECT lower(s) FROM unnest(proconfig) s ORDER BY lower(s) COLLATE "C")
-		FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND starts_with(proname, 'plantstore_')`)
-	if err != nil {
-		return nil, err
-	}
-	functions := make(map[string]madeFunction)
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[madeFunction])
-	for _, f := range list {
-		functions[f.Name] = f
-	}
-	return functions, err
-}
-
-// A madeTrigger is a trigger on plants as the database has it.
-type madeTrigger struct {
-	Name, Definition string
-	Enabled          bool
-}
-
-func madeTriggers(ctx context.Context, tx pgx.Tx) (map[string]madeTrigger, error) {
-	// 'R' fires on a logical replica only.
-	rows, err := tx.Query(ctx, `
-		SELECT tgname, pg_get_triggerdef(oid), tgenabled IN ('O', 'A')
-		FROM pg_trigger WHERE tgrelid = 'public.plants'::regclass AND NOT tgisinternal`)
-	if err != nil {
-		return nil, err
-	}
-	triggers := make(map[string]madeTrigger)
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[madeTrigger])
-	for _, t := range list {
-		triggers[t.Name] = t
-	}
-	return triggers, err
-}
-
-// parents finds the tables that plants is a child of. What leaves through a
-// parent fires no statement trigger of the child.
-func parents(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
-	rows, err := tx.Query(ctx, `
-		SELECT 'plants is a child of ' || parent || ': plants deleted through it leave without a record',
-			CASE WHEN c.relispartition THEN format('ALTER TABLE %s DETACH PARTITION public.plants;', parent)
-			ELSE format('ALTER TABLE public.plants NO INHERIT %s;', parent) END
-		FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid, LATERAL (SELECT inhparent::regclass::text AS parent) p
-		WHERE c.oid = 'public.plants'::regclass`)
-	if err != nil {
-		return nil, err
-	}
-	return collect(rows, Problem)
-}
+const shapesSequence = `
+	SELECT 'problem', format('the next number of public.plant_shapes is %s, and it has some up to %s: once the columns of plants change, nothing can be recorded', s.next, l.newest),
+		format('SELECT setval(''public.plant_shapes_id_seq'', %s);', l.newest)
+	FROM (SELECT last_value + is_called::int AS next FROM public.plant_shapes_id_seq) s, (SELECT max(id) AS newest FROM public.plant_shapes) l
+	WHERE s.next <= l.newest`

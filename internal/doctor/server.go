@@ -43,11 +43,7 @@ func (e *examination) primary(ctx context.Context, tx pgx.Tx) ([]Finding, error)
 	// Where a transaction is read-only by default: for the service's role, in
 	// this database, in the settings file.
 	rows, err := tx.Query(ctx, `
-		SELECT E'SET default_transaction_read_only = off;\n' || CASE
-				WHEN s.setrole = 0 THEN format('ALTER DATABASE %I RESET default_transaction_read_only;', current_database())
-				WHEN s.setdatabase = 0 THEN format('ALTER ROLE %I RESET default_transaction_read_only;', r.rolname)
-				ELSE format('ALTER ROLE %I IN DATABASE %I RESET default_transaction_read_only;', r.rolname, current_database())
-			END
+		SELECT E'SET default_transaction_read_only = off;\n' || `+alterSetting+` || ' RESET default_transaction_read_only;'
 		FROM pg_db_role_setting s LEFT JOIN pg_roles r ON r.oid = s.setrole
 		WHERE s.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
 			AND (s.setrole = 0 OR r.rolname IN ($1, current_user))
@@ -65,6 +61,13 @@ func (e *examination) primary(ctx context.Context, tx pgx.Tx) ([]Finding, error)
 	}
 	return orFine(found, "a primary that takes writes"), err
 }
+
+// alterSetting begins the statement that changes a setting which row s of
+// pg_db_role_setting has, r being its role.
+const alterSetting = `CASE WHEN s.setrole = 0 AND s.setdatabase = 0 THEN 'ALTER ROLE ALL'
+	WHEN s.setrole = 0 THEN format('ALTER DATABASE %I', current_database())
+	WHEN s.setdatabase = 0 THEN format('ALTER ROLE %I', r.rolname)
+	ELSE format('ALTER ROLE %I IN DATABASE %I', r.rolname, current_database()) END`
 
 // connections judges whether the service's pools fit into what the server allows.
 func (e *examination) connections(ctx context.Context, tx pgx.Tx) ([]Finding, error) {

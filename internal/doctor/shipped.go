@@ -58,11 +58,31 @@ func (s shippedFunction) remake() string {
 	return strings.Join(sql, "\n")
 }
 
-// definition is the trigger as pg_get_triggerdef writes it.
+// definition is the trigger as pg_get_triggerdef writes it; empty if there is none.
 func (s shippedFunction) definition() string {
 	sql := strings.Replace(s.trigger, "CREATE OR REPLACE", "CREATE", 1)
 	return strings.TrimSuffix(strings.Join(strings.Fields(sql), " "), ";")
 }
+
+// parameters are those of the function, as pg_get_function_identity_arguments
+// writes them.
+func (s shippedFunction) parameters() string {
+	_, after, _ := strings.Cut(s.function, "(")
+	parameters, _, _ := strings.Cut(after, ")")
+	return parameters
+}
+
+// body is the function's text, as pg_proc.prosrc has it.
+func (s shippedFunction) body() string {
+	parts := strings.SplitN(s.function, "$$", 3)
+	if len(parts) < 3 {
+		return ""
+	}
+	return parts[1]
+}
+
+// asOwner tells whether the function runs with the rights of its owner.
+func (s shippedFunction) asOwner() bool { return strings.Contains(s.function, "\nSECURITY DEFINER") }
 
 // settings are those that the function pins, as pg_proc.proconfig has them, in
 // lower case and in order.
@@ -73,11 +93,4 @@ func (s shippedFunction) settings() []string {
 	}
 	slices.Sort(all)
 	return all
-}
-
-// is tells whether a function is what was shipped.
-func (f madeFunction) is(s shippedFunction) bool {
-	return strings.Contains(s.function, "$$"+f.Body+"$$") &&
-		f.AsOwner == strings.Contains(s.function, "\nSECURITY DEFINER") &&
-		slices.Equal(f.Settings, s.settings())
 }

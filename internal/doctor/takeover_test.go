@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -13,8 +14,10 @@ func TestNothingOfOthersRuns(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	sprung := pgtest.SetTraps(t, database)
-	if found := troubles(t, examinationOf(database.Super, database.App)); len(found) > 0 {
-		t.Errorf("%+v, want nothing", found)
+	for _, f := range troubles(t, examinationOf(database.Super, database.App)) {
+		if !regexp.MustCompile(`plants means (evil|plantstore_owner)\.plants|^schema plantstore_owner`).MatchString(f.Message) {
+			t.Errorf("%+v, want no more than that there are traps", f)
+		}
 	}
 	if got := sprung(); len(got) != 0 {
 		t.Errorf("these were run: %v", got)

@@ -114,6 +114,9 @@ func (r *runner) prepare(ctx context.Context, session *pgx.Conn, pick func(*runn
 	if err != nil {
 		return nil, err
 	}
+	if err := r.refuseHindered(ctx, session, work); err != nil {
+		return nil, err
+	}
 	if r.up && c.records && len(c.unrecorded) > 0 {
 		sql, args, err := r.checksums()
 		if err != nil {
@@ -124,6 +127,34 @@ func (r *runner) prepare(ctx context.Context, session *pgx.Conn, pick func(*runn
 		}
 	}
 	return work, nil
+}
+
+// refuseHindered returns a HinderedError where something stands in the way of work.
+// Without any work it warns of that.
+func (r *runner) refuseHindered(ctx context.Context, session *pgx.Conn, work []Migration) error {
+	if r.set.Hindrances == nil || !r.up && len(work) == 0 {
+		return nil
+	}
+	var found, refused []Trouble
+	err := Reading(ctx, session, func(tx pgx.Tx) (err error) {
+		found, err = r.set.Hindrances(ctx, tx, r.up, work)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("look for hindrances: %w", err)
+	}
+	for _, t := range found {
+		switch {
+		case t.Kind == Hindrance && len(work) > 0:
+			refused = append(refused, t)
+		case t.Kind == Hindrance, len(work) > 0:
+			r.notify(Event{Kind: Warned, Warning: t.Message + ". " + t.Remedy})
+		}
+	}
+	if len(refused) > 0 {
+		return &HinderedError{refused}
+	}
+	return nil
 }
 
 // unlock gives the lock back. The end of the session would, too, but the server

@@ -2,8 +2,20 @@ package migrate
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
+
+// A HinderedError says what stands in the way. Nothing was changed.
+type HinderedError struct{ Troubles []Trouble }
+
+func (e *HinderedError) Error() string {
+	all := make([]string, len(e.Troubles))
+	for i, t := range e.Troubles {
+		all[i] = t.Message
+	}
+	return "nothing was changed: " + strings.Join(all, "; ")
+}
 
 // A FailedError says which migration failed. Those before it were applied or
 // taken back; of itself nothing was, unless it runs outside a transaction.

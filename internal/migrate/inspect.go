@@ -49,12 +49,14 @@ type Trouble struct {
 // A TroubleKind is what a program can tell Troubles apart by.
 type TroubleKind string
 
-// Only OutOfOrder keeps Up from working.
+// Only OutOfOrder and Hindrance keep Up from working, and only Hindrance Down.
 const (
 	Drift        TroubleKind = "drift"         // an applied migration's file has changed
 	OutOfOrder   TroubleKind = "out_of_order"  // one is pending that is older than an applied one
 	Ahead        TroubleKind = "ahead"         // one is applied that the binary does not have
 	InvalidIndex TroubleKind = "invalid_index" // an interrupted CREATE INDEX CONCURRENTLY
+	Hindrance    TroubleKind = "hindrance"     // a migration would fail, or the service after it
+	Caution      TroubleKind = "caution"       // it works, and may cost something one day
 )
 
 // A condition is what migrations a database has, and what is wrong with them.

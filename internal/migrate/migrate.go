@@ -20,6 +20,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
+
 	"plantstore/migrations"
 )
 
@@ -59,10 +61,15 @@ func Latest() int64 {
 type Set struct {
 	Files   fs.FS
 	Effects map[int64][]Effect // by version, one for each statement
+	// Hindrances, if set, tells what stands in the way of applying work (up) or of
+	// taking it back: Troubles of the kinds Hindrance and Caution. It is asked before
+	// anything is changed.
+	Hindrances func(ctx context.Context, tx pgx.Tx, up bool, work []Migration) ([]Trouble, error)
 }
 
-// Service returns the migrations of the service's schema.
-func Service() Set { return Set{migrations.Files, effects()} }
+// Service returns the migrations of the service's schema, with nothing to look for
+// hindrances.
+func Service() Set { return Set{Files: migrations.Files, Effects: effects()} }
 
 // all returns the migrations of the set, oldest first.
 func (s Set) all() ([]Migration, error) {

@@ -16,6 +16,8 @@ type Plan struct {
 	Binary  int64              `json:"binary"`
 	Pending []PendingMigration `json:"pending"`
 	Trouble []Trouble          `json:"trouble"`
+	// Cautions keep nothing from working.
+	Cautions []Trouble `json:"cautions"`
 	// Unrecorded were applied by something else than Up: whether their text has
 	// changed is not known. The next Up takes their present text as Baselines.
 	Unrecorded []Migration `json:"unrecorded"`
@@ -67,7 +69,7 @@ func (s Set) Plan(ctx context.Context, databaseURL string) (Plan, error) {
 		for _, m := range c.applied {
 			p.Version = max(p.Version, m.Version)
 		}
-		p.Trouble = append([]Trouble{}, c.trouble...)
+		p.Trouble, p.Cautions = append([]Trouble{}, c.trouble...), []Trouble{}
 		p.Unrecorded = append([]Migration{}, c.unrecorded...)
 		p.Baselines = append([]Migration{}, c.baselines...)
 		for _, m := range c.pending {
@@ -77,7 +79,7 @@ func (s Set) Plan(ctx context.Context, databaseURL string) (Plan, error) {
 			}
 			p.Pending = append(p.Pending, pending)
 		}
-		return nil
+		return s.addHindrances(ctx, tx, &p, c.pending)
 	})
 	if err != nil {
 		return Plan{}, err
@@ -87,6 +89,24 @@ func (s Set) Plan(ctx context.Context, databaseURL string) (Plan, error) {
 		p.Binary = all[len(all)-1].Version
 	}
 	return p, err
+}
+
+func (s Set) addHindrances(ctx context.Context, tx pgx.Tx, p *Plan, work []Migration) error {
+	if s.Hindrances == nil {
+		return nil
+	}
+	found, err := s.Hindrances(ctx, tx, true, work)
+	if err != nil {
+		return fmt.Errorf("look for hindrances: %w", err)
+	}
+	for _, t := range found {
+		if t.Kind == Caution {
+			p.Cautions = append(p.Cautions, t)
+		} else {
+			p.Trouble = append(p.Trouble, t)
+		}
+	}
+	return nil
 }
 
 // describe tells what m would do to the database.

@@ -189,7 +189,7 @@ func TestPlanOfANewDatabase(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := migrate.Plan{Database: database.Name, Version: migrate.Latest(), Binary: migrate.Latest(),
-		Pending: []migrate.PendingMigration{}, Trouble: []migrate.Trouble{}, Unrecorded: []migrate.Migration{}, Baselines: []migrate.Migration{}}
+		Pending: []migrate.PendingMigration{}, Trouble: []migrate.Trouble{}, Cautions: []migrate.Trouble{}, Unrecorded: []migrate.Migration{}, Baselines: []migrate.Migration{}}
 	if diff := cmp.Diff(want, p); diff != "" {
 		t.Errorf("plan after Up (-want +got):\n%s", diff)
 	}

@@ -1,0 +1,168 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/migrate"
+)
+
+// A hindrance is something that keeps the service from its work or its promises,
+// and that others can bring about: the table's owner, a DBA, another program.
+type hindrance struct {
+	name  string
+	check string // of its findings
+	when  moment
+	// sql returns a row for each finding: grade, message, remedy. It works on any
+	// database, migrated or not, for any role, and knows the arguments of situation.
+	sql string
+}
+
+// A moment is when a hindrance counts. The doctor looks for all that can be there
+// once the migrations are applied.
+type moment int
+
+const (
+	always   moment = 1 << iota
+	beforeUp        // a problem is a reason not to apply anything
+	beforeDown
+	// ready: a problem makes deleting impossible, or leaves it without a record.
+	// It is looked for each second, as the service's role.
+	ready
+	// last: the query reads tables of ours, and is worth asking only if nothing
+	// was found before.
+	last
+)
+
+// hindrances returns everything that can hinder.
+func hindrances() []hindrance {
+	return []hindrance{
+		{"a table that is gone", "plants", always | beforeUp | ready, tableGone},
+		{"plants in other schemas", "plants", always | beforeUp, plantsElsewhere},
+		{"a table that is not fit", "plants", always | beforeUp, unfitTable},
+		{"children and parents", "plants", always | beforeUp | ready, relatives},
+		{"row level security", "plants", always | beforeUp | ready, rowSecurity},
+		{"rules", "plants", always | beforeUp, rules},
+		{"triggers", "plants", always | beforeUp, foreignTriggers},
+		{"triggers that keep rows", "plants", always | beforeUp, keepingTriggers},
+		{"the replica identity", "plants", always | beforeUp | ready, replicaIdentity},
+		{"session_replication_role", "plants", always | beforeUp | ready, replicationRole},
+
+		{"the rights of the owner", "rights", always | beforeUp, ownerRights},
+		{"the rights to make tables", "rights", beforeUp, schemaRights},
+		{"the service's role", "rights", beforeUp, missingRole},
+		{"the rights of the service", "rights", ready, serviceRights},
+		{"rights of others", "rights", always, rightsOfOthers},
+		{"default privileges", "rights", always | beforeUp, defaultPrivileges},
+		{"members of the service's role", "rights", always, members},
+
+		{"names that are taken", "names", beforeUp, takenNames},
+		{"functions with names of ours", "names", always | beforeUp, functionsLikeOurs},
+		{"schemas with names of ours", "names", always | beforeUp, schemasLikeOurs},
+		{"who makes objects in public", "names", always | beforeUp, creators},
+
+		{"triggers and functions of ours", "record", always | ready, shippedObjects},
+		{"the tables of ours", "record", always | ready, alteredTables},
+		{"the ledger's sequence", "record", always | ready | last, ledgerSequence},
+		{"the shapes' sequence", "record", always | last, shapesSequence},
+
+		{"what only the table's owner can drop", "rights", beforeDown, foreignTable},
+	}
+}
+
+// A situation is what the queries have to know.
+type situation struct {
+	shipped pgx.NamedArgs // what the migrations make, see shippedArguments
+	app     string        // the service's role
+	owner   string        // the migrating role; empty if it does not matter
+	// work are the versions that are to be applied, or taken back.
+	work []int64
+}
+
+// shippedArguments returns the named arguments of the queries that are the same in
+// every situation: what the migrations make.
+func shippedArguments(ctx context.Context) (pgx.NamedArgs, error) {
+	statements, err := migrate.Service().Statements(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var names, parameters, bodies, settings, triggers, remakes []string
+	var asOwner []bool
+	for _, f := range shippedBy(statements) {
+		names, parameters, bodies = append(names, f.name), append(parameters, f.parameters()), append(bodies, f.body())
+		settings, asOwner = append(settings, strings.Join(f.settings(), "\n")), append(asOwner, f.asOwner())
+		triggers, remakes = append(triggers, f.definition()), append(remakes, f.remake())
+	}
+	return pgx.NamedArgs{"names": names, "parameters": parameters, "bodies": bodies, "settings": settings, "as_owner": asOwner,
+		"triggers": triggers, "remakes": remakes}, nil
+}
+
+func (s situation) arguments() pgx.NamedArgs {
+	all := maps.Clone(s.shipped)
+	all["app"], all["owner"], all["work"] = s.app, s.owner, append([]int64{}, s.work...)
+	return all
+}
+
+// look returns what a query of the list finds.
+func look(ctx context.Context, tx pgx.Tx, sql string, arguments pgx.NamedArgs) ([]Finding, error) {
+	rows, err := tx.Query(ctx, sql, arguments)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (f Finding, err error) {
+		err = row.Scan(&f.Grade, &f.Message, &f.Remedy)
+		return f.legible(), err
+	})
+}
+
+// hindrancesAt looks for what hinders at a moment. The findings are in the order of
+// the list. about, if not empty, restricts them to one check.
+func hindrancesAt(ctx context.Context, tx pgx.Tx, at moment, about string, s situation) ([]Finding, error) {
+	arguments := s.arguments()
+	var all []Finding
+	for _, h := range hindrances() {
+		if h.when&at == 0 || about != "" && h.check != about || h.when&last != 0 && Worst(all) == Problem {
+			continue
+		}
+		found, err := look(ctx, tx, h.sql, arguments)
+		if err != nil {
+			return nil, fmt.Errorf("look for %s: %w", h.name, err)
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+// Hindrances is for a migrate.Set: it tells what stands in the way of applying
+// work, or of taking it back. Problems are reasons not to begin.
+func Hindrances(ctx context.Context, tx pgx.Tx, up bool, work []migrate.Migration) ([]migrate.Trouble, error) {
+	shipped, err := shippedArguments(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s := situation{shipped: shipped, app: serviceRole}
+	for _, m := range work {
+		s.work = append(s.work, m.Version)
+	}
+	if err := tx.QueryRow(ctx, `SELECT current_user::text`).Scan(&s.owner); err != nil {
+		return nil, err
+	}
+	at := beforeDown
+	if up {
+		at = beforeUp
+	}
+	found, err := hindrancesAt(ctx, tx, at, "", s)
+	var troubles []migrate.Trouble
+	for _, f := range found {
+		kind := migrate.Hindrance
+		if f.Grade == Warning {
+			kind = migrate.Caution
+		}
+		troubles = append(troubles, migrate.Trouble{Kind: kind, Message: f.Message, Remedy: f.Remedy})
+	}
+	return troubles, err
+}

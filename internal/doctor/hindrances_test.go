@@ -1,0 +1,252 @@
+package doctor
+
+import (
+	"errors"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	roles "plantstore/deploy/postgres"
+	"plantstore/internal/migrate"
+	"plantstore/internal/pgtest"
+	"plantstore/internal/postgres"
+)
+
+// These can be there before the first migration, and come about later.
+var anywhere = []provocation{
+	{"child", `CREATE TABLE ferns (fronds int) INHERITS (plants)`, "plants", Problem, "public.ferns inherits from public.plants: .*", false, nil},
+	{"parent", `CREATE TABLE stock (LIKE plants); ALTER TABLE plants INHERIT stock`, "plants", Problem, "public.plants is a child of public.stock: .*", false, nil},
+	{"partition", `CREATE TABLE "all" (LIKE plants) PARTITION BY RANGE (id); ALTER TABLE "all" ATTACH PARTITION plants FOR VALUES FROM (MINVALUE) TO (MAXVALUE)`,
+		"plants", Problem, `public.plants is a child of public."all": .*`, false, nil},
+	{"unlogged", `ALTER TABLE plants SET UNLOGGED`, "plants", Problem, "public.plants is unlogged: .*", true, nil},
+	{"narrow id", `ALTER TABLE plants ALTER COLUMN id TYPE int`, "plants", Problem, `column "id" of public.plants is of type integer, not bigint`, true, nil},
+	{"no key", `ALTER TABLE plants DROP CONSTRAINT plants_pkey`, "plants", Problem, `the primary key of public.plants is not \(id\)`, true, nil},
+	{"another key", `ALTER TABLE plants DROP CONSTRAINT plants_pkey, ADD COLUMN sku text DEFAULT gen_random_uuid(), ADD CONSTRAINT "the key" PRIMARY KEY (sku)`, "plants", Problem, `the primary key of public.plants is not \(id\)`, true, nil},
+	{"row level security", `ALTER TABLE plants ENABLE ROW LEVEL SECURITY; CREATE POLICY own ON plants USING (name = current_user)`, "plants", Problem,
+		"row level security of public.plants applies to plantstore_app and plantstore_owner, and can hide plants", false, nil},
+	{"rule that keeps", `CREATE RULE "Keep" AS ON DELETE TO plants DO INSTEAD NOTHING`, "plants", Problem, `rule "Keep" of public.plants keeps every plant from being deleted`, true, nil},
+	{"rule that keeps some", `CREATE RULE keep AS ON DELETE TO plants WHERE old.id < 10 DO INSTEAD NOTHING`, "plants", Warning, `rule keep of public.plants may keep plants .*`, true, nil},
+	{"rule that also does", "CREATE TABLE archive (id bigint);\nCREATE RULE archive AS ON DELETE TO plants DO ALSO INSERT INTO archive VALUES (old.id)", "plants", Warning,
+		`rule archive of public.plants does something else along with each deletion`, true, nil},
+	{"rule on insert", `CREATE RULE "no more" AS ON INSERT TO plants DO INSTEAD NOTHING`, "plants", Problem, `rule "no more" of public.plants is in the way of restoring plants`, true, nil},
+	{"no replica identity", "CREATE PUBLICATION everything FOR ALL TABLES;\nALTER TABLE plants REPLICA IDENTITY NOTHING", "plants", Problem,
+		"publication everything publishes deletions of public.plants, which has no replica identity: .*", false, nil},
+	{"trigger with our rights", audits("shop", "audit", "AFTER DELETE", `INSERT INTO public.ledger VALUES (old.id);`), "plants", Warning,
+		`trigger "Audit" of public.plants runs shop.audit\(\), which belongs to pg_monitor, with the rights of plantstore_app when a plant is deleted`, true, nil},
+	{"trigger that may fail", audits("shop", "audit", "AFTER DELETE", `INSERT INTO shop.log VALUES (old.id);`) + "\nCREATE TABLE shop.log (id bigint);", "plants", Warning,
+		`trigger "Audit" of public.plants runs shop.audit\(\), which belongs to pg_monitor, .*; it names shop.log, where plantstore_app may do nothing: deletions may fail`, true, nil},
+	{"trigger on insert", audits("public", "stamp", "AFTER INSERT", ``), "plants", Warning,
+		`trigger "Audit" of public.plants runs public.stamp\(\), which belongs to pg_monitor, with the rights of plantstore_owner when a plant is restored`, true, nil},
+	{"trigger that may keep", "CREATE FUNCTION soft() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN UPDATE plants SET name = 'gone'; RETURN NULL; END $$;\nCREATE TRIGGER soft BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION soft()",
+		"plants", Warning, `trigger soft of public.plants may keep plants from being deleted, which clients are told as 40901: whether its function public.soft\(\) does can't be known`, true, nil},
+	{"replica in the database", `ALTER DATABASE @db SET session_replication_role = replica`, "plants", Problem, "session_replication_role is replica in this database: plants leave without a record", false, nil},
+	{"replica for the service", `ALTER ROLE plantstore_app IN DATABASE @db SET session_replication_role = 'Replica'`, "plants", Problem,
+		"session_replication_role is replica for role plantstore_app: plants leave without a record", false, nil},
+	{"replica for another", `ALTER ROLE @somebody IN DATABASE @db SET session_replication_role = replica`, "plants", Warning,
+		"session_replication_role is replica for role somebody_\\w+: plants leave without a record", true, nil},
+
+	{"rights of the owner", `REVOKE INSERT ON plants FROM plantstore_owner`, "rights", Problem, `plantstore_owner lacks INSERT on public.plants, which only its owner pg_monitor can give`, true, nil},
+	{"default privileges", "ALTER DEFAULT PRIVILEGES FOR ROLE plantstore_owner GRANT SELECT, INSERT ON TABLES TO PUBLIC;\nALTER DEFAULT PRIVILEGES FOR ROLE plantstore_owner IN SCHEMA public GRANT EXECUTE ON FUNCTIONS TO pg_monitor",
+		"rights", Warning, "default privileges give (INSERT, SELECT to PUBLIC of what plantstore_owner makes|EXECUTE to pg_monitor of what plantstore_owner makes in schema public)", true, nil},
+
+	{"a function with other parameters", "CREATE FUNCTION plantstore_token(text) RETURNS text LANGUAGE sql AS 'SELECT $1'", "names", Problem,
+		`function public.plantstore_token\(text\) has the name of one of ours, and is postgres's`, true, nil},
+	{"a schema called like the service", "CREATE SCHEMA plantstore_app AUTHORIZATION pg_monitor", "names", Warning, "schema plantstore_app, which belongs to pg_monitor, has the name of a role of ours: .*", true, nil},
+	{"objects of everybody", "GRANT CREATE ON SCHEMA public TO PUBLIC", "names", Warning, "everybody may make objects in schema public, .*", true, nil},
+}
+
+// These are about what a store has before the first migration.
+var before = []provocation{
+	{"no rights of the owner", `REVOKE ALL ON plants FROM plantstore_owner`, "rights", Problem,
+		`plantstore_owner lacks TRIGGER, INSERT, SELECT WITH GRANT OPTION, DELETE WITH GRANT OPTION on public.plants, which only its owner pg_monitor can give`, true, nil},
+	{"no trigger", `REVOKE TRIGGER ON plants FROM plantstore_owner`, "rights", Problem, `plantstore_owner lacks TRIGGER on public.plants, .*`, true, nil},
+	{"nothing to pass on", `REVOKE GRANT OPTION FOR DELETE ON plants FROM plantstore_owner`, "rights", Problem, `plantstore_owner lacks DELETE WITH GRANT OPTION on public.plants, .*`, true, nil},
+	{"no right to make tables", `REVOKE CREATE ON SCHEMA public FROM plantstore_owner`, "rights", Problem,
+		`plantstore_owner may not make tables in schema public, which its owner pg_database_owner can allow`, true, nil},
+	{"no column id", `ALTER TABLE plants RENAME COLUMN id TO plant_id`, "plants", Problem, `public.plants has no column "id"`, true,
+		&hints{mend: `ALTER TABLE plants RENAME COLUMN plant_id TO id;`}},
+	{"a view", "ALTER TABLE plants RENAME TO old;\nCREATE VIEW plants AS SELECT * FROM old", "plants", Problem, `public.plants is a view, not an ordinary table`, true,
+		&hints{mend: "DROP VIEW plants;\nALTER TABLE old RENAME TO plants;"}},
+	{"a partitioned table", "ALTER TABLE plants RENAME TO old;\nCREATE TABLE plants (LIKE old) PARTITION BY RANGE (id);\nALTER TABLE plants ADD PRIMARY KEY (id);\nCREATE TABLE part PARTITION OF plants DEFAULT",
+		"plants", Problem, `public.plants is a partitioned table, not an ordinary table`, true, &hints{mend: "DROP TABLE plants;\nALTER TABLE old RENAME TO plants;"}},
+	{"plants on the search path", "CREATE SCHEMA \"My Shop\";\nALTER TABLE plants SET SCHEMA \"My Shop\";\nALTER DATABASE @db SET search_path = \"My Shop\", public", "plants", Problem,
+		`public.plants does not exist and would be made, but plants means "My Shop".plants here \(search_path is "My Shop", public\)`, true, &hints{mend: "ALTER TABLE \"My Shop\".plants SET SCHEMA public;"}},
+	{"plants on the role's search path", "CREATE SCHEMA plantstore_app AUTHORIZATION plantstore_app;\nALTER TABLE plants SET SCHEMA plantstore_app;\nALTER ROLE plantstore_app IN DATABASE @db SET search_path = \"$user\", public", "plants", Problem,
+		`public.plants does not exist and would be made, but plants means plantstore_app.plants here .*`, true, nil},
+	{"plants on every search path", "CREATE SCHEMA plantstore_owner AUTHORIZATION plantstore_owner;\nALTER TABLE plants SET SCHEMA plantstore_owner", "plants", Problem,
+		`public.plants does not exist and would be made, but plants means plantstore_owner.plants here \(search_path is "\$user", public\)`, true, nil},
+	{"plants elsewhere", "CREATE SCHEMA shop;\nALTER TABLE plants SET SCHEMA shop", "plants", Warning, `public.plants does not exist and would be made, and there is shop.plants`, true, nil},
+	{"a table of ours", "CREATE TABLE api_tokens (n int)", "names", Problem, `there is a public.api_tokens already, which 00004_api_tokens.sql would make`, true, &hints{mend: "DROP TABLE api_tokens;"}},
+	{"a type and a view of ours", "CREATE TYPE plant_shapes AS ENUM ();\nCREATE VIEW plant_deletions_once AS SELECT 1", "names", Problem,
+		`there is a public.plant_(shapes|deletions_once) already, which 00002_ledger.sql would make`, true, &hints{mend: "DROP TYPE plant_shapes;\nDROP VIEW plant_deletions_once;"}},
+	{"functions of ours", "CREATE FUNCTION plantstore_token(bytea) RETURNS text LANGUAGE sql AS 'SELECT ''x''';\nCREATE FUNCTION plantstore_record_deletion() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN END'", "names", Problem,
+		`function public.(plantstore_token\(bytea\)|plantstore_record_deletion\(\)) has the name of one of ours, and is postgres's`, true, nil},
+}
+
+// These are about what the migrations make.
+var after = []provocation{
+	{"moved", "CREATE SCHEMA \"Shop\";\nALTER TABLE plants SET SCHEMA \"Shop\"", "plants", Problem, `public.plants is gone: nothing can be deleted \("Shop".plants has its triggers\)`, false, nil},
+	{"renamed", "ALTER TABLE plants RENAME TO old", "plants", Problem, `public.plants is gone: nothing can be deleted \(public.old has its triggers\)`, false, nil},
+	{"moved and renamed", "CREATE SCHEMA shop;\nALTER TABLE plants SET SCHEMA shop;\nALTER TABLE shop.plants RENAME TO old", "plants", Problem,
+		`public.plants is gone: nothing can be deleted \(shop.old has its triggers\)`, false, nil},
+	{"plants elsewhere", "CREATE SCHEMA shop;\nCREATE TABLE shop.plants (n int);\nALTER DATABASE @db SET search_path = shop, public", "plants", Warning,
+		`the service deletes from public.plants, but where no schema is named plants means shop.plants \(search_path is shop, public\)`, true, nil},
+
+	{"a reader", "GRANT SELECT ON plant_deletions TO pg_monitor;\nGRANT SELECT (name) ON api_tokens TO pg_monitor", "rights", Warning,
+		"pg_monitor has SELECT ON public.(plant_deletions|api_tokens), which is for the service alone", true, nil},
+	{"a writer", "GRANT INSERT ON plant_deletions TO pg_monitor;\nGRANT UPDATE (scopes) ON api_tokens TO pg_monitor;\nGRANT USAGE ON SEQUENCE plant_deletions_id_seq TO pg_monitor;\nGRANT EXECUTE ON FUNCTION plantstore_token(bytea) TO pg_monitor", "rights", Problem,
+		`pg_monitor has (INSERT|UPDATE|USAGE|EXECUTE) ON (SEQUENCE |FUNCTION )?public.(plant_deletions|api_tokens|plant_deletions_id_seq|plantstore_token\(bytea\)), which .*`, true, nil},
+	{"another right of the service", "GRANT UPDATE ON plants TO plantstore_owner WITH GRANT OPTION;\nSET ROLE plantstore_owner;\nGRANT UPDATE ON plants TO plantstore_app;\nRESET ROLE", "grants", Problem,
+		"plantstore_app has UPDATE ON public.plants, which the service does not need", true, nil},
+	{"a member", "GRANT plantstore_app TO @somebody", "rights", Warning, `somebody_\w+ is a member of plantstore_app, and can delete in the name of whomever it likes`, true, nil},
+
+	{"row level security of the ledger", "ALTER TABLE plant_deletions ENABLE ROW LEVEL SECURITY", "record", Problem, "row level security is on for public.plant_deletions", false, nil},
+	{"row level security of tokens", "ALTER TABLE api_tokens ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY", "record", Problem, "row level security is on for public.api_tokens", false, nil},
+	{"rule of the ledger", "CREATE RULE nothing AS ON INSERT TO plant_deletions DO INSTEAD NOTHING", "record", Problem, "rule nothing of public.plant_deletions changes what is recorded", false, nil},
+	{"trigger before the ledger", "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';\nCREATE TRIGGER skip BEFORE INSERT ON plant_deletions FOR EACH ROW EXECUTE FUNCTION skip()", "record", Problem,
+		"trigger skip of public.plant_deletions can change what is recorded", false, nil},
+	{"trigger after the ledger", "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';\nCREATE TRIGGER tell AFTER INSERT ON plant_deletions FOR EACH ROW EXECUTE FUNCTION tell()", "record", Warning,
+		"trigger tell of public.plant_deletions runs with each change of it, and can refuse it", true, nil},
+	{"sequence of the ledger", "DELETE FROM plants WHERE id < 4;\nSELECT setval('plant_deletions_id_seq', 1)", "record", Problem, "the next number of the ledger is 2, and it has entries up to 3: nothing can be recorded", false, nil},
+	{"sequence of the ledger, unused", "DELETE FROM plants WHERE id < 4;\nSELECT setval('plant_deletions_id_seq', 3, false)", "record", Problem,
+		"the next number of the ledger is 3, and it has entries up to 3: nothing can be recorded", false, nil},
+	{"sequence of the shapes", "DELETE FROM plants WHERE id < 4;\nSELECT setval('plant_shapes_id_seq', 1, false)", "record", Problem,
+		"the next number of public.plant_shapes is 1, and it has some up to 1: once the columns .*", true, nil},
+	{"trigger on replicas, too", "ALTER TABLE plants ENABLE ALWAYS TRIGGER plantstore_record_deletion", "record", Warning, "trigger plantstore_record_deletion fires on logical replicas, too, .*", true, nil},
+	{"a function of somebody's", "ALTER FUNCTION plantstore_record_deletion() OWNER TO pg_monitor", "record", Problem,
+		"function plantstore_record_deletion belongs to pg_monitor, not to plantstore_owner as the ledger does", false, nil},
+	{"another text of a function", "CREATE OR REPLACE FUNCTION plantstore_prove(plants bigint[], principals text[], keys text[]) RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp AS 'SELECT NULL'", "record", Problem,
+		"function plantstore_prove is not what the migrations made it", false, nil},
+	{"a function without its settings", "ALTER FUNCTION plantstore_record_deletion() RESET datestyle", "record", Problem, "trigger plantstore_record_deletion or its function is not what the migrations made it", false, nil},
+	{"a table swapped", "ALTER TABLE plants RENAME TO old;\nALTER TABLE old RENAME CONSTRAINT plants_pkey TO old_pkey;\nCREATE TABLE plants (LIKE old INCLUDING ALL);\nALTER TABLE plants OWNER TO pg_monitor;\nGRANT SELECT (id), DELETE ON plants TO plantstore_app;\nGRANT ALL ON plants TO plantstore_owner WITH GRANT OPTION;\nDROP TABLE old",
+		"record", Problem, "trigger plantstore_(record_deletion|refuse_truncate) is missing: plants leave without a record", false, nil},
+}
+
+// audits returns SQL for a trigger whose function is somebody else's.
+func audits(schema, function, when, statement string) string {
+	return strings.NewReplacer("@schema", schema, "@function", function, "@when", when, "@statement", statement).Replace(`CREATE SCHEMA IF NOT EXISTS @schema;
+		CREATE TABLE public.ledger (id bigint);
+		GRANT INSERT ON public.ledger TO PUBLIC;
+		CREATE FUNCTION @schema.@function() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN @statement RETURN NULL; END $$;
+		ALTER FUNCTION @schema.@function() OWNER TO pg_monitor;
+		CREATE TRIGGER "Audit" @when ON plants FOR EACH ROW EXECUTE FUNCTION @schema.@function();`)
+}
+
+// adopted returns a database with a store's own table, which the migrating role has
+// its rights on.
+func adopted(t *testing.T) pgtest.Database {
+	t.Helper()
+	database := pgtest.Empty(t)
+	script(t, database.Super, `
+		CREATE TABLE plants (id bigint PRIMARY KEY, name text);
+		INSERT INTO plants SELECT n, 'fern' FROM generate_series(1, 100) n;
+		ALTER TABLE plants OWNER TO pg_monitor;`)
+	if err := postgres.Script(t.Context(), database.Super, roles.SQL); err != nil {
+		t.Fatal(err)
+	}
+	return database
+}
+
+func service() migrate.Set {
+	set := migrate.Service()
+	set.Hindrances = Hindrances
+	return set
+}
+
+// unready returns why the service is not ready, as a new process finds it.
+func unready(t *testing.T, url string) string {
+	t.Helper()
+	db, err := postgres.Open(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	readiness, err := NewReadiness(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := readiness.Check(t.Context(), db); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// Each hindrance is told before anything is applied, and refused if it is a problem;
+// the remedy removes it. Later the doctor tells it, and readiness if nothing can be
+// deleted or recorded.
+func TestHindrances(t *testing.T) {
+	t.Parallel()
+	for _, tt := range slices.Concat(anywhere, before) {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			database := adopted(t)
+			matches := regexp.MustCompile(`(?s)^` + tt.want + `$`).MatchString
+			mend := func(remedies []string) {
+				t.Helper()
+				if tt.hints != nil {
+					remedies = []string{tt.hints.mend}
+				}
+				for _, remedy := range remedies {
+					script(t, database.Super, remedy)
+				}
+			}
+
+			script(t, database.Super, tt.script(t, database.Super, database.Name))
+			troubles, cautions := planned(t, database.Owner)
+			told, untold := troubles, cautions
+			if tt.grade == Warning {
+				told, untold = cautions, troubles
+			}
+			if len(told) == 0 || len(untold) > 0 || slices.ContainsFunc(told, func(t migrate.Trouble) bool { return !matches(t.Message) }) {
+				t.Errorf("plan: trouble %+v, cautions %+v; want grade %s: %s", troubles, cautions, tt.grade, tt.want)
+			}
+			if tt.grade == Problem {
+				_, err := service().Up(t.Context(), database.Owner, migrate.Options{})
+				if hindered, ok := errors.AsType[*migrate.HinderedError](err); !ok || !cmp.Equal(hindered.Troubles, troubles) {
+					t.Errorf("up: %v, want it refused for what the plan tells", err)
+				}
+				states, _, err := service().Status(t.Context(), database.Owner)
+				if err != nil || slices.ContainsFunc(states, func(s migrate.State) bool { return !s.AppliedAt.IsZero() }) {
+					t.Errorf("status after up was refused: %v, %v; want nothing applied", states, err)
+				}
+			}
+			var remedies []string
+			for _, trouble := range told {
+				remedies = append(remedies, trouble.Remedy)
+			}
+			mend(remedies)
+			if troubles, cautions := planned(t, database.Owner); len(troubles)+len(cautions) > 0 {
+				t.Errorf("plan after the remedy: %+v, %+v; want nothing", troubles, cautions)
+			}
+			if _, err := service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// planned returns what the plan of the owner tells.
+func planned(t *testing.T, url string) (troubles, cautions []migrate.Trouble) {
+	t.Helper()
+	plan, err := service().Plan(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan.Trouble, plan.Cautions
+}
+
+func TestHindrancesLater(t *testing.T) {
+	t.Parallel()
+	for _, tt := range slices.Concat(anywhere, after) {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			database := adopted(t)
+			if _, err := service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
+				t.Fatal(err)
+			}
+			provoke(t, examinationOf(database.Super, database.App), database.Super, database.Name, tt)
+		})
+	}
+}

@@ -1,0 +1,171 @@
+package doctor
+
+// What of the table itself, and of what the store has put on it, can hinder.
+
+const tableGone = `
+	SELECT 'problem', 'public.plants is gone: nothing can be deleted' || CASE WHEN t.tgrelid IS NULL THEN '' ELSE format(' (%s has its triggers)', t.tgrelid::regclass) END,
+		CASE WHEN t.tgrelid IS NULL THEN 'Bring the table back, then run this again: its triggers are gone with it.'
+			ELSE concat_ws(E'\n', CASE WHEN n.nspname <> 'public' THEN format('ALTER TABLE %s SET SCHEMA public;', t.tgrelid::regclass) END,
+				CASE WHEN c.relname <> 'plants' THEN format('ALTER TABLE public.%I RENAME TO plants;', c.relname) END) END
+	FROM (VALUES ('plantstore_record_deletion')) ours (name)
+	LEFT JOIN (pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace) ON t.tgname = ours.name
+	WHERE to_regclass('public.plants') IS NULL AND to_regclass('public.plant_deletions') IS NOT NULL`
+
+// Before the first migration a plants elsewhere may be the one that is meant.
+// Afterwards it may be the one that the store's own programs work with. A session's
+// own search path is pinned: its reset value is what it would be.
+const plantsElsewhere = `
+	WITH elsewhere AS (
+		SELECT c.oid, n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE c.relname = 'plants' AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_|^information_schema$|^public$'
+	), settings AS (
+		SELECT substr(c, strpos(c, '=') + 1) AS path, ` + alterSetting + ` AS who
+		FROM pg_db_role_setting s LEFT JOIN pg_roles r ON r.oid = s.setrole, unnest(s.setconfig) c
+		WHERE c LIKE 'search_path=%' AND s.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+			AND (s.setrole = 0 OR r.rolname IN (@app::text, @owner::text))
+	), paths AS (
+		SELECT path, who || ' RESET search_path;' AS remedy FROM settings
+		UNION ALL
+		SELECT reset_val, 'Take search_path out of the options in the URL, or of postgresql.conf.' FROM pg_settings
+		WHERE name = 'search_path' AND reset_val NOT IN (SELECT path FROM settings)
+	), schemas AS (
+		SELECT p.path, p.remedy, u.n, CASE WHEN btrim(u.item) LIKE '"%"' THEN replace(btrim(btrim(u.item), '"'), '""', '"') ELSE lower(btrim(u.item)) END AS name
+		FROM paths p, unnest(string_to_array(p.path, ',')) WITH ORDINALITY u (item, n)
+	), found AS (
+		SELECT DISTINCT ON (e.oid) e.oid, s.path, s.remedy FROM elsewhere e
+		LEFT JOIN schemas s ON e.nspname IN (s.name, CASE s.name WHEN '$user' THEN @app::text END, CASE s.name WHEN '$user' THEN @owner::text END)
+			AND s.n < coalesce((SELECT min(p.n) FROM schemas p WHERE p.path = s.path AND p.name = 'public'), s.n + 1)
+		ORDER BY e.oid, s.path
+	)
+	SELECT CASE WHEN path IS NULL THEN 'warning' ELSE 'problem' END,
+		CASE WHEN path IS NULL THEN format('public.plants does not exist and would be made, and there is %s', oid::regclass)
+			ELSE format('public.plants does not exist and would be made, but plants means %s here (search_path is %s)', oid::regclass, path) END,
+		format(E'-- If that is the table to delete from. If not, make public.plants before.\nALTER TABLE %s SET SCHEMA public;', oid::regclass)
+	FROM found WHERE to_regclass('public.plants') IS NULL AND to_regclass('public.plant_deletions') IS NULL
+	UNION ALL
+	SELECT 'warning', format('the service deletes from public.plants, but where no schema is named plants means %s (search_path is %s)', oid::regclass, path), remedy
+	FROM found WHERE to_regclass('public.plants') IS NOT NULL AND path IS NOT NULL`
+
+const unfitTable = `
+	WITH plants AS (
+		SELECT c.oid, c.relkind, c.relpersistence, a.attnum, a.atttypid, a.atttypmod,
+			(SELECT conname FROM pg_constraint WHERE conrelid = c.oid AND contype = 'p') AS key,
+			EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) AS keyed
+		FROM pg_class c LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'id' AND NOT a.attisdropped
+		WHERE c.oid = to_regclass('public.plants')
+	)
+	SELECT 'problem', format('public.plants is %s, not an ordinary table', CASE relkind WHEN 'p' THEN 'a partitioned table' WHEN 'v' THEN 'a view'
+			WHEN 'm' THEN 'a materialized view' WHEN 'f' THEN 'a foreign table' ELSE 'something else' END),
+		'Give the name to an ordinary table: only of such a one each deletion can be recorded.'
+	FROM plants WHERE relkind <> 'r'
+	UNION ALL
+	SELECT 'problem', 'public.plants is unlogged: a crash of the server empties it', E'-- Writes the table anew, and keeps everybody out meanwhile.\nALTER TABLE public.plants SET LOGGED;'
+	FROM plants WHERE relpersistence = 'u'
+	UNION ALL
+	SELECT 'problem', 'public.plants has no column "id"', 'Give it one, of type bigint, and make it the primary key.'
+	FROM plants WHERE relkind = 'r' AND attnum IS NULL
+	UNION ALL
+	SELECT 'problem', format('column "id" of public.plants is of type %s, not bigint', format_type(atttypid, atttypmod)),
+		E'-- Writes the table anew, and keeps everybody out meanwhile.\nALTER TABLE public.plants ALTER COLUMN id TYPE bigint;'
+	FROM plants WHERE relkind = 'r' AND atttypid <> 'int8'::regtype
+	UNION ALL
+	SELECT 'problem', 'the primary key of public.plants is not (id)', E'-- Keeps everybody out while it builds the index.\nALTER TABLE public.plants '
+		|| CASE WHEN key IS NULL THEN '' ELSE format('DROP CONSTRAINT %I, ', key) END || 'ADD PRIMARY KEY (id);'
+	FROM plants WHERE relkind = 'r' AND attnum IS NOT NULL AND NOT keyed`
+
+// A child has columns that the table's record does not. What leaves through a
+// parent fires no statement trigger of the child.
+const relatives = `
+	SELECT 'problem', format('%s inherits from public.plants: its rows would leave without a full record', i.inhrelid::regclass),
+		format('ALTER TABLE %s NO INHERIT public.plants;', i.inhrelid::regclass)
+	FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent WHERE c.oid = to_regclass('public.plants') AND c.relkind = 'r'
+	UNION ALL
+	SELECT 'problem', format('public.plants is a child of %s: plants deleted through it leave without a record', i.inhparent::regclass),
+		CASE WHEN c.relispartition THEN format('ALTER TABLE %s DETACH PARTITION public.plants;', i.inhparent::regclass)
+			ELSE format('ALTER TABLE public.plants NO INHERIT %s;', i.inhparent::regclass) END
+	FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE c.oid = to_regclass('public.plants')`
+
+// Whatever the policies are: where they apply, a plant that is not seen can't be
+// told from one that is not there.
+const rowSecurity = `
+	SELECT 'problem', format('row level security of public.plants applies to %s, and can hide plants', string_agg(roles.name, ' and ' ORDER BY roles.n)),
+		'ALTER TABLE public.plants DISABLE ROW LEVEL SECURITY;'
+	FROM pg_class c, (VALUES (1, @app::text), (2, @owner::text)) roles (n, name) LEFT JOIN pg_roles r ON r.rolname = roles.name
+	WHERE c.oid = to_regclass('public.plants') AND c.relrowsecurity AND roles.name <> ''
+		AND NOT coalesce(r.rolsuper OR r.rolbypassrls OR pg_has_role(r.oid, c.relowner, 'USAGE') AND NOT c.relforcerowsecurity, false)
+	HAVING count(*) > 0`
+
+// ev_type 3 is INSERT, 4 is DELETE. PostgreSQL takes no rule in the statement that
+// restores rows.
+const rules = `
+	SELECT CASE WHEN r.is_instead AND r.ev_qual::text = '<>' OR r.ev_type = '3' THEN 'problem' ELSE 'warning' END,
+		CASE WHEN r.ev_type = '3' THEN format('rule %I of public.plants is in the way of restoring plants', r.rulename)
+			WHEN NOT r.is_instead THEN format('rule %I of public.plants does something else along with each deletion', r.rulename)
+			WHEN r.ev_qual::text = '<>' THEN format('rule %I of public.plants keeps every plant from being deleted', r.rulename)
+			ELSE format('rule %I of public.plants may keep plants from being deleted, which clients are told as 40901', r.rulename) END,
+		format('ALTER TABLE public.plants DISABLE RULE %I;', r.rulename)
+	FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class
+	WHERE c.oid = to_regclass('public.plants') AND c.relkind = 'r' AND r.ev_type IN ('3', '4') AND r.ev_enabled <> 'D'`
+
+// A trigger's function runs with the rights of whoever deletes or restores, unless
+// it is SECURITY DEFINER. What it does can't be known, only what its text names.
+// tgtype: 4 is INSERT, 8 is DELETE.
+const foreignTriggers = `
+	WITH theirs AS (
+		SELECT t.tgname, p.oid, p.prosrc, n.nspname, o.rolname, app.oid AS app, t.tgtype & 8 <> 0 AS deletes,
+			NOT (o.rolsuper OR o.rolname = @owner::text) AS foreign_code, l.lanname IN ('plpgsql', 'sql') AS readable
+		FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace n ON n.oid = p.pronamespace
+			JOIN pg_roles o ON o.oid = p.proowner JOIN pg_language l ON l.oid = p.prolang LEFT JOIN pg_roles app ON app.rolname = @app::text
+		WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 12 <> 0
+			AND NOT p.prosecdef AND NOT (n.nspname = 'public' AND p.proname = ANY (@names::text[]))
+	), judged AS (
+		SELECT *, (
+			SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY c.oid::regclass::text) FROM pg_class c JOIN pg_namespace s ON s.oid = c.relnamespace
+			WHERE deletes AND readable AND c.relkind IN ('r', 'p', 'v', 'f') AND s.nspname !~ '^pg_|^information_schema$' AND c.oid <> to_regclass('public.plants')
+				AND prosrc ~* ('\m' || regexp_replace(c.relname, '(\W)', '\\\1', 'g') || '\M')
+				AND NOT (has_schema_privilege(app, s.oid, 'USAGE')
+					AND (has_table_privilege(app, c.oid, 'SELECT, INSERT, UPDATE, DELETE') OR has_any_column_privilege(app, c.oid, 'SELECT, INSERT, UPDATE')))
+		) AS closed FROM theirs
+	)
+	SELECT 'warning', format('trigger %I of public.plants runs %s', tgname, oid::regprocedure) || CASE WHEN foreign_code
+			THEN format(', which belongs to %I, with the rights of %s', rolname, CASE WHEN deletes THEN @app::text || ' when a plant is deleted' ELSE @owner::text || ' when a plant is restored' END) ELSE '' END
+			|| CASE WHEN closed IS NULL THEN '' ELSE format('; it names %s, where %s may do nothing: deletions may fail', closed, @app::text) END,
+		format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, %s%s, pg_temp;', oid::regprocedure, quote_ident(nspname), CASE nspname WHEN 'public' THEN '' ELSE ', public' END)
+	FROM judged WHERE foreign_code OR closed IS NOT NULL`
+
+// A function that returns nothing but OLD keeps no row. tgtype: 1 is for each row, 2
+// is before, 8 is DELETE.
+const keepingTriggers = `
+	SELECT 'warning', format('trigger %I of public.plants may keep plants from being deleted, which clients are told as 40901: whether its function %s does can''t be known', t.tgname, p.oid::regprocedure),
+		format(E'-- Once you have read it. To delete whatever it says:\nALTER TABLE public.plants DISABLE TRIGGER %I;', t.tgname)
+	FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_language l ON l.oid = p.prolang
+	WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 11 = 11
+		AND NOT (l.lanname = 'plpgsql' AND p.prosrc !~* '\mreturn\M(?!\s+old\s*;)')`
+
+// Without an identity PostgreSQL refuses deletions from a table whose deletions are
+// published.
+const replicaIdentity = `
+	SELECT 'problem', format('publication %I publishes deletions of public.plants, which has no replica identity: PostgreSQL refuses them', min(p.pubname)),
+		'ALTER TABLE public.plants REPLICA IDENTITY DEFAULT;'
+	FROM pg_class c JOIN pg_publication_tables t ON t.schemaname = 'public' AND t.tablename = 'plants' JOIN pg_publication p ON p.pubname = t.pubname AND p.pubdelete
+	WHERE c.oid = to_regclass('public.plants')
+		AND (c.relreplident = 'n' OR c.relreplident = 'i' AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident))
+	HAVING count(*) > 0`
+
+// In a session with this setting our triggers do not fire. The service's own
+// session has it from somewhere else than these settings if nothing else says so.
+const replicationRole = `
+	WITH settings AS (
+		SELECT s.setrole = 0 OR r.rolname IN (@app::text, @owner::text) AS ours,
+			CASE WHEN s.setrole <> 0 THEN format('for role %I', r.rolname) WHEN s.setdatabase = 0 THEN 'for all roles' ELSE 'in this database' END AS who,
+			` + alterSetting + ` || ' RESET session_replication_role;' AS remedy
+		FROM pg_db_role_setting s LEFT JOIN pg_roles r ON r.oid = s.setrole, unnest(s.setconfig) c
+		WHERE s.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database())) AND lower(c) = 'session_replication_role=replica'
+		UNION ALL
+		SELECT true, 'on this server', E'ALTER SYSTEM RESET session_replication_role;\nSELECT pg_reload_conf();'
+		FROM pg_settings WHERE name = 'session_replication_role' AND setting = 'replica' AND source = 'configuration file'
+	)
+	SELECT CASE WHEN ours THEN 'problem' ELSE 'warning' END, format('session_replication_role is replica %s: plants leave without a record', who), remedy FROM settings
+	UNION ALL
+	SELECT 'problem', 'session_replication_role is replica in this session: plants leave without a record', 'Take session_replication_role out of the options in the URL.'
+	WHERE current_setting('session_replication_role') = 'replica' AND NOT EXISTS (SELECT FROM settings WHERE ours)`

@@ -1,0 +1,78 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/migrate"
+	"plantstore/internal/postgres"
+)
+
+// Readiness finds what makes deleting impossible, or leaves it without a record.
+type Readiness struct {
+	shipped pgx.NamedArgs
+	// catalogue and tables are the queries of the list that count here, each as one
+	// statement: those that read the catalogue, and then those that read tables.
+	catalogue, tables string
+}
+
+// NewReadiness prepares the queries.
+func NewReadiness(ctx context.Context) (*Readiness, error) {
+	shipped, err := shippedArguments(ctx)
+	var catalogue, tables []string
+	for _, h := range hindrances() {
+		switch {
+		case h.when&ready == 0:
+		case h.when&last == 0:
+			catalogue = append(catalogue, "SELECT * FROM ("+h.sql+") h")
+		default:
+			tables = append(tables, "SELECT * FROM ("+h.sql+") h")
+		}
+	}
+	const also = "\nUNION ALL\n"
+	return &Readiness{shipped, strings.Join(catalogue, also), strings.Join(tables, also)}, err
+}
+
+// Check looks at a database as the service, at a few rows of the catalogue. The
+// error is a sentence for an operator.
+func (r *Readiness) Check(ctx context.Context, db *postgres.DB) error {
+	var reasons []string
+	err := db.Lend(ctx, func(conn *pgx.Conn) error {
+		return migrate.Reading(ctx, conn, func(tx pgx.Tx) (err error) {
+			reasons, err = r.reasons(ctx, tx)
+			return err
+		})
+	})
+	switch {
+	case err != nil:
+		return errors.New(postgres.Explain(err))
+	case len(reasons) > 0:
+		return errors.New(strings.Join(reasons, "; ") + ": see 'plantstore doctor'")
+	}
+	return nil
+}
+
+func (r *Readiness) reasons(ctx context.Context, tx pgx.Tx) (reasons []string, err error) {
+	s := situation{shipped: r.shipped}
+	if err := tx.QueryRow(ctx, `SELECT current_user::text`).Scan(&s.app); err != nil {
+		return nil, err
+	}
+	for _, sql := range []string{r.catalogue, r.tables} {
+		found, err := look(ctx, tx, sql, s.arguments())
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range found {
+			if f.Grade == Problem {
+				reasons = append(reasons, f.Message)
+			}
+		}
+		if len(reasons) > 0 {
+			break
+		}
+	}
+	return reasons, nil
+}

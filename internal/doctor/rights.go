@@ -1,0 +1,104 @@
+package doctor
+
+// What the roles may do, and others with what is ours.
+
+// The migrations put triggers on the table and pass rights on, and restoring plants
+// reads and inserts. A trigger that is there needs no right any more.
+const ownerRights = `
+	WITH lacking AS (
+		SELECT p.privilege, p.grantable, p.n FROM pg_class c JOIN pg_roles r ON r.rolname = @owner::text, (VALUES
+			(1, 'TRIGGER', false, (SELECT count(*) < 2 FROM pg_trigger t WHERE t.tgrelid = to_regclass('public.plants') AND t.tgname IN ('plantstore_record_deletion', 'plantstore_refuse_truncate'))),
+			(2, 'INSERT', false, true), (3, 'SELECT', true, true), (4, 'DELETE', true, true)) p (n, privilege, grantable, needed)
+		WHERE c.oid = to_regclass('public.plants') AND c.relkind = 'r' AND p.needed
+			AND NOT has_table_privilege(r.oid, c.oid, p.privilege || CASE WHEN p.grantable THEN ' WITH GRANT OPTION' ELSE '' END)
+	)
+	SELECT 'problem', format('%s lacks %s on public.plants, which only its owner %I can give', @owner::text,
+			string_agg(privilege || CASE WHEN grantable THEN ' WITH GRANT OPTION' ELSE '' END, ', ' ORDER BY n),
+			(SELECT o.rolname FROM pg_class c JOIN pg_roles o ON o.oid = c.relowner WHERE c.oid = to_regclass('public.plants'))),
+		concat_ws(E'\n', 'GRANT ' || string_agg(privilege, ', ' ORDER BY n) FILTER (WHERE NOT grantable) || format(' ON public.plants TO %I;', @owner::text),
+			'GRANT ' || string_agg(privilege, ', ' ORDER BY n) FILTER (WHERE grantable) || format(' ON public.plants TO %I WITH GRANT OPTION;', @owner::text))
+	FROM lacking HAVING count(*) > 0`
+
+const schemaRights = `
+	SELECT 'problem', CASE WHEN n.oid IS NULL THEN 'there is no schema public' ELSE format('%s may not make tables in schema public, which its owner %I can allow', @owner::text, o.rolname) END,
+		CASE WHEN n.oid IS NULL THEN 'CREATE SCHEMA public;' ELSE format('GRANT USAGE, CREATE ON SCHEMA public TO %I;', @owner::text) END
+	FROM pg_roles r LEFT JOIN (pg_namespace n JOIN pg_roles o ON o.oid = n.nspowner) ON n.nspname = 'public'
+	WHERE r.rolname = @owner::text AND cardinality(@work::bigint[]) > 0
+		AND NOT coalesce(has_schema_privilege(r.oid, n.oid, 'USAGE') AND has_schema_privilege(r.oid, n.oid, 'CREATE'), false)`
+
+const missingRole = `
+	SELECT 'warning', format('role %s does not exist: nothing will be granted to it', @app::text), 'Run deploy/postgres/roles.sql before.'
+	WHERE 6 = ANY (@work::bigint[]) AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = @app::text)`
+
+// What the doctor says of these is among the grants.
+const serviceRights = `
+	SELECT 'problem', format('%s lacks %s ON %s', @app::text, privilege, object), format('GRANT %s ON %s TO %I;', privilege, object, @app::text)
+	FROM (VALUES
+		('USAGE', 'SCHEMA public', has_schema_privilege(@app::text, to_regnamespace('public')::oid, 'USAGE')),
+		('DELETE', 'public.plants', has_table_privilege(@app::text, to_regclass('public.plants')::oid, 'DELETE')),
+		('SELECT (id)', 'public.plants', has_column_privilege(@app::text, to_regclass('public.plants')::oid, 'id', 'SELECT')),
+		('SELECT', 'public.plant_deletions', has_table_privilege(@app::text, to_regclass('public.plant_deletions')::oid, 'SELECT')),
+		('SELECT', 'SEQUENCE public.plant_deletions_id_seq', has_sequence_privilege(@app::text, to_regclass('public.plant_deletions_id_seq')::oid, 'SELECT')),
+		('EXECUTE', 'FUNCTION public.plantstore_prove(bigint[], text[], text[])', has_function_privilege(@app::text, to_regprocedure('public.plantstore_prove(bigint[], text[], text[])')::oid, 'EXECUTE')),
+		('EXECUTE', 'FUNCTION public.plantstore_token(bytea)', has_function_privilege(@app::text, to_regprocedure('public.plantstore_token(bytea)')::oid, 'EXECUTE'))
+	) rights (privilege, object, granted) WHERE NOT granted`
+
+// Of what is the service's role's, and everybody's, the grants tell.
+const rightsOfOthers = `
+	WITH ours AS (
+		SELECT c.oid, c.relowner AS owner, CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE '' END || c.oid::regclass AS object, c.relacl AS acl
+		FROM pg_class c WHERE c.relnamespace = to_regnamespace('public') AND c.relkind IN ('r', 'S') AND c.relname IN
+			('plant_deletions', 'plant_deletions_id_seq', 'plant_shapes', 'plant_shapes_id_seq', 'api_tokens', 'plantstore_migrations', 'goose_db_version', 'goose_db_version_id_seq')
+	), granted AS (
+		SELECT o.object, o.owner, a.grantor, a.grantee, a.privilege_type FROM ours o, aclexplode(o.acl) a
+		UNION ALL
+		SELECT o.object, o.owner, a.grantor, a.grantee, a.privilege_type FROM ours o JOIN pg_attribute t ON t.attrelid = o.oid AND NOT t.attisdropped, aclexplode(t.attacl) a
+		UNION ALL
+		SELECT 'FUNCTION ' || p.oid::regprocedure, p.proowner, a.grantor, a.grantee, a.privilege_type FROM pg_proc p, aclexplode(p.proacl) a
+		WHERE p.pronamespace = to_regnamespace('public') AND p.proname = ANY (@names::text[])
+	)
+	SELECT CASE WHEN bool_and(g.privilege_type IN ('SELECT', 'MAINTAIN')) THEN 'warning' ELSE 'problem' END,
+		format('%I has %s ON %s, which is for the service alone', r.rolname, string_agg(DISTINCT g.privilege_type, ', '), g.object),
+		format(CASE WHEN g.grantor = g.owner THEN 'REVOKE ALL ON %1$s FROM %2$I CASCADE;' ELSE E'SET ROLE %3$s;\nREVOKE ALL ON %1$s FROM %2$I CASCADE;\nRESET ROLE;' END,
+			g.object, r.rolname, g.grantor::regrole)
+	FROM granted g JOIN pg_roles r ON r.oid = g.grantee WHERE g.grantee <> g.owner AND r.rolname <> @app::text
+	GROUP BY g.object, r.rolname, g.owner, g.grantor ORDER BY g.object, r.rolname`
+
+// The last migration takes away what they gave. They would open what comes next, and
+// until then all of it. That everybody may execute functions is the system's own.
+const defaultPrivileges = `
+	SELECT 'warning', format('default privileges give %s to %s of what %I makes%s', string_agg(DISTINCT a.privilege_type, ', '), g.name, o.rolname,
+			CASE d.defaclnamespace WHEN 0 THEN '' ELSE ' in schema public' END),
+		format('ALTER DEFAULT PRIVILEGES FOR ROLE %I%s REVOKE ALL ON %s FROM %s;', o.rolname, CASE d.defaclnamespace WHEN 0 THEN '' ELSE ' IN SCHEMA public' END, k.kind, g.name)
+	FROM pg_default_acl d JOIN pg_roles o ON o.oid = d.defaclrole AND o.rolname = @owner::text
+		JOIN (VALUES ('r', 'TABLES'), ('S', 'SEQUENCES'), ('f', 'FUNCTIONS')) k (type, kind) ON k.type = d.defaclobjtype,
+		aclexplode(d.defaclacl) a, LATERAL (SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS name) g
+	WHERE d.defaclnamespace IN (0, to_regnamespace('public')) AND a.grantee <> d.defaclrole AND NOT (a.grantee = 0 AND k.type = 'f' AND d.defaclnamespace = 0)
+	GROUP BY o.rolname, d.defaclnamespace, k.kind, g.name ORDER BY k.kind, g.name`
+
+// Who may only pass the membership on, as those who make a role may since PostgreSQL
+// 16, is left out.
+const members = `
+	SELECT 'warning', format('%s is a member of %s, and can delete in the name of whomever it likes', m.member::regrole, @app::text), format('REVOKE %I FROM %s;', @app::text, m.member::regrole)
+	FROM pg_auth_members m WHERE m.roleid = (SELECT oid FROM pg_roles WHERE rolname = @app::text)
+		AND (to_jsonb(m) ->> 'set_option' IS DISTINCT FROM 'false' OR to_jsonb(m) ->> 'inherit_option' IS DISTINCT FROM 'false')`
+
+// 00003 put the triggers on, which takes no more than a right; to drop them takes the
+// owner. Rights that the owner gave to the service stay, too.
+const foreignTable = `
+	WITH plants AS (
+		SELECT c.oid, c.relowner, c.relacl, o.rolname AS owner FROM pg_class c JOIN pg_roles o ON o.oid = c.relowner
+		WHERE c.oid = to_regclass('public.plants') AND NOT pg_has_role(c.relowner, 'USAGE')
+	)
+	SELECT 'problem', format('of public.plants only its owner %I can drop what the migrations put on it; from then on the service deletes nothing', p.owner),
+		string_agg(format('DROP TRIGGER %I ON public.plants;', t.tgname), E'\n' ORDER BY t.tgname)
+	FROM plants p JOIN pg_trigger t ON t.tgrelid = p.oid AND t.tgname = ANY (@names::text[]) WHERE 3 = ANY (@work::bigint[]) GROUP BY p.owner
+	UNION ALL
+	SELECT 'warning', format('only %s can take from %s what it gave it of public.plants', a.grantor::regrole, @app::text), format('REVOKE ALL ON public.plants FROM %I;', @app::text)
+	FROM (
+		SELECT p.oid, p.relacl AS acl FROM plants p
+		UNION ALL
+		SELECT p.oid, t.attacl FROM plants p JOIN pg_attribute t ON t.attrelid = p.oid AND NOT t.attisdropped
+	) g, aclexplode(g.acl) a
+	WHERE 6 = ANY (@work::bigint[]) AND a.grantee = (SELECT r.oid FROM pg_roles r WHERE r.rolname = @app::text) AND a.grantor <> current_user::regrole
+	GROUP BY a.grantor`

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -60,7 +61,7 @@ func TestDoctorAndItsCommands(t *testing.T) {
 		{"a token that expires", `UPDATE api_tokens SET expires_at = now() + interval '13 days'`, 3, "tokens", "token shop expires on 20"},
 		{"a token that never expires", `UPDATE api_tokens SET expires_at = NULL, last_used_at = now()`, 3, "tokens", "token shop never expires"},
 		{"a table without index", `CREATE TABLE order_items (plant bigint REFERENCES plants)`, 3, "foreign keys", "each deletion scans public.order_items (0 bytes)"},
-		{"a trigger that is off", `ALTER TABLE plants DISABLE TRIGGER ALL`, 1, "triggers", "trigger plantstore_re"},
+		{"a trigger that is off", `ALTER TABLE plants DISABLE TRIGGER ALL`, 1, "record", "trigger plantstore_re"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -140,5 +141,26 @@ warning  foreign keys: each deletion scans public.order_items (0 bytes): foreign
 	}
 	if _, stderr, code := command(t, "doctor", "--replicas=0"); code != 2 || lastLine(stderr) != "plantstore: doctor: --replicas is 0: it must be at least 1" {
 		t.Errorf("doctor --replicas=0: exit code %d, %s", code, stderr)
+	}
+}
+
+func TestReadyzTellsWhatHinders(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	owner := connect(t, database.Owner)
+	execute(t, owner, `ALTER TABLE plants DISABLE TRIGGER USER`)
+	p := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
+	_, admin := p.addresses(t)
+	want := "trigger plantstore_record_deletion is disabled: plants leave without a record; " +
+		"trigger plantstore_refuse_truncate is disabled: plants leave without a record: see 'plantstore doctor'\n"
+	if got := waitReady(t, admin, http.StatusServiceUnavailable); got != want {
+		t.Errorf("/readyz says %q, want %q", got, want)
+	}
+	execute(t, owner, `ALTER TABLE plants ENABLE TRIGGER USER`)
+	waitReady(t, admin, http.StatusOK)
+	execute(t, owner, `ALTER TABLE plants RENAME TO old`)
+	want = "public.plants is gone: nothing can be deleted (public.old has its triggers): see 'plantstore doctor'\n"
+	if got := waitReady(t, admin, http.StatusServiceUnavailable); got != want {
+		t.Errorf("/readyz says %q, want %q", got, want)
 	}
 }

@@ -6,8 +6,16 @@ import (
 	"io"
 	"time"
 
+	"plantstore/internal/doctor"
 	"plantstore/internal/migrate"
 )
+
+// migrations are the service's, with what knows how they can be hindered.
+func migrations() migrate.Set {
+	set := migrate.Service()
+	set.Hindrances = doctor.Hindrances
+	return set
+}
 
 type migrateCommand struct {
 	Plan    migratePlan    `cmd:"" help:"Show what 'up' would do to this database, and to whom, and change nothing. Exit code 0: nothing, 3: migrations are pending, 1: trouble."`
@@ -46,7 +54,7 @@ type migrateUp struct {
 // Run applies the pending migrations.
 func (c *migrateUp) Run(ctx context.Context, console *console) error {
 	progress := newProgress(console, "applied", isTerminal(console.err))
-	changes, err := migrate.Service().Up(ctx, c.DatabaseURL, c.options(progress))
+	changes, err := migrations().Up(ctx, c.DatabaseURL, c.options(progress))
 	progress.end()
 	if err != nil {
 		return explained(err)
@@ -69,9 +77,9 @@ func (c *migrateDown) Run(ctx context.Context, console *console) error {
 	var changes []migrate.Change
 	var err error
 	if c.To == nil {
-		changes, err = migrate.Service().Down(ctx, c.DatabaseURL, c.options(progress))
+		changes, err = migrations().Down(ctx, c.DatabaseURL, c.options(progress))
 	} else {
-		changes, err = migrate.Service().DownTo(ctx, c.DatabaseURL, *c.To, c.options(progress))
+		changes, err = migrations().DownTo(ctx, c.DatabaseURL, *c.To, c.options(progress))
 	}
 	progress.end()
 	if err != nil {
@@ -90,7 +98,7 @@ type migrateStatus struct {
 
 // Run lists the migrations.
 func (c *migrateStatus) Run(ctx context.Context, console *console) error {
-	states, trouble, err := migrate.Service().Status(ctx, c.DatabaseURL)
+	states, trouble, err := migrations().Status(ctx, c.DatabaseURL)
 	if err != nil {
 		return explained(err)
 	}
@@ -139,7 +147,7 @@ type migrateVersion struct {
 
 // Run prints the newest applied version.
 func (c *migrateVersion) Run(ctx context.Context, console *console) error {
-	states, _, err := migrate.Service().Status(ctx, c.DatabaseURL)
+	states, _, err := migrations().Status(ctx, c.DatabaseURL)
 	if err != nil {
 		return explained(err)
 	}

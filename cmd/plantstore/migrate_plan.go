@@ -20,7 +20,7 @@ type migratePlan struct {
 
 // Run shows what up would do.
 func (c *migratePlan) Run(ctx context.Context, console *console) error {
-	plan, err := migrate.Service().Plan(ctx, c.DatabaseURL)
+	plan, err := migrations().Plan(ctx, c.DatabaseURL)
 	if err != nil {
 		return explained(err)
 	}
@@ -53,6 +53,9 @@ func planText(p migrate.Plan) string {
 		fmt.Fprintf(&b, "%d migrations are pending\n", len(p.Pending))
 	}
 	b.WriteString(troubleText(p.Trouble))
+	for _, t := range p.Cautions {
+		b.WriteString(labelled("caution: ", t))
+	}
 	if len(p.Unrecorded) > 0 {
 		fmt.Fprintf(&b, "note: whether these have changed since they were applied is not known, because something else applied them: %s\n", names(p.Unrecorded))
 	}
@@ -136,7 +139,17 @@ func names(all []migrate.Migration) string {
 func troubleText(all []migrate.Trouble) string {
 	var b strings.Builder
 	for _, t := range all {
-		fmt.Fprintf(&b, "TROUBLE: %s\n         %s\n", t.Message, t.Remedy)
+		b.WriteString(labelled("TROUBLE: ", t))
+	}
+	return b.String()
+}
+
+// labelled is a trouble and, below it and as far to the right, its remedy.
+func labelled(label string, t migrate.Trouble) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s%s\n", label, t.Message)
+	for line := range strings.Lines(t.Remedy + "\n") {
+		b.WriteString(strings.Repeat(" ", len(label)) + line)
 	}
 	return b.String()
 }

@@ -118,6 +118,38 @@ func TestMigratePlan(t *testing.T) {
 	}
 }
 
+// What stands in the way is told before anything is applied.
+func TestMigrateSaysWhatIsInTheWay(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Empty(t)
+	url := "--database-url=" + database.Owner
+	super := connect(t, database.Super)
+	execute(t, super, `CREATE TABLE plants (id bigint PRIMARY KEY);
+		CREATE RULE keep AS ON DELETE TO plants WHERE old.id < 10 DO INSTEAD NOTHING;
+		GRANT INSERT ON plants TO plantstore_owner;
+		GRANT SELECT, DELETE ON plants TO plantstore_owner WITH GRANT OPTION`)
+	const lacking = "plantstore_owner lacks TRIGGER on public.plants, which only its owner postgres can give\n"
+	const keeping = "rule keep of public.plants may keep plants from being deleted, which clients are told as 40901"
+
+	stdout, _, code := command(t, "migrate", "plan", url)
+	if code != 1 {
+		t.Errorf("plan: exit code %d, want 1", code)
+	}
+	matches(t, "plan", stdout, `database \S+ is at version 0, .* pending\n`+
+		`TROUBLE: `+lacking+`         GRANT TRIGGER ON public.plants TO plantstore_owner;\n`+
+		`caution: `+keeping+`\n         ALTER TABLE public.plants DISABLE RULE keep;\n\nMIGRATION .*`)
+
+	stdout, stderr, code := command(t, "migrate", "up", url)
+	if want := "warning: " + keeping + ". ALTER TABLE public.plants DISABLE RULE keep;\n" +
+		"plantstore: something is in the way, and nothing was changed\nTROUBLE: " + lacking + "         GRANT TRIGGER ON public.plants TO plantstore_owner;\n"; code != 1 || stdout != "" || stderr != want {
+		t.Errorf("up: exit code %d, %q, %q; want 1, nothing, %q", code, stdout, stderr, want)
+	}
+	execute(t, super, `GRANT TRIGGER ON public.plants TO plantstore_owner`)
+	if _, stderr, code = command(t, "migrate", "up", url); code != 0 {
+		t.Errorf("up after the remedy: exit code %d, %q; want 0", code, stderr)
+	}
+}
+
 func TestMigrateUpNamesTheBlocker(t *testing.T) {
 	t.Parallel()
 	owner, conn := adopted(t)

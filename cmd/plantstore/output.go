@@ -33,6 +33,9 @@ func explained(err error) error {
 		}
 		return fmt.Errorf("%s: migration %s is %s; see 'plantstore migrate status', and run the same again to go on", why, e.Name, e.State)
 	}
+	if e, ok := errors.AsType[*migrate.HinderedError](err); ok {
+		return fmt.Errorf("something is in the way, and nothing was changed\n%s", strings.TrimSuffix(troubleText(e.Troubles), "\n"))
+	}
 	failed, ok := errors.AsType[*migrate.FailedError](err)
 	if !ok {
 		return errors.New(postgres.Explain(err))

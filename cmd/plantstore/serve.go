@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"plantstore/internal/doctor"
 	"plantstore/internal/migrate"
 	"plantstore/internal/postgres"
 	"plantstore/internal/server"
@@ -103,7 +104,16 @@ func serve(ctx context.Context, f serveTuning, databaseURL string, drainDelay ti
 	defer db.Close()
 	tokens := db.Tokens(f.TokenCacheTTL)
 	versions := migrate.Versions()
-	ready := func(ctx context.Context) error { return db.Ready(ctx, versions) }
+	readiness, err := doctor.NewReadiness(ctx)
+	if err != nil {
+		return err
+	}
+	ready := func(ctx context.Context) error {
+		if err := db.Ready(ctx, versions); err != nil {
+			return err
+		}
+		return readiness.Check(ctx, db)
+	}
 	srv := server.New(server.Config{
 		Plants: db.Plants(), Tokens: tokens, Ready: ready,
 		Pool:           func() server.PoolStats { return server.PoolStats(db.Stats()) },

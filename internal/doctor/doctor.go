@@ -136,6 +136,9 @@ func (e *examination) hindrances(about, none string) func(context.Context, pgx.T
 		if err != nil {
 			return nil, err
 		}
+		if s.ahead, err = isAhead(ctx, tx); err != nil {
+			return nil, err
+		}
 		found, err := hindrancesAt(ctx, tx, always, about, s)
 		return orFine(found, "%s", none), err
 	}

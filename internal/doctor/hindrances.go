@@ -81,6 +81,8 @@ type situation struct {
 	owner   string        // the migrating role; empty if it does not matter
 	// work are the versions that are to be applied, or taken back.
 	work []int64
+	// ahead: a newer release has migrated, and may have changed what ours made.
+	ahead bool
 }
 
 // shippedArguments returns the named arguments of the queries that are the same in
@@ -103,8 +105,19 @@ func shippedArguments(ctx context.Context) (pgx.NamedArgs, error) {
 
 func (s situation) arguments() pgx.NamedArgs {
 	all := maps.Clone(s.shipped)
-	all["app"], all["owner"], all["work"] = s.app, s.owner, append([]int64{}, s.work...)
+	all["app"], all["owner"], all["ahead"], all["work"] = s.app, s.owner, s.ahead, append([]int64{}, s.work...)
 	return all
+}
+
+// isAhead tells whether a newer release has migrated.
+func isAhead(ctx context.Context, tx pgx.Tx) (ahead bool, err error) {
+	var readable bool
+	err = tx.QueryRow(ctx, `SELECT coalesce(has_table_privilege(to_regclass('public.goose_db_version')::oid, 'SELECT'), false)`).Scan(&readable)
+	if err != nil || !readable {
+		return false, err
+	}
+	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM public.goose_db_version WHERE is_applied AND version_id > $1)`, migrate.Latest()).Scan(&ahead)
+	return ahead, err
 }
 
 // look returns what a query of the list finds.
@@ -149,6 +162,9 @@ func Hindrances(ctx context.Context, tx pgx.Tx, up bool, work []migrate.Migratio
 		s.work = append(s.work, m.Version)
 	}
 	if err := tx.QueryRow(ctx, `SELECT current_user::text`).Scan(&s.owner); err != nil {
+		return nil, err
+	}
+	if s.ahead, err = isAhead(ctx, tx); err != nil {
 		return nil, err
 	}
 	at := beforeDown

@@ -250,3 +250,26 @@ func TestHindrancesLater(t *testing.T) {
 		})
 	}
 }
+
+// A release that was rolled back works with what the newer one made.
+func TestANewerSchemaHindersNothing(t *testing.T) {
+	t.Parallel()
+	database := adopted(t)
+	if _, err := service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	script(t, database.Owner, `
+		INSERT INTO goose_db_version (version_id, is_applied) VALUES (900, true);
+		ALTER FUNCTION plantstore_record_deletion() SET xmlbinary = 'hex';
+		CREATE OR REPLACE TRIGGER plantstore_refuse_truncate AFTER TRUNCATE ON plants FOR EACH STATEMENT EXECUTE FUNCTION plantstore_refuse_truncate();
+		CREATE FUNCTION plantstore_shape(text) RETURNS text LANGUAGE sql AS $$ SELECT '' $$;`)
+	if found := troubles(t, examinationOf(database.Super, database.App)); len(found) != 1 || !strings.HasPrefix(found[0].Message, "the database is ahead") {
+		t.Errorf("%+v, want only that the database is ahead", found)
+	}
+	if reason := unready(t, database.App); reason != "" {
+		t.Errorf("not ready because of %q", reason)
+	}
+	if troubles, cautions := planned(t, database.Owner); len(troubles) != 1 || len(cautions) != 0 {
+		t.Errorf("plan: %+v, %+v; want only that the database is ahead", troubles, cautions)
+	}
+}

@@ -20,7 +20,7 @@ const functionsLikeOurs = `
 	FROM pg_proc p JOIN pg_roles r ON r.oid = p.proowner
 	WHERE p.pronamespace = to_regnamespace('public') AND p.proname = ANY (@names::text[])
 		AND (CASE p.proname WHEN 'plantstore_token' THEN 4 ELSE 3 END = ANY (@work::bigint[])
-			OR NOT EXISTS (SELECT FROM unnest(@names::text[], @parameters::text[]) ours (name, parameters)
+			OR NOT @ahead::boolean AND NOT EXISTS (SELECT FROM unnest(@names::text[], @parameters::text[]) ours (name, parameters)
 				WHERE ours.name = p.proname AND ours.parameters = pg_get_function_identity_arguments(p.oid)))`
 
 // "$user" in a search path means the schema that has the name of the session's role.

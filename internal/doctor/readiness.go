@@ -60,6 +60,9 @@ func (r *Readiness) reasons(ctx context.Context, tx pgx.Tx) (reasons []string, e
 	if err := tx.QueryRow(ctx, `SELECT current_user::text`).Scan(&s.app); err != nil {
 		return nil, err
 	}
+	if s.ahead, err = isAhead(ctx, tx); err != nil {
+		return nil, err
+	}
 	for _, sql := range []string{r.catalogue, r.tables} {
 		found, err := look(ctx, tx, sql, s.arguments())
 		if err != nil {

@@ -2,16 +2,18 @@ package doctor
 
 // What has to be as it was made, so that each deletion is recorded.
 
-// Only functions and triggers of ours, by name and parameters, are looked at. 'A' is
-// a trigger that fires on logical replicas, too, 'R' one that fires there only.
+// Only functions and triggers of ours, by name and parameters, are looked at. What a
+// newer release made is not compared. 'A' is a trigger that fires on logical
+// replicas, too, 'R' one that fires there only.
 const shippedObjects = `
 	WITH ledger AS (
 		SELECT r.rolname AS owner FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
 		WHERE c.oid = to_regclass('public.plant_deletions') AND to_regclass('public.plants') IS NOT NULL
 	), objects AS (
-		SELECT s.name, s.definition, s.parameters, l.owner, p.oid AS function, r.rolname AS function_owner, t.tgenabled, pg_get_triggerdef(t.oid) AS made,
+		SELECT s.name, s.definition, s.parameters, l.owner, p.oid AS function, r.rolname AS function_owner, t.tgenabled,
+			CASE WHEN @ahead::boolean AND t.oid IS NOT NULL THEN s.definition ELSE pg_get_triggerdef(t.oid) END AS made,
 			s.remake || format(E'\nALTER FUNCTION public.%I(%s) OWNER TO %I;', s.name, s.parameters, l.owner) AS remake,
-			p.prosrc = s.body AND p.prosecdef = s.as_owner
+			@ahead::boolean OR p.prosrc = s.body AND p.prosecdef = s.as_owner
 				AND s.settings = array_to_string(ARRAY(SELECT lower(c) FROM unnest(p.proconfig) c ORDER BY lower(c) COLLATE "C"), E'\n') AS same
 		FROM unnest(@names::text[], @parameters::text[], @bodies::text[], @as_owner::boolean[], @settings::text[], @triggers::text[], @remakes::text[])
 			AS s (name, parameters, body, as_owner, settings, definition, remake) CROSS JOIN ledger l

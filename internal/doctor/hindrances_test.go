@@ -273,3 +273,47 @@ func TestANewerSchemaHindersNothing(t *testing.T) {
 		t.Errorf("plan: %+v, %+v; want only that the database is ahead", troubles, cautions)
 	}
 }
+
+// To take back what is on a table of somebody else's takes its owner, who is told so
+// before anything is taken back.
+func TestDownOnAnAdoptedTable(t *testing.T) {
+	t.Parallel()
+	database := adopted(t)
+	if _, err := service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	script(t, database.Super, `GRANT SELECT (id), SELECT, DELETE ON plants TO plantstore_app;`)
+	down := func(to int64) (taken int, warned []string, err error) {
+		changes, err := service().DownTo(t.Context(), database.Owner, to, migrate.Options{Notify: func(e migrate.Event) {
+			if e.Kind == migrate.Warned {
+				warned = append(warned, e.Warning)
+			}
+		}})
+		return len(changes), warned, err
+	}
+	const grants = "only pg_monitor can take from plantstore_app what it gave it of public.plants. REVOKE ALL ON public.plants FROM plantstore_app;"
+	taken, warned, err := down(0)
+	hindered, ok := errors.AsType[*migrate.HinderedError](err)
+	want := []migrate.Trouble{{Kind: migrate.Hindrance, Message: "of public.plants only its owner pg_monitor can drop what the migrations put on it; from then on the service deletes nothing",
+		Remedy: "DROP TRIGGER plantstore_record_deletion ON public.plants;\nDROP TRIGGER plantstore_refuse_truncate ON public.plants;"}}
+	if !ok || taken != 0 || !cmp.Equal(want, hindered.Troubles) || !cmp.Equal([]string{grants}, warned) {
+		t.Fatalf("down: %d taken back, %+v, warned of %q; want 0, %+v, %q", taken, err, warned, want, grants)
+	}
+	if reason := unready(t, database.App); reason != "" {
+		t.Errorf("not ready because of %q, though nothing was taken back", reason)
+	}
+	// As far as it takes nobody else.
+	if taken, warned, err := down(3); taken != 3 || err != nil || len(warned) != 1 {
+		t.Errorf("down to 3: %d taken back, %v, warned of %q; want 3", taken, err, warned)
+	}
+	script(t, database.Super, hindered.Troubles[0].Remedy+"\nREVOKE ALL ON public.plants FROM plantstore_app;")
+	if taken, warned, err := down(0); taken != 3 || err != nil || len(warned) != 0 {
+		t.Errorf("down once the owner did its part: %d taken back, %v, warned of %q; want 3 and nothing else", taken, err, warned)
+	}
+	var rows, triggers, rights int
+	err = pgtest.Pool(t, database.Super).QueryRow(t.Context(), `SELECT (SELECT count(*) FROM plants), (SELECT count(*) FROM pg_trigger WHERE tgrelid = 'plants'::regclass),
+		(SELECT count(*) FROM information_schema.column_privileges WHERE table_name = 'plants' AND grantee = 'plantstore_app')`).Scan(&rows, &triggers, &rights)
+	if err != nil || rows != 100 || triggers != 0 || rights != 0 {
+		t.Errorf("%d rows, %d triggers, %d rights of the service's role, %v; want the 100 rows and nothing of ours", rows, triggers, rights, err)
+	}
+}

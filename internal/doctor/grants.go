@@ -123,7 +123,7 @@ func granted(ctx context.Context, tx pgx.Tx) ([]grantedRight, error) {
 			FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
 			WHERE a.attacl IS NOT NULL AND NOT a.attisdropped AND c.relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
 			UNION ALL
-			SELECT coalesce(proacl, acldefault('f', proowner)), proowner, '', 'FUNCTION ' || oid::regprocedure, true
+			SELECT coalesce(proacl, acldefault('f', proowner)), proowner, '', 'FUNCTION ' || replace(oid::regprocedure::text, ',', ', '), true
 			FROM pg_proc WHERE oid IN (to_regprocedure('public.plantstore_record_deletion()'), to_regprocedure('public.plantstore_shape(oid, bigint)'),
 				to_regprocedure('public.plantstore_refuse_truncate()'), to_regprocedure('public.plantstore_prove(bigint[], text[], text[])'), to_regprocedure('public.plantstore_token(bytea)'))
 			UNION ALL

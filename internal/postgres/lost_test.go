@@ -22,6 +22,8 @@ type wire struct {
 	// loseAnswers is how many of the next answers to a DELETE are thrown away
 	// with their connection: the server commits, and we are not told.
 	loseAnswers atomic.Int32
+	// sending, if set, is called before a DELETE is sent. It may wait.
+	sending func()
 	// silences counts how often every connection that was open fell silent, as
 	// when the peer is gone without a word.
 	silences atomic.Int32
@@ -46,8 +48,13 @@ func (c *faultyConn) Write(b []byte) (int, error) {
 		return len(b), nil
 	}
 	// A Bind of the DELETE, prepared or not, comes with the settings' values.
-	if bytes.Contains(b, []byte("tester")) && c.wire.loseAnswers.Add(-1) >= 0 {
-		c.armed.Store(true)
+	if bytes.Contains(b, []byte("tester")) {
+		if c.wire.sending != nil {
+			c.wire.sending()
+		}
+		if c.wire.loseAnswers.Add(-1) >= 0 {
+			c.armed.Store(true)
+		}
 	}
 	return c.Conn.Write(b)
 }

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,8 +28,7 @@ func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
 		t.Fatal(err)
 	}
 	database := pgtest.Database{Owner: server.URL("plantstore_owner", "plantstore"), App: server.URL("plantstore_app", "plantstore")}
-	s := storeOn(t, database, "")
-	s.sample(t, 20)
+	storeOn(t, database, "").sample(t, 20)
 	super := pgtest.Pool(t, server.URL("postgres", "plantstore"))
 	standby := func(names string) {
 		t.Helper()
@@ -39,7 +39,7 @@ func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
 		}
 	}
 	standby("nobody")
-	// Every wait is cancelled as soon as it is seen.
+	// Every wait is cancelled as soon as it is seen, in real time.
 	ctx, stop := context.WithCancel(t.Context())
 	cancelled := make(chan int)
 	go func() {
@@ -55,36 +55,25 @@ func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
 		}
 		cancelled <- n
 	}()
-	errs := make(chan error, 20)
-	go func() {
-		_, err := s.plants.Delete(in(t, 2*time.Second), deletion(1, "k"))
-		errs <- err
-	}()
-	together := make(chan []error, 1)
-	go func() {
-		all := make([]error, 0, 19)
-		results := make(chan error)
-		for id := range int64(19) {
-			go func() {
-				_, err := s.plants.Delete(in(t, 2*time.Second), deletion(id+2, "k"))
-				results <- err
-			}()
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		var wg sync.WaitGroup
+		for id := range int64(20) {
+			wg.Go(func() {
+				_, err := s.plants.Delete(in(t, 2*time.Second), deletion(id+1, "k"))
+				if !errors.Is(err, plant.ErrUnknown) {
+					t.Errorf("Delete(%d): %v, want ErrUnknown", id+1, err)
+				}
+			})
 		}
-		for range 19 {
-			all = append(all, <-results)
-		}
-		together <- all
-	}()
-	for i, err := range append(<-together, <-errs) {
-		if err == nil || !errors.Is(err, plant.ErrUnknown) {
-			t.Errorf("deletion %d of 20: %v, want ErrUnknown", i, err)
-		}
-	}
+		wg.Wait()
+	})
 	stop()
 	if n := <-cancelled; n == 0 {
 		t.Error("no wait was cancelled: this test tests nothing")
 	}
 	standby("")
+	s := storeOn(t, database, "")
 	for id := range int64(20) {
 		if _, err := s.plants.Delete(in(t, patience), deletion(id+1, "k")); err != nil {
 			t.Errorf("Delete(%d) once no standby is asked for: %v, want none", id+1, err)

@@ -210,16 +210,16 @@ func explain(ctx context.Context, conn *pgx.Conn, d plant.Deletion, why error, u
 		return onlyRead(err)
 	case h.own:
 		return replay(ctx, conn, d, h, unsure)
-	case h.kept:
-		// Also where a rule is why the ledger's trigger did not run.
-		return verdict{err: fmt.Errorf("%w: the row is there, but DELETE did not touch it", plant.ErrStoreRule)}
-	case errors.Is(why, plant.ErrHindered):
+	case errors.Is(why, plant.ErrHindered) && !h.replaced:
 		return verdict{err: why}
+	case h.kept:
+		return verdict{err: fmt.Errorf("%w: the row is there, but DELETE did not touch it", plant.ErrStoreRule)}
+	case h.hidden:
+		// Also where SELECT finds the row: each command has policies of its own.
+		return verdict{err: fmt.Errorf("%w: row level security may hide the plant", plant.ErrHindered)}
 	case h.exists:
 		err := fmt.Errorf("%w: the row came between two statements", plant.ErrBusy)
 		return verdict{next: again, err: err}
-	case h.hidden:
-		return verdict{err: fmt.Errorf("%w: row level security may hide the plant", plant.ErrHindered)}
 	case h.deletedAt != nil:
 		if err := settle(ctx, conn); err != nil {
 			return onlyRead(err)

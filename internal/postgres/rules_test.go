@@ -46,6 +46,8 @@ var rules = []rule{
 	{name: "a check violation in an archive", sql: archiving(`INSERT INTO public.archive VALUES (1, OLD.name)`), want: plant.ErrStoreRule},
 	{name: "a foreign key of an archive", sql: `CREATE TABLE public.shelves (id bigint PRIMARY KEY);` +
 		archiving(`INSERT INTO public.boxes VALUES (7)`) + `CREATE TABLE public.boxes (shelf bigint REFERENCES public.shelves)`, want: plant.ErrStoreRule},
+	{name: "a trigger that says what must come first", sql: archiving(`RAISE EXCEPTION 'not yet' USING ERRCODE = 'object_not_in_prerequisite_state'`),
+		want: plant.ErrStoreRule},
 	{name: "an archive that works", sql: archiving(`INSERT INTO public.archive VALUES (OLD.id, 'a')`), effects: `SELECT count(*) FROM public.archive`, is: 1},
 	{name: "a soft deletion", sql: keeping(`INSERT INTO public.kept VALUES (OLD.id)`), want: plant.ErrStoreRule,
 		effects: `SELECT count(*) FROM public.kept`, is: 1},
@@ -66,6 +68,16 @@ var rules = []rule{
 	{name: "row level security that hides", sql: `ALTER TABLE public.plants ENABLE ROW LEVEL SECURITY`, want: plant.ErrHindered},
 	{name: "row level security that shows", sql: `ALTER TABLE public.plants ENABLE ROW LEVEL SECURITY;
 		CREATE POLICY all_plants ON public.plants TO plantstore_app USING (true)`},
+	{name: "row level security that hides from DELETE only", sql: `ALTER TABLE public.plants ENABLE ROW LEVEL SECURITY;
+		CREATE POLICY see ON public.plants FOR SELECT USING (true); CREATE POLICY leave ON public.plants FOR DELETE USING (id <> 1)`, want: plant.ErrHindered},
+	{name: "row level security by a setting that is not there", sql: `ALTER TABLE public.plants ENABLE ROW LEVEL SECURITY;
+		CREATE POLICY tenant ON public.plants USING (name = current_setting('app.tenant'))`, want: plant.ErrHindered},
+	{name: "an audit, and the ledger's trigger disabled", sql: archiving(`NULL`) + `ALTER TABLE public.plants DISABLE TRIGGER plantstore_record_deletion`,
+		want: plant.ErrHindered},
+	{name: "an audit, and every trigger disabled", sql: archiving(`NULL`) + `ALTER TABLE public.plants DISABLE TRIGGER USER`, want: plant.ErrHindered},
+	{name: "an audit, and replica role", super: `ALTER DATABASE {database} SET session_replication_role = replica`, sql: archiving(`NULL`), want: plant.ErrHindered},
+	{name: "an audit that names another principal", sql: archiving(`PERFORM set_config('plantstore.principal', 'ceo', true), set_config('plantstore.batch', '', true)`),
+		want: plant.ErrHindered},
 	{name: "the ledger's trigger disabled", sql: `ALTER TABLE public.plants DISABLE TRIGGER plantstore_record_deletion`, want: plant.ErrHindered},
 	{name: "every trigger disabled", sql: `ALTER TABLE public.plants DISABLE TRIGGER USER`, want: plant.ErrHindered},
 	{name: "the ledger's trigger dropped", sql: `DROP TRIGGER plantstore_record_deletion ON public.plants`, want: plant.ErrHindered},
@@ -77,6 +89,8 @@ var rules = []rule{
 		CREATE TRIGGER forget AFTER INSERT ON public.plant_deletions FOR EACH STATEMENT EXECUTE FUNCTION public.forget()`, want: plant.ErrHindered},
 	{name: "a ledger whose sequence is behind", sql: `INSERT INTO public.plant_deletions (id, plant_id, shape, plant, deleted_by) OVERRIDING SYSTEM VALUE
 		SELECT i, 1000 + i, 1, '()', 'somebody' FROM generate_series(1, 1000) i`, want: plant.ErrHindered},
+	{name: "shapes whose sequence is behind", sql: `INSERT INTO public.plant_shapes (id, attributes, names, types, generated) OVERRIDING SYSTEM VALUE
+		SELECT i, '{}', '{}', '{}', '{}' FROM generate_series(1, 1000) i`, want: plant.ErrHindered},
 	{name: "a child table", sql: `CREATE TABLE public.trees (height int) INHERITS (public.plants); INSERT INTO public.trees (id, name) VALUES (77, 'Oak')`, want: plant.ErrHindered},
 	{name: "an id that is no bigint any more", sql: `ALTER TABLE public.plants ALTER id DROP IDENTITY; ALTER TABLE public.plants ALTER id TYPE numeric`, want: plant.ErrHindered},
 }

@@ -250,6 +250,7 @@ func milliseconds(d time.Duration) string { return strconv.FormatInt(max(d.Milli
 type history struct {
 	exists    bool       // the plant is there
 	kept      bool       // the plant is there, and a rule or trigger of the store's may be why
+	replaced  bool       // the plant is there, and a rule may have kept even the ledger's trigger from running
 	hidden    bool       // row level security may hide the plant or the ledger from us
 	own       bool       // the deletion that was asked about is in the ledger
 	requestID *string    // of the ledger's row
@@ -260,11 +261,14 @@ type history struct {
 func readHistory(ctx context.Context, conn *pgx.Conn, d plant.Deletion) (history, error) {
 	var h history
 	// A row trigger before the DELETE can keep the row (tgtype 1: for each row, 2:
-	// before, 8: delete), and so can a rule instead of it.
-	err := queryRow(ctx, conn, []any{&h.exists, &h.kept, &h.hidden, &h.own, &h.requestID, &h.deletedAt}, `
+	// before, 8: delete), and so can a rule instead of it. Without a condition ('<>')
+	// the rule leaves no DELETE whose triggers would run.
+	err := queryRow(ctx, conn, []any{&h.exists, &h.kept, &h.replaced, &h.hidden, &h.own, &h.requestID, &h.deletedAt}, `
 		SELECT p.there, p.there AND (
 				EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'public.plants'::pg_catalog.regclass AND NOT t.tgisinternal AND t.tgtype & 11 = 11)
 				OR EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = 'public.plants'::pg_catalog.regclass AND r.ev_type = '4' AND r.is_instead)),
+			p.there AND EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = 'public.plants'::pg_catalog.regclass AND r.ev_type = '4' AND r.is_instead
+				AND r.ev_qual::pg_catalog.text = '<>'),
 			row_security_active('public.plants') OR row_security_active('public.plant_deletions'),
 			coalesce(l.own, false), l.request_id, l.deleted_at
 		FROM (SELECT EXISTS (SELECT FROM public.plants WHERE id = $1::bigint) AS there) p LEFT JOIN LATERAL (

@@ -16,6 +16,8 @@ const (
 	uniqueViolation       = "23505"
 	readOnlyTransaction   = "25006"
 	undefinedTable        = "42P01"
+	undefinedColumn       = "42703"
+	undefinedFunction     = "42883"
 	insufficientPrivilege = "42501"
 
 	// unrecorded is raised by our own functions in the database: a plant would
@@ -90,7 +92,7 @@ func judge(err error, sent bool) verdict {
 		return unavailable(again)
 	case pg == nil,
 		pg.SeverityUnlocalized == "FATAL" || pg.SeverityUnlocalized == "PANIC",
-		pg.Code[:2] == "08":
+		pg.Code[:2] == "08" && pg.Where == "": // within a function it is about another connection
 		return unavailable(ask)
 	}
 	return judgeError(pg)
@@ -101,6 +103,7 @@ func judge(err error, sent bool) verdict {
 // it came from within a function.
 func judgeError(pg *pgconn.PgError) verdict {
 	rule := verdict{err: wrap(plant.ErrStoreRule, pg)}
+	hindered := verdict{err: wrap(plant.ErrHindered, pg)}
 	switch pg.Code {
 	case unrecorded:
 		return verdict{next: look, err: wrap(plant.ErrHindered, pg)}
@@ -120,13 +123,18 @@ func judgeError(pg *pgconn.PgError) verdict {
 		}
 		return rule // or a reference, see blame
 	case "42": // access rule violation: a right or a name is missing
-		if pg.Where == "" && pg.Code != insufficientPrivilege {
+		if pg.Where == "" && (pg.Code == undefinedTable || pg.Code == undefinedColumn || pg.Code == undefinedFunction) {
 			return verdict{err: wrap(plant.ErrUnavailable, pg)} // in our own statement: not migrated
 		}
-		return verdict{err: wrap(plant.ErrHindered, pg)}
-	case "53", "58": // insufficient resources, system error: a full disk may be mended
+		return hindered // or in a condition of a policy or trigger
+	case "08", "53", "58": // another connection, insufficient resources, system error: a full disk may be mended
 		return verdict{next: again, err: wrap(plant.ErrUnavailable, pg)}
-	case "54", "55", "57", "F0", "XX": // limits, states, intervention, configuration, internal errors
+	case "54", "XX": // limits and internal errors, such as a row whose text is too large
+		if pg.Where != "" {
+			return hindered
+		}
+		return fault(pg)
+	case "57", "F0": // intervention, configuration
 		return fault(pg)
 	case "P0", "09", "27", "44": // raised by PL/pgSQL, and in triggers
 		return rule
@@ -141,7 +149,7 @@ func fault(err error) verdict { return verdict{err: fmt.Errorf("delete: %s", Exp
 
 // isLedgers reports whether a constraint of the ledger was violated.
 func isLedgers(pg *pgconn.PgError) bool {
-	return pg.SchemaName == "public" && pg.TableName == "plant_deletions"
+	return pg.SchemaName == "public" && (pg.TableName == "plant_deletions" || pg.TableName == "plant_shapes")
 }
 
 // judgeLedger classifies a violation of one of the ledger's constraints.

@@ -10,13 +10,13 @@ LDFLAGS := -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 # POSTGRES=17 has PostgreSQL 17 fetched, unless that was done, and every target
-# use it: its programs come first in PATH.
+# use it: its programs come first in PATH. POSTGRES='--postgis 17' brings PostGIS.
 ifdef POSTGRES
 PROGRAMS := $(shell .ci/postgres-programs $(POSTGRES))
 $(if $(PROGRAMS),,$(error no programs of PostgreSQL $(POSTGRES)))
 export PATH := $(PROGRAMS):$(PATH)
 export PLANTSTORE_TEST_POSTGRES := local
-export PLANTSTORE_TEST_POSTGRES_VERSION := $(POSTGRES)
+export PLANTSTORE_TEST_POSTGRES_VERSION := $(lastword $(POSTGRES))
 endif
 
 help: ## List the targets

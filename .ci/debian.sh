@@ -1,6 +1,11 @@
 # shellcheck shell=bash
-# Sourced by the scripts here that take packages from a Debian mirror. Not a
-# program of its own.
+# Sourced by the scripts here that take packages from a Debian mirror, some of
+# them for lack of an image registry. Not a program of its own.
+
+# have_image TAG tells whether the image is here, after pulling it if need be.
+have_image() {
+    docker image inspect "$1" >/dev/null 2>&1 || docker pull -q "$1" >/dev/null 2>&1
+}
 
 # debian_mirror prints the address of the Debian mirror to use: $DEBIAN_MIRROR,
 # or the one that this machine's apt is configured with.
@@ -12,15 +17,24 @@ debian_mirror() {
         return
     fi
     codename=$(. /etc/os-release && echo "$VERSION_CODENAME")
-    # shellcheck disable=SC2016 # apt's own placeholder
-    mirror=$(apt-get indextargets --format '$(REPO_URI)' \
-        "Created-By: Packages" "Component: main" "Release: $codename" "Origin: Debian")
+    mirror=$(apt_mirrors "$codename")
+    if [ -z "$mirror" ] && [ "$(id -u)" = 0 ]; then
+        "$(dirname "${BASH_SOURCE[0]}")/install-packages" # apt had no lists yet
+        mirror=$(apt_mirrors "$codename")
+    fi
     mirror=${mirror%%$'\n'*}
     if [ -z "$mirror" ]; then
         echo "apt knows no Debian mirror for $codename: run apt-get update, look at apt's sources, or set DEBIAN_MIRROR" >&2
         return 1
     fi
     echo "$mirror"
+}
+
+# apt_mirrors CODENAME prints those that apt has lists from, a line each.
+apt_mirrors() {
+    # shellcheck disable=SC2016 # apt's own placeholder
+    apt-get indextargets --format '$(REPO_URI)' \
+        "Created-By: Packages" "Component: main" "Release: $1" "Origin: Debian"
 }
 
 # debian_root DIR PACKAGE[,PACKAGE...] fills the new folder DIR with a minimal

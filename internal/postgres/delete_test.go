@@ -464,7 +464,7 @@ func TestDurabilityCannotBeTurnedOff(t *testing.T) {
 	s.exec(t, `CREATE TABLE seen (setting text);
 		CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
 			$$BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$;
-		CREATE TRIGGER see AFTER DELETE ON plants FOR EACH ROW EXECUTE FUNCTION see()`)
+		CREATE CONSTRAINT TRIGGER see AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION see()`)
 	s.plant(t, 1)
 	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
 		t.Fatal(err)

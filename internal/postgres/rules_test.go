@@ -204,6 +204,54 @@ func TestACascadeOfAPlantWithTheSameKey(t *testing.T) {
 	s.checkLedger(t, []ledgerRow{ledgered(2, by), cascaded, ledgered(1, by)})
 }
 
+// What a trigger puts off until the commit belongs to the request that made it, also
+// where others are committed with it.
+func TestDeletionsThatAreDeferred(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 90)
+	// In a batch nobody asked for these, so that it is deleted one by one.
+	s.exec(t, `CREATE FUNCTION public.along() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+			$$BEGIN DELETE FROM public.plants WHERE id = OLD.id + 60; RETURN NULL; END$$;
+		CREATE CONSTRAINT TRIGGER along AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED
+			FOR EACH ROW WHEN (OLD.id <= 30) EXECUTE FUNCTION public.along()`)
+	for _, err := range s.deleteAtOnce(t, ids(1, 30)) {
+		if err != nil {
+			t.Errorf("Delete: %v, want none", err)
+		}
+	}
+	var want []ledgerRow
+	for i, id := range ids(1, 30) {
+		cascaded := ledgered(id+60, request(id, i))
+		cascaded.Key = nil
+		want = append(want, ledgered(id, request(id, i)), cascaded)
+	}
+	s.checkLedger(t, want)
+}
+
+// A trigger of the store's makes its commits quick ones. Ours are made after it.
+func TestATriggerThatTurnsDurabilityOff(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 60)
+	s.exec(t, `CREATE TABLE public.seen (setting text);
+		CREATE FUNCTION public.hurry() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN SET LOCAL synchronous_commit = off; RETURN OLD; END$$;
+		CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+			$$BEGIN INSERT INTO public.seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$;
+		CREATE TRIGGER hurry BEFORE DELETE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.hurry();
+		CREATE CONSTRAINT TRIGGER see AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.see()`)
+	errs := s.deleteAtOnce(t, ids(2, 60))
+	_, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
+	for _, err := range append(errs, err) {
+		if err != nil {
+			t.Errorf("Delete: %v, want none", err)
+		}
+	}
+	if got := stringsOf(t, s.owner, `SELECT DISTINCT setting FROM public.seen`); !slices.Equal(got, []string{"on"}) {
+		t.Errorf("committed under synchronous_commit %v, want on", got)
+	}
+}
+
 // The settings of a request count for the service's role only.
 func TestNobodyElseNamesAPrincipal(t *testing.T) {
 	t.Parallel()

@@ -37,11 +37,12 @@ const commitDurably = `pg_catalog.set_config('synchronous_commit', CASE
 const bounds = `SELECT pg_catalog.set_config('search_path', CASE
 		WHEN pg_catalog.current_setting('search_path') OPERATOR(pg_catalog.=) '' THEN 'pg_catalog'
 		ELSE pg_catalog.concat('pg_catalog, ', pg_catalog.current_setting('search_path')) END, true),
-	pg_catalog.set_config('lock_timeout', $1::pg_catalog.text, true), pg_catalog.set_config('statement_timeout', $2::pg_catalog.text, true), ` + commitDurably
+	pg_catalog.set_config('lock_timeout', $1::pg_catalog.text, true), pg_catalog.set_config('statement_timeout', $2::pg_catalog.text, true)`
 
 // proof makes sure that what the DELETE before it removed is in the ledger, see
-// migrations/00003_record_deletions.sql.
-const proof = `SELECT public.plantstore_prove($1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[])`
+// migrations/00003_record_deletions.sql. It comes after the store's triggers, which
+// may have made a commit of theirs a quick one.
+const proof = `SELECT public.plantstore_prove($1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[]), ` + commitDurably
 
 // pinned returns a pipeline, one implicit transaction, whose names mean what they
 // say.
@@ -97,7 +98,9 @@ func exec(ctx context.Context, db sender, sql string, args ...any) error {
 // lockTimeout; whoever comes second finds no row.
 //
 // What follows each DELETE is its proof, which takes the whole transaction back with
-// the error unrecorded when the ledger lacks a row.
+// the error unrecorded when the ledger lacks a row. What the store's triggers put off
+// until the commit is done before the next request's settings are made: if it
+// deletes plants, they are recorded under the request that made it.
 func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error) {
 	var pipeline pgx.Batch
 	for i, d := range deletions {
@@ -115,12 +118,19 @@ func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion,
 		}
 		pipeline.Queue(`DELETE FROM public.plants WHERE id = $1::bigint`, int64(d.Plant))
 		pipeline.Queue(proof, []int64{int64(d.Plant)}, []string{d.Principal}, []string{d.Key})
+		if i < len(deletions)-1 {
+			pipeline.Queue(`SET CONSTRAINTS ALL IMMEDIATE`)
+		}
 	}
 	results := conn.SendBatch(ctx, &pipeline)
 	deleted = make([]bool, len(deletions))
 	at = -1
 	for i := range deletions {
-		if deleted[i], err = readDeletion(results); err != nil {
+		deleted[i], err = readDeletion(results)
+		if err == nil && i < len(deletions)-1 {
+			_, err = results.Exec() // of what was put off
+		}
+		if err != nil {
 			at = i
 			break
 		}

@@ -451,6 +451,24 @@ func TestDoctorOnAServer(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) { provoke(t, examinationOf(super, app), super, "postgres", tt) })
 	}
+	t.Run("row level security for others", func(t *testing.T) {
+		script(t, super, "ALTER TABLE plants ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;")
+		found := troubles(t, examinationOf(super, app))
+		if len(found) != 1 || !strings.HasPrefix(found[0].Message, "row level security of public.plants applies to plantstore_app and plantstore_owner") {
+			t.Fatalf("%+v, want it found", found)
+		}
+		_, instead, _ := strings.Cut(found[0].Remedy, "\n-- ")
+		instead, _, _ = strings.Cut(instead, "\n")
+		script(t, super, instead)
+		if found := troubles(t, examinationOf(super, app)); len(found) > 0 || unready(t, app) != "" {
+			t.Errorf("after the other remedy: %+v, %q; want nothing", found, unready(t, app))
+		}
+		script(t, super, "ALTER TABLE plants DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;\nALTER ROLE plantstore_owner NOBYPASSRLS;")
+		if found := troubles(t, examinationOf(super, app)); len(found) != 1 || found[0].Message != "plantstore_app is BYPASSRLS" {
+			t.Errorf("%+v, want the attribute found once nothing needs it", found)
+		}
+		script(t, super, "ALTER ROLE plantstore_app NOBYPASSRLS;")
+	})
 	t.Run("no role", func(t *testing.T) {
 		script(t, super, "DROP OWNED BY plantstore_app;\nDROP ROLE plantstore_app;")
 		found := troubles(t, examinationOf(super, app))

@@ -149,12 +149,13 @@ func granted(ctx context.Context, tx pgx.Tx) ([]grantedRight, error) {
 }
 
 // powers finds what puts the service's role above its grants: attributes,
-// membership of other roles, ownership.
+// membership of other roles, ownership. Where plants has row level security, the
+// role needs to get past it.
 func powers(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	rows, err := tx.Query(ctx, `
 		SELECT format('%s is %s', rolname, attribute), format('ALTER ROLE %I NO%s;', rolname, attribute)
 		FROM pg_roles, unnest(ARRAY[CASE WHEN rolsuper THEN 'SUPERUSER' END, CASE WHEN rolcreaterole THEN 'CREATEROLE' END,
-			CASE WHEN rolcreatedb THEN 'CREATEDB' END, CASE WHEN rolreplication THEN 'REPLICATION' END, CASE WHEN rolbypassrls THEN 'BYPASSRLS' END]) attribute
+			CASE WHEN rolcreatedb THEN 'CREATEDB' END, CASE WHEN rolreplication THEN 'REPLICATION' END, CASE WHEN rolbypassrls AND NOT coalesce((SELECT relrowsecurity FROM pg_class WHERE oid = to_regclass('public.plants')), false) THEN 'BYPASSRLS' END]) attribute
 		WHERE rolname = $1 AND attribute IS NOT NULL
 		UNION ALL
 		SELECT format('%s is a member of %s', $1, roleid::regrole), format('REVOKE %s FROM %I;', roleid::regrole, $1)

@@ -30,7 +30,6 @@ var anywhere = []provocation{
 	{"rule that keeps some", `CREATE RULE keep AS ON DELETE TO plants WHERE old.id < 10 DO INSTEAD NOTHING`, "plants", Warning, `rule keep of public.plants may keep plants .*`, true, nil},
 	{"rule that also does", "CREATE TABLE archive (id bigint);\nCREATE RULE archive AS ON DELETE TO plants DO ALSO INSERT INTO archive VALUES (old.id)", "plants", Warning,
 		`rule archive of public.plants does something else along with each deletion`, true, nil},
-	{"rule on insert", `CREATE RULE "no more" AS ON INSERT TO plants DO INSTEAD NOTHING`, "plants", Problem, `rule "no more" of public.plants is in the way of restoring plants`, true, nil},
 	{"no replica identity", "CREATE PUBLICATION everything FOR ALL TABLES;\nALTER TABLE plants REPLICA IDENTITY NOTHING", "plants", Problem,
 		"publication everything publishes deletions of public.plants, which has no replica identity: .*", false, nil},
 	{"trigger with our rights", audits("shop", "audit", "AFTER DELETE", `INSERT INTO public.ledger VALUES (old.id);`), "plants", Warning,
@@ -38,7 +37,7 @@ var anywhere = []provocation{
 	{"trigger that may fail", audits("shop", "audit", "AFTER DELETE", `INSERT INTO shop.log VALUES (old.id);`) + "\nCREATE TABLE shop.log (id bigint);", "plants", Warning,
 		`trigger "Audit" of public.plants runs shop.audit\(\), which belongs to pg_monitor, .*; it names shop.log, where plantstore_app may do nothing: deletions may fail`, true, nil},
 	{"trigger on insert", audits("public", "stamp", "AFTER INSERT", ``), "plants", Warning,
-		`trigger "Audit" of public.plants runs public.stamp\(\), which belongs to pg_monitor, with the rights of plantstore_owner when a plant is restored`, true, nil},
+		`trigger "Audit" of public.plants runs public.stamp\(\), which belongs to pg_monitor, with the rights of plantstore_owner when a plant is restored, which is refused until somebody accepts it`, true, nil},
 	{"trigger that may keep", "CREATE FUNCTION soft() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN UPDATE plants SET name = 'gone'; RETURN NULL; END $$;\nCREATE TRIGGER soft BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION soft()",
 		"plants", Warning, `trigger soft of public.plants may keep plants from being deleted, which clients are told as 40901: whether its function public.soft\(\) does can't be known`, true, nil},
 	{"replica in the database", `ALTER DATABASE @db SET session_replication_role = replica`, "plants", Problem, "session_replication_role is replica in this database: plants leave without a record", false, nil},
@@ -314,5 +313,38 @@ func TestDownOnAnAdoptedTable(t *testing.T) {
 		(SELECT count(*) FROM information_schema.column_privileges WHERE table_name = 'plants' AND grantee = 'plantstore_app')`).Scan(&rows, &triggers, &rights)
 	if err != nil || rows != 100 || triggers != 0 || rights != 0 {
 		t.Errorf("%d rows, %d triggers, %d rights of the service's role, %v; want the 100 rows and nothing of ours", rows, triggers, rights, err)
+	}
+}
+
+func TestReadinessNamesWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	for sql, want := range map[string]string{
+		`REVOKE DELETE ON plants FROM plantstore_app`:                                               "plantstore_app lacks DELETE ON public.plants",
+		`REVOKE SELECT (id) ON plants FROM plantstore_app`:                                          "plantstore_app lacks SELECT (id) ON public.plants",
+		`REVOKE SELECT ON plant_deletions FROM plantstore_app`:                                      "plantstore_app lacks SELECT ON public.plant_deletions",
+		`REVOKE SELECT ON SEQUENCE plant_deletions_id_seq FROM plantstore_app`:                      "plantstore_app lacks SELECT ON SEQUENCE public.plant_deletions_id_seq",
+		`REVOKE EXECUTE ON FUNCTION plantstore_prove(bigint[], text[], text[]) FROM plantstore_app`: "plantstore_app lacks EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[])",
+		`REVOKE EXECUTE ON FUNCTION plantstore_token(bytea) FROM plantstore_app`:                    "plantstore_app lacks EXECUTE ON FUNCTION public.plantstore_token(bytea)",
+		`REVOKE USAGE ON SCHEMA public FROM plantstore_app, PUBLIC`:                                 "permission denied for schema public (SQLSTATE 42501)",
+		`DROP TABLE plants`: "public.plants is gone: nothing can be deleted",
+	} {
+		t.Run(sql, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			script(t, database.Super, sql+";")
+			if got := strings.TrimSuffix(unready(t, database.App), ": see 'plantstore doctor'"); got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// Settings can come with the URL, too.
+func TestReadinessInASessionThatRecordsNothing(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	got := unready(t, pgtest.WithParameters(database.Super, "session_replication_role=replica"))
+	if want := "session_replication_role is replica in this session: plants leave without a record: see 'plantstore doctor'"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

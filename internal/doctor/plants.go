@@ -89,23 +89,21 @@ const relatives = `
 // told from one that is not there.
 const rowSecurity = `
 	SELECT 'problem', format('row level security of public.plants applies to %s, and can hide plants', string_agg(roles.name, ' and ' ORDER BY roles.n)),
-		'ALTER TABLE public.plants DISABLE ROW LEVEL SECURITY;'
+		E'-- To keep it for others:\n-- ALTER ROLE ' || string_agg(roles.name || ' BYPASSRLS;', ' ALTER ROLE ' ORDER BY roles.n) || E'\nALTER TABLE public.plants DISABLE ROW LEVEL SECURITY;'
 	FROM pg_class c, (VALUES (1, @app::text), (2, @owner::text)) roles (n, name) LEFT JOIN pg_roles r ON r.rolname = roles.name
 	WHERE c.oid = to_regclass('public.plants') AND c.relrowsecurity AND roles.name <> ''
 		AND NOT coalesce(r.rolsuper OR r.rolbypassrls OR pg_has_role(r.oid, c.relowner, 'USAGE') AND NOT c.relforcerowsecurity, false)
 	HAVING count(*) > 0`
 
-// ev_type 3 is INSERT, 4 is DELETE. PostgreSQL takes no rule in the statement that
-// restores rows.
+// ev_type 4 is DELETE. Rules on INSERT don't matter: plants are restored with COPY.
 const rules = `
-	SELECT CASE WHEN r.is_instead AND r.ev_qual::text = '<>' OR r.ev_type = '3' THEN 'problem' ELSE 'warning' END,
-		CASE WHEN r.ev_type = '3' THEN format('rule %I of public.plants is in the way of restoring plants', r.rulename)
-			WHEN NOT r.is_instead THEN format('rule %I of public.plants does something else along with each deletion', r.rulename)
+	SELECT CASE WHEN r.is_instead AND r.ev_qual::text = '<>' THEN 'problem' ELSE 'warning' END,
+		CASE WHEN NOT r.is_instead THEN format('rule %I of public.plants does something else along with each deletion', r.rulename)
 			WHEN r.ev_qual::text = '<>' THEN format('rule %I of public.plants keeps every plant from being deleted', r.rulename)
 			ELSE format('rule %I of public.plants may keep plants from being deleted, which clients are told as 40901', r.rulename) END,
 		format('ALTER TABLE public.plants DISABLE RULE %I;', r.rulename)
 	FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class
-	WHERE c.oid = to_regclass('public.plants') AND c.relkind = 'r' AND r.ev_type IN ('3', '4') AND r.ev_enabled <> 'D'`
+	WHERE c.oid = to_regclass('public.plants') AND c.relkind = 'r' AND r.ev_type = '4' AND r.ev_enabled <> 'D'`
 
 // A trigger's function runs with the rights of whoever deletes or restores, unless
 // it is SECURITY DEFINER. What it does can't be known, only what its text names.
@@ -128,7 +126,8 @@ const foreignTriggers = `
 		) AS closed FROM theirs
 	)
 	SELECT 'warning', format('trigger %I of public.plants runs %s', tgname, oid::regprocedure) || CASE WHEN foreign_code
-			THEN format(', which belongs to %I, with the rights of %s', rolname, CASE WHEN deletes THEN @app::text || ' when a plant is deleted' ELSE @owner::text || ' when a plant is restored' END) ELSE '' END
+			THEN format(', which belongs to %I, with the rights of %s', rolname, CASE WHEN deletes THEN @app::text || ' when a plant is deleted'
+				ELSE @owner::text || ' when a plant is restored, which is refused until somebody accepts it' END) ELSE '' END
 			|| CASE WHEN closed IS NULL THEN '' ELSE format('; it names %s, where %s may do nothing: deletions may fail', closed, @app::text) END,
 		format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, %s%s, pg_temp;', oid::regprocedure, quote_ident(nspname), CASE nspname WHEN 'public' THEN '' ELSE ', public' END)
 	FROM judged WHERE foreign_code OR closed IS NOT NULL`

@@ -24,7 +24,11 @@ type runner struct {
 	session     *pgx.Conn
 	pid         uint32        // of the session's server process
 	lockTimeout time.Duration // Options.LockTimeout, or a little more
-	applied     []int64       // versions that this run applied
+	all         []Migration   // of the set
+	// ours are the checksums of migrations that this run or an earlier one of ours
+	// applied, as they were then.
+	ours       map[int64]string
+	unrecorded bool // something else applied a migration of which there is no record yet
 
 	observer *pgx.Conn  // the second session; nil until needed
 	notifies sync.Mutex // held during Options.Notify
@@ -40,7 +44,10 @@ func (s Set) change(ctx context.Context, databaseURL string, o Options, up bool,
 	if o.LockAttempts == 0 {
 		o.LockAttempts = DefaultLockAttempts
 	}
-	r := &runner{set: s, up: up, options: o, applied: []int64{}}
+	r := &runner{set: s, up: up, options: o}
+	if r.all, err = s.all(); err != nil {
+		return nil, err
+	}
 	if r.config, err = Config(databaseURL, applicationName); err != nil {
 		return nil, err
 	}
@@ -57,6 +64,11 @@ func (s Set) change(ctx context.Context, databaseURL string, o Options, up bool,
 		return nil, err
 	}
 	defer r.unlock(ctx)
+	if up && r.unrecorded {
+		if err := r.record(ctx, db); err != nil {
+			return nil, err
+		}
+	}
 	if len(work) == 0 {
 		return nil, nil
 	}
@@ -117,15 +129,7 @@ func (r *runner) prepare(ctx context.Context, session *pgx.Conn, pick func(*runn
 	if err := r.refuseHindered(ctx, session, work); err != nil {
 		return nil, err
 	}
-	if r.up && c.records && len(c.unrecorded) > 0 {
-		sql, args, err := r.checksums()
-		if err != nil {
-			return nil, err
-		}
-		if _, err := session.Exec(ctx, sql, args...); err != nil {
-			return nil, fmt.Errorf("record checksums: %w", err)
-		}
-	}
+	r.ours, r.unrecorded = c.ours, len(c.unrecorded) > 0
 	return work, nil
 }
 

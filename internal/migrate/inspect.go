@@ -65,9 +65,9 @@ type condition struct {
 	pending    []Migration // oldest first
 	applied    []Migration // in the order they were applied
 	trouble    []Trouble
-	records    bool        // the table of checksums is there
-	unrecorded []Migration // applied, without a checksum
-	baselines  []Migration // applied by something else, checksum taken later
+	unrecorded []Migration      // applied, without a checksum
+	baselines  []Migration      // applied by something else, checksum taken later
+	ours       map[int64]string // checksums of those that an Up of ours applied
 }
 
 // inspect finds out what the database has, and what is wrong with it.
@@ -80,7 +80,7 @@ func (s Set) inspect(ctx context.Context, conn *pgx.Conn) (c condition, err erro
 }
 
 func (s Set) inspectIn(ctx context.Context, tx pgx.Tx) (condition, error) {
-	var c condition
+	c := condition{ours: make(map[int64]string)}
 	all, err := s.all()
 	if err != nil {
 		return c, err
@@ -88,8 +88,8 @@ func (s Set) inspectIn(ctx context.Context, tx pgx.Tx) (condition, error) {
 	if err := refuseForeignTables(ctx, tx); err != nil {
 		return c, err
 	}
-	var rows []appliedRow
-	if rows, c.records, err = readApplied(ctx, tx); err != nil {
+	rows, err := readApplied(ctx, tx)
+	if err != nil {
 		return c, err
 	}
 	known := make(map[int64]Migration, len(all))
@@ -142,8 +142,12 @@ func (c *condition) addApplied(s Set, m Migration, row appliedRow) error {
 				m.Name, row.AppliedAt.UTC().Format(time.DateOnly), *row.Checksum, checksum),
 			"Put the file back as it was, and make the change a migration of its own."})
 	}
-	if row.Baseline != nil && *row.Baseline {
+	switch {
+	case row.Baseline == nil:
+	case *row.Baseline:
 		c.baselines = append(c.baselines, m)
+	default:
+		c.ours[m.Version] = *row.Checksum
 	}
 	c.states = append(c.states, state)
 	return nil
@@ -179,36 +183,42 @@ type appliedRow struct {
 	Baseline  *bool
 }
 
-// readApplied returns what the database has in the order it was applied, and
-// whether there is a table of checksums that we may read.
-func readApplied(ctx context.Context, tx pgx.Tx) (rows []appliedRow, records bool, err error) {
-	var migrated bool
-	err = tx.QueryRow(ctx, `SELECT to_regclass('public.goose_db_version') IS NOT NULL,
+// readApplied returns what the database has in the order it was applied.
+func readApplied(ctx context.Context, tx pgx.Tx) ([]appliedRow, error) {
+	var migrated, records bool
+	err := tx.QueryRow(ctx, `SELECT to_regclass('public.goose_db_version') IS NOT NULL,
 			coalesce(has_table_privilege(to_regclass('public.plantstore_migrations'), 'SELECT'), false)`).Scan(&migrated, &records)
 	if err != nil {
-		return nil, false, fmt.Errorf("look for goose_db_version: %w", err)
+		return nil, fmt.Errorf("look for goose_db_version: %w", err)
 	}
 	if !migrated {
-		return nil, records, nil
+		return nil, nil
 	}
-	record, join := `NULL::text, NULL::boolean`, ``
+	// What is noted comes from runs that did not get as far as the table.
+	record, join := `n.checksum, CASE WHEN n.checksum IS NOT NULL THEN false END`, ``
 	if records {
-		record, join = `r.checksum, r.baseline`,
+		record, join = `coalesce(r.checksum, n.checksum), coalesce(r.baseline, CASE WHEN n.checksum IS NOT NULL THEN false END)`,
 			`LEFT JOIN public.plantstore_migrations r ON r.version = g.version_id AND r.applied_as = g.id`
 	}
 	// goose deletes the row of a migration that is taken back; version 0 only
 	// says that the table was made. Its times are without a zone, in that of the
 	// session that wrote them: the server's, unless somebody set another.
-	found, err := tx.Query(ctx, `SELECT g.version_id, g.tstamp::timestamptz, `+record+`
-		FROM public.goose_db_version g `+join+`
+	found, err := tx.Query(ctx, `
+		WITH noted AS (
+			SELECT n.version, n.id, n.checksum FROM obj_description('public.goose_db_version'::regclass, 'pg_class') AS note,
+				json_to_recordset(CASE WHEN note LIKE '{"plantstore"%' THEN note::json -> 'plantstore' END) AS n (version bigint, id integer, checksum text)
+		)
+		SELECT g.version_id, g.tstamp::timestamptz, `+record+`
+		FROM public.goose_db_version g LEFT JOIN noted n ON n.version = g.version_id AND n.id = g.id `+join+`
 		WHERE g.is_applied AND g.version_id > 0 ORDER BY g.id`)
-	if err == nil {
-		rows, err = pgx.CollectRows(found, pgx.RowToStructByPos[appliedRow])
-	}
 	if err != nil {
-		return nil, false, fmt.Errorf("read goose_db_version: %w", err)
+		return nil, fmt.Errorf("read goose_db_version: %w", err)
 	}
-	return rows, records, nil
+	rows, err := pgx.CollectRows(found, pgx.RowToStructByPos[appliedRow])
+	if err != nil {
+		return nil, fmt.Errorf("read goose_db_version: %w", err)
+	}
+	return rows, nil
 }
 
 // invalidIndexes finds what interrupted CREATE INDEX CONCURRENTLY left on our

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
@@ -384,5 +385,67 @@ func TestChecksums(t *testing.T) {
 	}
 	if got := query(t, conn, `SELECT version::text FROM plantstore_migrations WHERE version > 100`); len(got) != 0 {
 		t.Errorf("recorded after Down: %v, want nothing", got)
+	}
+}
+
+// A run that did not get as far as the table of checksums leaves a note, by which
+// the next one knows what was ours.
+func TestChecksumsOfAPartialRun(t *testing.T) {
+	t.Parallel()
+	database, conn := adopted(t)
+	comment := func() string {
+		t.Helper()
+		return query(t, conn, `SELECT coalesce(obj_description('goose_db_version'::regclass), '')`)[0]
+	}
+	check := func(set migrate.Set, applied int, trouble string) {
+		t.Helper()
+		p := plan(t, set, database.Owner)
+		if got := strings.Join(troubles(p), "; "); len(p.Pending) != len(migrate.All())-applied || len(p.Unrecorded) != 0 || len(p.Baselines) != 0 || !strings.HasPrefix(got, trouble) || trouble == "" && got != "" {
+			t.Errorf("%d pending, trouble %q, unrecorded %v, baselines %v; want %d, %q and nothing that something else applied",
+				len(p.Pending), got, p.Unrecorded, p.Baselines, len(migrate.All())-applied, trouble)
+		}
+	}
+	exec(t, conn, `BEGIN; INSERT INTO plants VALUES ('x', 9999)`)
+	changes, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{LockTimeout: 50 * time.Millisecond, LockAttempts: 1})
+	if len(changes) != 2 || err == nil {
+		t.Fatalf("up: %v, %v; want 2 applied, then a lock that is not had", changes, err)
+	}
+	exec(t, conn, `COMMIT`)
+	check(migrate.Service(), 2, "")
+	check(extended(t, map[string]string{"00001_plants.sql": "-- +goose Up\nSELECT 1;\n"}), 2, "drift: 00001_plants.sql has changed since it was applied here on ")
+
+	if _, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	check(migrate.Service(), len(migrate.All()), "")
+	if got := comment(); got != "" {
+		t.Errorf("comment %q, want none once the table is there", got)
+	}
+	if got := query(t, conn, `SELECT version::text FROM plantstore_migrations WHERE baseline`); len(got) != 0 {
+		t.Errorf("baselines %v, want none", got)
+	}
+	if _, err := migrate.Service().DownTo(t.Context(), database.Owner, 4, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	check(migrate.Service(), 4, "")
+	if _, err := migrate.Service().DownTo(t.Context(), database.Owner, 0, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := comment(); got != "" {
+		t.Errorf("comment %q, want none when nothing is applied", got)
+	}
+
+	// A comment of somebody else's stays. Then the next run makes baselines.
+	exec(t, conn, `COMMENT ON TABLE goose_db_version IS 'the DBA''s'`)
+	exec(t, conn, `BEGIN; INSERT INTO plants VALUES ('y', 9998)`)
+	if _, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{LockTimeout: 50 * time.Millisecond, LockAttempts: 1}); err == nil {
+		t.Fatal("up got the lock")
+	}
+	exec(t, conn, `COMMIT`)
+	if _, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if p := plan(t, migrate.Service(), database.Owner); comment() != "the DBA's" || len(p.Baselines) != 2 {
+		t.Errorf("comment %q, baselines %v; want the DBA's, 2", comment(), p.Baselines)
 	}
 }

@@ -29,7 +29,6 @@ func TestAppRoleIsLimited(t *testing.T) {
 	for name, db := range map[string]Database{"New": New(t), "Empty": Empty(t)} {
 		for _, sql := range []string{
 			`CREATE TABLE t (n int)`,
-			`CREATE TEMPORARY TABLE t (n int)`,
 			`CREATE SCHEMA s`,
 		} {
 			const insufficientPrivilege = "42501"

@@ -145,7 +145,11 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         EXECUTE 'SELECT ARRAY(SELECT json_object_keys(row_to_json(today.*))) FROM (SELECT (NULL::public.plants).*) today' INTO todays_names;
         seen_names := ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = plants AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum);
-        IF seen_names <> todays_names THEN
+        -- An expression is described as of now: that of a column which is not generated
+        -- any more has no description.
+        IF seen_names <> todays_names OR EXISTS (
+                SELECT FROM pg_attribute a JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+                WHERE a.attrelid = plants AND a.attgenerated <> '' AND pg_describe_object('pg_attrdef'::regclass, d.oid, 0) IS NULL) THEN
             RAISE EXCEPTION 'public.plants was altered after this transaction began' USING ERRCODE = 'serialization_failure';
         END IF;
     END IF;

@@ -9,7 +9,8 @@ const tableGone = `
 				CASE WHEN c.relname <> 'plants' THEN format('ALTER TABLE public.%I RENAME TO plants;', c.relname) END) END
 	FROM (VALUES ('plantstore_record_deletion')) ours (name)
 	LEFT JOIN (pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace) ON t.tgname = ours.name
-	WHERE to_regclass('public.plants') IS NULL AND to_regclass('public.plant_deletions') IS NOT NULL`
+	WHERE to_regclass('public.plants') IS NULL
+		AND (to_regclass('public.plant_deletions') IS NOT NULL OR cardinality(@work::bigint[]) > 0 AND NOT 1 = ANY (@work::bigint[]))`
 
 // Before the first migration a plants elsewhere may be the one that is meant.
 // Afterwards it may be the one that the store's own programs work with. A session's
@@ -42,6 +43,7 @@ const plantsElsewhere = `
 			ELSE format('public.plants does not exist and would be made, but plants means %s here (search_path is %s)', oid::regclass, path) END,
 		format(E'-- If that is the table to delete from. If not, make public.plants before.\nALTER TABLE %s SET SCHEMA public;', oid::regclass)
 	FROM found WHERE to_regclass('public.plants') IS NULL AND to_regclass('public.plant_deletions') IS NULL
+		AND (cardinality(@work::bigint[]) = 0 OR 1 = ANY (@work::bigint[]))
 	UNION ALL
 	SELECT 'warning', format('the service deletes from public.plants, but where no schema is named plants means %s (search_path is %s)', oid::regclass, path), remedy
 	FROM found WHERE to_regclass('public.plants') IS NOT NULL AND path IS NOT NULL`

@@ -19,6 +19,12 @@ func TestNothingOfOthersRuns(t *testing.T) {
 			t.Errorf("%+v, want no more than that there are traps", f)
 		}
 	}
+	if reason := unready(t, database.App); reason != "" {
+		t.Errorf("not ready because of %q", reason)
+	}
+	if troubles, _ := planned(t, database.Owner); len(troubles) != 0 {
+		t.Errorf("plan: %+v, want no trouble", troubles)
+	}
 	if got := sprung(); len(got) != 0 {
 		t.Errorf("these were run: %v", got)
 	}

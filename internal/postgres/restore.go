@@ -249,6 +249,8 @@ func (r *restore) putBack(ctx context.Context, entries []entry) ([]Refusal, erro
 			}
 			enough := min(len(halves), enoughRefusals)
 			failed, later = halves[:enough], append(later, halves[enough:]...)
+		default:
+			slices.Reverse(failed) // each may have lacked the one after it
 		}
 		groups = failed
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	roles "plantstore/deploy/postgres"
 	"plantstore/internal/pgtest"
 )
 
@@ -439,20 +440,21 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			database := pgtest.Empty(t)
+			database := pgtest.New(t)
 			super := pgtest.Pool(t, database.Super)
 			shop := "shop_" + strings.ToLower(rand.Text()) // roles are the server's
-			if _, err := super.Exec(t.Context(), `CREATE ROLE `+shop+`; CREATE SCHEMA shop AUTHORIZATION `+shop+`; GRANT USAGE ON SCHEMA shop TO PUBLIC; GRANT CREATE, USAGE ON SCHEMA public TO `+shop); err != nil {
-				t.Fatal(err)
-			}
+			owner := strings.ReplaceAll(tt.as, "shop", shop)
 			t.Cleanup(func() {
 				if err := Script(context.Background(), database.Super, `DROP OWNED BY `+shop+` CASCADE; DROP ROLE `+shop); err != nil {
 					t.Error(err)
 				}
 			})
-			owner := strings.ReplaceAll(tt.as, "shop", shop)
-			create := `SET ROLE ` + owner + `; CREATE TABLE public.plants (id bigint PRIMARY KEY, name text); RESET ROLE; INSERT INTO public.plants VALUES (1, 'fern')`
-			_, l := adopt(t, database, create)
+			if err := Script(t.Context(), database.Super, `
+				CREATE ROLE `+shop+`; CREATE SCHEMA shop AUTHORIZATION `+shop+`; GRANT USAGE ON SCHEMA shop TO PUBLIC; GRANT CREATE, USAGE ON SCHEMA public TO `+shop+`;
+				ALTER TABLE public.plants OWNER TO `+owner+`; INSERT INTO public.plants (id, name) VALUES (1, 'fern'); `+roles.SQL); err != nil {
+				t.Fatal(err)
+			}
+			l := ledgerOf(t, database)
 			if _, err := super.Exec(t.Context(), `DELETE FROM public.plants; SET ROLE `+owner+`; `+tt.sql+`; RESET ROLE`); err != nil {
 				t.Fatal(err)
 			}

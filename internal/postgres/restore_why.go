@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -23,7 +24,7 @@ func aboutRows(pg *pgconn.PgError) bool {
 	return pg.Code != insufficientPrivilege && pg.SeverityUnlocalized == "ERROR"
 }
 
-// refusals says for groups of one entry each why they were refused.
+// refusals says for groups of one entry each why they were refused, newest first.
 func (r *restore) refusals(ctx context.Context, groups [][]entry, errs []*pgconn.PgError) ([]Refusal, error) {
 	var refusals []Refusal
 	for i, group := range groups {
@@ -41,6 +42,7 @@ func (r *restore) refusals(ctx context.Context, groups [][]entry, errs []*pgconn
 		}
 		refusals = append(refusals, Refusal{ID: e.ID, Plant: e.Plant, Why: why})
 	}
+	slices.SortFunc(refusals, func(a, b Refusal) int { return cmp.Compare(b.ID, a.ID) })
 	return refusals, nil
 }
 

@@ -33,7 +33,7 @@ run: ## Start the service on a private Postgres, with sample plants and a token
 
 test: ## Run every test, with the race detector, on a real Postgres
 	@deploy/postgres/ensure.sh or-docker
-	@go run ./internal/pgtest/run go test $(or $(TESTS),-race ./...)
+	@go run ./internal/pgtest/run go test -timeout 25m $(or $(TESTS),-race ./...)
 
 lint: ## Check format, vet, staticcheck and go.mod
 	@test -z "$$(gofmt -l .)" || { gofmt -l . ; echo "run gofmt -w on these"; exit 1; }

@@ -273,6 +273,7 @@ func (l *Ledger) inTx(ctx context.Context, doing string, do func(pgx.Tx) error) 
 		if _, err := tx.Exec(ctx, `
 			SET LOCAL search_path = pg_catalog, pg_temp;
 			SET LOCAL statement_timeout = 0;
+			SET LOCAL lock_timeout = '30s';
 			SET LOCAL idle_in_transaction_session_timeout = '1min';
 			SELECT set_config('client_encoding', CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END, true)`); err != nil {
 			return err

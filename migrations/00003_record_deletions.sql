@@ -91,7 +91,21 @@ BEGIN
         known_shape := public.plantstore_shape(TG_RELID, known_shape);
     END IF;
 
-    IF batch IS NULL THEN
+    -- Virtual columns, of PostgreSQL 18, have no value in gone and may not even be
+    -- named there: such rows are written column by column.
+    IF current_setting('server_version_num')::integer >= 180000
+        AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attgenerated = 'v' AND NOT a.attisdropped) THEN
+        EXECUTE format('INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key)
+            SELECT g.id, $1, ROW(%s)::text, CASE WHEN $2 IS NULL THEN coalesce($3, session_user) ELSE r.principal END, session_user,
+                CASE WHEN $2 IS NULL THEN $4 ELSE r.request_id END, CASE WHEN $2 IS NULL THEN CASE WHEN g.id::text = $5 THEN $6 END ELSE r.key END
+            FROM gone g LEFT JOIN json_to_recordset($2) AS r (plant bigint, principal text, request_id text, key text) ON r.plant = g.id',
+            (SELECT string_agg(CASE a.attgenerated WHEN 'v' THEN 'NULL' ELSE 'g.' || quote_ident(a.attname) END, ', ' ORDER BY a.attnum)
+                FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum > 0 AND NOT a.attisdropped))
+            USING known_shape, batch, principal,
+                CASE WHEN principal IS NOT NULL THEN nullif(current_setting('plantstore.request_id', true), '') END,
+                CASE WHEN principal IS NOT NULL THEN current_setting('plantstore.plant', true) END,
+                CASE WHEN principal IS NOT NULL THEN nullif(current_setting('plantstore.idempotency_key', true), '') END;
+    ELSIF batch IS NULL THEN
         -- A plant that left by a cascade of the request belongs to it, too, but the
         -- request's key is about another plant.
         INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key)

@@ -34,8 +34,8 @@ BEGIN
     END IF;
     IF recorded IS NULL OR least(recorded::bigint, cardinality(plants)) > (
             SELECT count(*) FROM unnest(plants, principals, keys) AS asked (plant, principal, key)
-            WHERE (SELECT d.xmin FROM public.plant_deletions d WHERE d.plant_id = asked.plant AND d.deleted_by = asked.principal
-                AND d.idempotency_key = asked.key) = pg_current_xact_id()::xid) THEN
+            WHERE EXISTS (SELECT FROM public.plant_deletions d WHERE d.plant_id = asked.plant AND d.deleted_by = asked.principal
+                AND d.idempotency_key = asked.key AND d.xmin = pg_current_xact_id()::xid)) THEN
         RAISE EXCEPTION 'the deletion is not in public.plant_deletions, so it is taken back'
             USING ERRCODE = 'PST01', HINT = 'Run plantstore doctor: the trigger plantstore_record_deletion did not do its work.';
     END IF;
@@ -44,10 +44,10 @@ $$;
 -- +goose StatementEnd
 
 -- Who deletes for others (members of plantstore_app) says in settings who asked:
--- plantstore.plant, .principal, .request_id and .idempotency_key for one request,
--- or plantstore.batch for several: a JSON array of objects with plant, principal,
--- request_id and key. For everybody else the settings mean nothing, and the record
--- names the role that logged in.
+-- plantstore.plant, .principal, .request_id, .idempotency_key and .turn for one
+-- request, or plantstore.batch for several: a JSON array of objects with plant,
+-- principal, request_id and key, each in its first turn. For everybody else the
+-- settings mean nothing, and the record names the role that logged in.
 --
 -- The function runs as its owner, so it must run nothing that the store can
 -- define. A cast can be defined by the owner of a type, also one of a table's row
@@ -97,24 +97,28 @@ BEGIN
     -- named there: such rows are written column by column.
     IF current_setting('server_version_num')::integer >= 180000
         AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attgenerated = 'v' AND NOT a.attisdropped) THEN
-        EXECUTE format('INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key)
+        EXECUTE format('INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key, turn)
             SELECT g.id, $1, ROW(%s)::text, CASE WHEN $2 IS NULL THEN coalesce($3, session_user) ELSE r.principal END, session_user,
-                CASE WHEN $2 IS NULL THEN $4 ELSE r.request_id END, CASE WHEN $2 IS NULL THEN CASE WHEN g.id::text = $5 THEN $6 END ELSE r.key END
+                CASE WHEN $2 IS NULL THEN $4 ELSE r.request_id END, CASE WHEN $2 IS NULL THEN CASE WHEN g.id::text = $5 THEN $6 END ELSE r.key END,
+                CASE WHEN $2 IS NULL AND g.id::text = $5 THEN $7 ELSE 0 END
             FROM gone g LEFT JOIN json_to_recordset($2) AS r (plant bigint, principal text, request_id text, key text) ON r.plant = g.id',
             (SELECT string_agg(CASE a.attgenerated WHEN 'v' THEN 'NULL' ELSE 'g.' || quote_ident(a.attname) END, ', ' ORDER BY a.attnum)
                 FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum > 0 AND NOT a.attisdropped))
             USING known_shape, batch, principal,
                 CASE WHEN principal IS NOT NULL THEN nullif(current_setting('plantstore.request_id', true), '') END,
                 CASE WHEN principal IS NOT NULL THEN current_setting('plantstore.plant', true) END,
-                CASE WHEN principal IS NOT NULL THEN nullif(current_setting('plantstore.idempotency_key', true), '') END;
+                CASE WHEN principal IS NOT NULL THEN nullif(current_setting('plantstore.idempotency_key', true), '') END,
+                CASE WHEN principal IS NOT NULL THEN coalesce(nullif(current_setting('plantstore.turn', true), '')::integer, 0) ELSE 0 END;
     ELSIF batch IS NULL THEN
         -- A plant that left by a cascade of the request belongs to it, too, but the
         -- request's key is about another plant.
-        INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key)
+        INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key, turn)
         SELECT g.id, known_shape, ROW(g.*)::text, coalesce(principal, session_user), session_user,
             CASE WHEN principal IS NOT NULL THEN nullif(current_setting('plantstore.request_id', true), '') END,
             CASE WHEN principal IS NOT NULL AND g.id::text = current_setting('plantstore.plant', true)
-                THEN nullif(current_setting('plantstore.idempotency_key', true), '') END
+                THEN nullif(current_setting('plantstore.idempotency_key', true), '') END,
+            CASE WHEN principal IS NOT NULL AND g.id::text = current_setting('plantstore.plant', true)
+                THEN coalesce(nullif(current_setting('plantstore.turn', true), '')::integer, 0) ELSE 0 END
         FROM gone g;
     ELSE
         -- Whose a cascade is among several requests is not known here. The plant has
@@ -142,7 +146,47 @@ END
 $$;
 -- +goose StatementEnd
 
--- The rare part of the above: a new shape, or one to be looked at twice.
+-- The service calls this before it tells a client that a request did not delete its
+-- plant, where an attempt of that request, or of an earlier one with the same key,
+-- may be under way still. It writes a refusal, and returns true: from then on such an
+-- attempt finds its turn taken and is rolled back, since none is made for a turn
+-- before all turns before that were refused. Or it returns false: the plant was
+-- deleted under this key after all.
+--
+-- It waits for an attempt that has written its entry and is not committed yet, up to
+-- lock_timeout.
+-- +goose StatementBegin
+CREATE FUNCTION public.plantstore_refuse(plant_id bigint, principal text, request_id text, key text) RETURNS boolean
+LANGUAGE plpgsql
+SECURITY DEFINER -- who may delete a plant need not, and may not, write the ledger
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    next_turn integer;
+    deleted boolean;
+BEGIN
+    LOOP
+        SELECT coalesce(max(d.turn) + 1, 0), coalesce(bool_or(d.plant IS NOT NULL), false) INTO next_turn, deleted
+        FROM public.plant_deletions d
+        WHERE d.plant_id = plantstore_refuse.plant_id AND d.deleted_by = principal AND d.idempotency_key = key;
+        IF deleted THEN
+            RETURN false;
+        END IF;
+        INSERT INTO public.plant_deletions (plant_id, deleted_by, session_role, request_id, idempotency_key, turn)
+        VALUES (plantstore_refuse.plant_id, principal, session_user, plantstore_refuse.request_id, key, next_turn)
+        ON CONFLICT ON CONSTRAINT plant_deletions_once DO NOTHING;
+        IF FOUND THEN
+            RETURN true;
+        END IF;
+        -- Somebody else took that turn meanwhile: see who.
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+
+-- The rare part of the trigger: a new shape, or one to be looked at twice.
 -- +goose StatementBegin
 CREATE FUNCTION public.plantstore_shape(plants oid, known_shape bigint) RETURNS bigint
 LANGUAGE plpgsql
@@ -202,7 +246,7 @@ $$;
 -- +goose StatementEnd
 
 REVOKE EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[]), public.plantstore_record_deletion(),
-    public.plantstore_shape(oid, bigint), public.plantstore_refuse_truncate() FROM PUBLIC;
+    public.plantstore_refuse(bigint, text, text, text), public.plantstore_shape(oid, bigint), public.plantstore_refuse_truncate() FROM PUBLIC;
 
 -- Plain origin triggers: a logical replica gets the ledger's rows from the primary
 -- and must not write others.
@@ -219,4 +263,5 @@ DROP TRIGGER IF EXISTS plantstore_record_deletion ON public.plants;
 DROP FUNCTION public.plantstore_refuse_truncate();
 DROP FUNCTION public.plantstore_record_deletion();
 DROP FUNCTION public.plantstore_shape(oid, bigint);
+DROP FUNCTION public.plantstore_refuse(bigint, text, text, text);
 DROP FUNCTION public.plantstore_prove(bigint[], text[], text[]);

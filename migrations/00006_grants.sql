@@ -19,7 +19,7 @@ BEGIN
             UNION ALL
             SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, p.proacl
             FROM pg_catalog.pg_proc p
-            WHERE p.pronamespace = 'public'::regnamespace AND p.proname IN ('plantstore_prove', 'plantstore_record_deletion',
+            WHERE p.pronamespace = 'public'::regnamespace AND p.proname IN ('plantstore_prove', 'plantstore_record_deletion', 'plantstore_refuse',
                 'plantstore_shape', 'plantstore_refuse_truncate', 'plantstore_token')
         ) o, LATERAL aclexplode(o.acl) a
         WHERE a.grantee <> o.owner
@@ -42,6 +42,7 @@ BEGIN
     GRANT SELECT ON public.plant_deletions TO plantstore_app;
     GRANT SELECT ON SEQUENCE public.plant_deletions_id_seq TO plantstore_app; -- whether it has fallen behind
     GRANT EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[]) TO plantstore_app;
+    GRANT EXECUTE ON FUNCTION public.plantstore_refuse(bigint, text, text, text) TO plantstore_app;
     GRANT EXECUTE ON FUNCTION public.plantstore_token(bytea) TO plantstore_app;
     GRANT SELECT (name, last_used_at), UPDATE (last_used_at) ON public.api_tokens TO plantstore_app;
     GRANT SELECT ON public.goose_db_version TO plantstore_app;
@@ -57,6 +58,7 @@ BEGIN
         REVOKE SELECT ON public.goose_db_version FROM plantstore_app;
         REVOKE SELECT (name, last_used_at), UPDATE (last_used_at) ON public.api_tokens FROM plantstore_app;
         REVOKE EXECUTE ON FUNCTION public.plantstore_token(bytea) FROM plantstore_app;
+        REVOKE EXECUTE ON FUNCTION public.plantstore_refuse(bigint, text, text, text) FROM plantstore_app;
         REVOKE EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[]) FROM plantstore_app;
         REVOKE SELECT ON SEQUENCE public.plant_deletions_id_seq FROM plantstore_app;
         REVOKE SELECT ON public.plant_deletions FROM plantstore_app;

@@ -200,7 +200,7 @@ func (c *deletionsPurge) Run(ctx context.Context, console *console) error {
 			return err
 		}
 		if c.DryRun {
-			fmt.Fprintf(console.out, "would purge %s older than %s\n", counted(total, "deletion"), c.OlderThan)
+			fmt.Fprintf(console.out, "would purge %s older than %s\n", counted(total, "ledger row"), c.OlderThan)
 			return nil
 		}
 		told := time.Now()
@@ -213,7 +213,7 @@ func (c *deletionsPurge) Run(ctx context.Context, console *console) error {
 		if err != nil {
 			return fmt.Errorf("%w; %d of %d are purged, run it again for the rest", err, purged, total)
 		}
-		fmt.Fprintf(console.out, "purged %s older than %s\n", counted(purged, "deletion"), c.OlderThan)
+		fmt.Fprintf(console.out, "purged %s older than %s\n", counted(purged, "ledger row"), c.OlderThan)
 		return nil
 	})
 }

@@ -202,9 +202,9 @@ not as it was, the ledger has the values:
 	execute(t, owner, `UPDATE plant_deletions SET deleted_at = now() - interval '366 days' WHERE id < 4`)
 	expect(2, "", `plantstore: --older-than is 6d: it must be at least 7d, because a client may still send a request again whose deletion is younger\n`,
 		"deletions", "purge", "--older-than=6d")
-	expect(0, "would purge 3 deletions older than 365d\n", "", "deletions", "purge", "--older-than=365d", "--dry-run")
-	expect(0, "purged 3 deletions older than 365d\n", "", "deletions", "purge", "--older-than=365d")
-	expect(0, "purged 0 deletions older than 365d\n", "", "deletions", "purge", "--older-than=8760h")
+	expect(0, "would purge 3 ledger rows older than 365d\n", "", "deletions", "purge", "--older-than=365d", "--dry-run")
+	expect(0, "purged 3 ledger rows older than 365d\n", "", "deletions", "purge", "--older-than=365d")
+	expect(0, "purged 0 ledger rows older than 365d\n", "", "deletions", "purge", "--older-than=8760h")
 }
 
 // What others wrote into settings, names and values does not reach the terminal as

@@ -334,13 +334,14 @@ func TestDownOnAnAdoptedTable(t *testing.T) {
 func TestReadinessNamesWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	for sql, want := range map[string]string{
-		`REVOKE DELETE ON plants FROM plantstore_app`:                                               "plantstore_app lacks DELETE ON public.plants",
-		`REVOKE SELECT (id) ON plants FROM plantstore_app`:                                          "plantstore_app lacks SELECT (id) ON public.plants",
-		`REVOKE SELECT ON plant_deletions FROM plantstore_app`:                                      "plantstore_app lacks SELECT ON public.plant_deletions",
-		`REVOKE SELECT ON SEQUENCE plant_deletions_id_seq FROM plantstore_app`:                      "plantstore_app lacks SELECT ON SEQUENCE public.plant_deletions_id_seq",
-		`REVOKE EXECUTE ON FUNCTION plantstore_prove(bigint[], text[], text[]) FROM plantstore_app`: "plantstore_app lacks EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[])",
-		`REVOKE EXECUTE ON FUNCTION plantstore_token(bytea) FROM plantstore_app`:                    "plantstore_app lacks EXECUTE ON FUNCTION public.plantstore_token(bytea)",
-		`REVOKE USAGE ON SCHEMA public FROM plantstore_app, PUBLIC`:                                 "permission denied for schema public (SQLSTATE 42501)",
+		`REVOKE DELETE ON plants FROM plantstore_app`:                                                "plantstore_app lacks DELETE ON public.plants",
+		`REVOKE SELECT (id) ON plants FROM plantstore_app`:                                           "plantstore_app lacks SELECT (id) ON public.plants",
+		`REVOKE SELECT ON plant_deletions FROM plantstore_app`:                                       "plantstore_app lacks SELECT ON public.plant_deletions",
+		`REVOKE SELECT ON SEQUENCE plant_deletions_id_seq FROM plantstore_app`:                       "plantstore_app lacks SELECT ON SEQUENCE public.plant_deletions_id_seq",
+		`REVOKE EXECUTE ON FUNCTION plantstore_prove(bigint[], text[], text[]) FROM plantstore_app`:  "plantstore_app lacks EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[])",
+		`REVOKE EXECUTE ON FUNCTION plantstore_refuse(bigint, text, text, text) FROM plantstore_app`: "plantstore_app lacks EXECUTE ON FUNCTION public.plantstore_refuse(bigint, text, text, text)",
+		`REVOKE EXECUTE ON FUNCTION plantstore_token(bytea) FROM plantstore_app`:                     "plantstore_app lacks EXECUTE ON FUNCTION public.plantstore_token(bytea)",
+		`REVOKE USAGE ON SCHEMA public FROM plantstore_app, PUBLIC`:                                  "permission denied for schema public (SQLSTATE 42501)",
 		`DROP TABLE plants`: "public.plants is gone: nothing can be deleted",
 	} {
 		t.Run(sql, func(t *testing.T) {

@@ -40,6 +40,7 @@ const serviceRights = `
 		('SELECT', 'public.plant_deletions', has_table_privilege(@app::text, to_regclass('public.plant_deletions')::oid, 'SELECT')),
 		('SELECT', 'SEQUENCE public.plant_deletions_id_seq', has_sequence_privilege(@app::text, to_regclass('public.plant_deletions_id_seq')::oid, 'SELECT')),
 		('EXECUTE', 'FUNCTION public.plantstore_prove(bigint[], text[], text[])', has_function_privilege(@app::text, to_regprocedure('public.plantstore_prove(bigint[], text[], text[])')::oid, 'EXECUTE')),
+		('EXECUTE', 'FUNCTION public.plantstore_refuse(bigint, text, text, text)', has_function_privilege(@app::text, to_regprocedure('public.plantstore_refuse(bigint, text, text, text)')::oid, 'EXECUTE')),
 		('EXECUTE', 'FUNCTION public.plantstore_token(bytea)', has_function_privilege(@app::text, to_regprocedure('public.plantstore_token(bytea)')::oid, 'EXECUTE'))
 	) rights (privilege, object, granted) WHERE NOT granted`
 

@@ -41,10 +41,10 @@ func effects() map[int64][]Effect {
 		},
 		2: {
 			makesTable, comments, comments, comments,
-			makesTable, comments, comments, comments, comments, comments, comments,
+			makesTable, comments, comments, comments, comments, comments, comments, comments,
 		},
 		3: {
-			makesFunction, makesFunction, makesFunction, makesFunction, closesFunctions,
+			makesFunction, makesFunction, makesFunction, makesFunction, makesFunction, closesFunctions,
 			addsTrigger,
 			{Does: "adds a trigger, under the same lock", Manual: addsTrigger.Manual},
 		},

@@ -71,23 +71,31 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 	unsure := false
 	// lone is set once the deletion turned out to hold others up.
 	lone := false
+	// number is that of the deletion's turn.
+	number := 0
 	for tries := 0; ; {
 		var v verdict
 		if unsure || lone {
 			tries++
-			v = p.deleteAlone(ctx, d, tries, unsure)
+			v = p.deleteAlone(ctx, turn{d, number}, tries, unsure)
 		} else {
 			v = p.group.delete(ctx, d)
 			if v.next == look {
 				v = p.lookAlone(ctx, d, v.err)
 			}
 		}
+		if v.next == done && isDefinite(v.err) {
+			v = p.sayNo(ctx, d, v.err, unsure)
+		}
 		switch v.next {
 		case done:
 			return v.result, conclude(unsure, v.err)
 		case alone:
-			lone = true
-			continue // at once: it is waiting, not failing
+			number = max(number, v.turn)
+			if !lone {
+				lone = true
+				continue // at once: it is waiting, not failing
+			}
 		case ask:
 			unsure = true
 		}
@@ -147,7 +155,7 @@ func budget(ctx context.Context, attempt int) time.Duration {
 }
 
 // deleteAlone makes an attempt on a connection of its own.
-func (p *Plants) deleteAlone(ctx context.Context, d plant.Deletion, attempt int, unsure bool) verdict {
+func (p *Plants) deleteAlone(ctx context.Context, d turn, attempt int, unsure bool) verdict {
 	end := time.Now().Add(budget(ctx, attempt))
 	ctx, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
@@ -162,19 +170,19 @@ func (p *Plants) deleteAlone(ctx context.Context, d plant.Deletion, attempt int,
 	defer conn.Release()
 
 	if unsure {
-		h, err := readHistory(ctx, conn.Conn(), d)
+		h, err := readHistory(ctx, conn.Conn(), d.Deletion)
 		if err != nil {
 			return onlyRead(err)
 		}
 		if h.own {
-			return replay(ctx, conn.Conn(), d, h, unsure)
+			return replay(ctx, conn.Conn(), d.Deletion, h, unsure)
 		}
 	}
 	left := time.Until(end) - margin
 	if left <= 0 {
 		return verdict{next: again, err: wrap(plant.ErrUnavailable, context.DeadlineExceeded)}
 	}
-	deleted, _, err := deleteEach(ctx, conn.Conn(), []plant.Deletion{d}, left, left)
+	deleted, _, err := deleteEach(ctx, conn.Conn(), []turn{d}, left, left)
 	switch {
 	case err == nil && deleted[0]:
 		return verdict{}
@@ -198,18 +206,59 @@ func (p *Plants) lookAlone(ctx context.Context, d plant.Deletion, why error) ver
 		return judge(err, false)
 	}
 	defer conn.Release()
-	return explain(ctx, conn.Conn(), d, why, false)
+	return explain(ctx, conn.Conn(), turn{Deletion: d}, why, false)
+}
+
+// sayNo makes a definite no true for good, before the client is told.
+//
+// An attempt whose answer was lost, or that another service made for the same
+// client, stays open: it may run at any time, and no timeout excludes that. So where
+// there may be one, the no is recorded, and such an attempt is rolled back. Then, or
+// if the plant turns out to be deleted by such an attempt, its fate is known.
+func (p *Plants) sayNo(ctx context.Context, d plant.Deletion, no error, unsure bool) verdict {
+	_, deletedEarlier := errors.AsType[*plant.DeletedEarlierError](no)
+	mayBeOpen := unsure || d.KeySent
+	if !mayBeOpen && !deletedEarlier {
+		return verdict{err: no}
+	}
+	ctx, cancel := context.WithTimeout(ctx, budget(ctx, 1))
+	defer cancel()
+	conn, err := p.db.pool.Acquire(ctx)
+	if err != nil {
+		return judge(err, false)
+	}
+	defer conn.Release()
+	if !mayBeOpen {
+		if err := settle(ctx, conn.Conn()); err != nil {
+			return onlyRead(err)
+		}
+		return verdict{err: no}
+	}
+	refused, err := refuse(ctx, conn.Conn(), d, max(remaining(ctx)-margin, 0))
+	switch {
+	case err != nil:
+		return onlyRead(err)
+	case refused:
+		return verdict{err: no}
+	}
+	h, err := readHistory(ctx, conn.Conn(), d)
+	if err != nil {
+		return onlyRead(err)
+	}
+	return replay(ctx, conn.Conn(), d, h, unsure)
 }
 
 // explain finds out what a DELETE that found no row, or was taken back for the
 // reason why, means.
-func explain(ctx context.Context, conn *pgx.Conn, d plant.Deletion, why error, unsure bool) verdict {
-	h, err := readHistory(ctx, conn, d)
+func explain(ctx context.Context, conn *pgx.Conn, d turn, why error, unsure bool) verdict {
+	h, err := readHistory(ctx, conn, d.Deletion)
 	switch {
 	case err != nil:
 		return onlyRead(err)
 	case h.own:
-		return replay(ctx, conn, d, h, unsure)
+		return replay(ctx, conn, d.Deletion, h, unsure)
+	case errors.Is(why, plant.ErrBusy) && h.turn > d.number:
+		return verdict{next: alone, turn: h.turn, err: why} // it met a refusal
 	case errors.Is(why, plant.ErrHindered) && !h.replaced:
 		return verdict{err: why}
 	case h.kept:
@@ -221,9 +270,6 @@ func explain(ctx context.Context, conn *pgx.Conn, d plant.Deletion, why error, u
 		err := fmt.Errorf("%w: the row came between two statements", plant.ErrBusy)
 		return verdict{next: again, err: err}
 	case h.deletedAt != nil:
-		if err := settle(ctx, conn); err != nil {
-			return onlyRead(err)
-		}
 		return verdict{err: &plant.DeletedEarlierError{At: *h.deletedAt}}
 	default:
 		return verdict{err: plant.ErrNotFound}

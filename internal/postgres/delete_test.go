@@ -72,10 +72,11 @@ type ledgerRow struct {
 	Key       *string
 }
 
+// ledger returns the deletions that are recorded.
 func (s store) ledger(t *testing.T) []ledgerRow {
 	t.Helper()
 	rows, err := s.owner.Query(t.Context(),
-		`SELECT plant_id, btrim(split_part(plant, ',', 2), '"'), deleted_by, request_id, idempotency_key FROM plant_deletions ORDER BY id`)
+		`SELECT plant_id, btrim(split_part(plant, ',', 2), '"'), deleted_by, request_id, idempotency_key FROM plant_deletions WHERE plant IS NOT NULL ORDER BY id`)
 	if err != nil {
 		t.Fatal(err)
 	}

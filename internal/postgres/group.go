@@ -31,6 +31,8 @@ import (
 //   - A member whose row is locked, or whose delete is slow, may hold the others
 //     up for batchLockTimeout or batchStatementTimeout only. It is sent back to
 //     its request, which waits on a connection of its own.
+//   - A deletion that was refused before under the same key has another turn than
+//     the first: it meets the refusal, like an entry, and goes on alone.
 //   - A batch whose connection is lost leaves the fate of every member unknown.
 //     Each request then asks the ledger for itself, as after any lost answer.
 //
@@ -202,7 +204,7 @@ func deleteBatch(conn *pgx.Conn, batch []*member) {
 }
 
 // A deleteFunc is deleteTogether or deleteEach.
-type deleteFunc func(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error)
+type deleteFunc func(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error)
 
 // attempt runs a batch and tells its members what came of it: then it is settled.
 // A batch that the database refused is not: nothing of it happened, nobody was
@@ -211,9 +213,9 @@ type deleteFunc func(ctx context.Context, conn *pgx.Conn, deletions []plant.Dele
 func attempt(conn *pgx.Conn, batch []*member, del deleteFunc) (blamed *member, v verdict, settled bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 	defer cancel()
-	deletions := make([]plant.Deletion, len(batch))
+	deletions := make([]turn, len(batch))
 	for i, m := range batch {
-		deletions[i] = m.deletion
+		deletions[i] = turn{Deletion: m.deletion}
 	}
 	deleted, at, err := del(ctx, conn, deletions, batchLockTimeout, batchStatementTimeout)
 	if err == nil {

@@ -66,12 +66,14 @@ type LedgerFilter struct {
 // ErrNoDeletion: the ledger has no such entry.
 var ErrNoDeletion = errors.New("no such deletion")
 
-// selectRecorded reads rows for scanRecorded, with the plants if $1 says so.
+// selectRecorded reads deletions for scanRecorded, with the plants if $1 says so.
+// Refusals are none.
 const selectRecorded = `
 	SELECT d.id, d.plant_id, d.deleted_at, d.deleted_by, d.session_role, coalesce(d.request_id, ''),
 		coalesce(d.idempotency_key, ''), d.restored_at, coalesce(d.restored_by, ''),
 		CASE WHEN $1::boolean THEN d.plant END, s.names, s.types, s.generated
-	FROM public.plant_deletions d LEFT JOIN public.plant_shapes s ON $1::boolean AND s.id = d.shape`
+	FROM public.plant_deletions d LEFT JOIN public.plant_shapes s ON $1::boolean AND s.id = d.shape
+	WHERE d.plant IS NOT NULL`
 
 func scanRecorded(row pgx.CollectableRow) (Recorded, error) {
 	var r Recorded
@@ -125,7 +127,7 @@ func (l *Ledger) List(ctx context.Context, f LedgerFilter, limit int, withPlants
 	var list []Recorded
 	err := l.inTx(ctx, "list deletions", func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, selectRecorded+`
-			WHERE ($2::bigint IS NULL OR d.plant_id = $2)
+			AND ($2::bigint IS NULL OR d.plant_id = $2)
 				AND ($3::text = '' OR d.deleted_by = $3)
 				AND ($4::text = '' OR d.request_id = $4)
 				AND ($5::timestamptz IS NULL OR d.deleted_at >= $5)
@@ -146,7 +148,7 @@ func (l *Ledger) List(ctx context.Context, f LedgerFilter, limit int, withPlants
 func (l *Ledger) Get(ctx context.Context, id int64) (Recorded, error) {
 	var r Recorded
 	err := l.inTx(ctx, "read deletion", func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, selectRecorded+` WHERE d.id = $2`, true, id)
+		rows, err := tx.Query(ctx, selectRecorded+` AND d.id = $2`, true, id)
 		if err != nil {
 			return err
 		}
@@ -176,9 +178,9 @@ func (l *Ledger) Undoable(ctx context.Context, by string, since, until time.Time
 	err := l.inTx(ctx, "look for deletions", func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, `
 			SELECT d.id, d.deleted_at, EXISTS (SELECT FROM public.plant_deletions later
-				WHERE later.plant_id = d.plant_id AND later.id > d.id)
+				WHERE later.plant_id = d.plant_id AND later.id > d.id AND later.plant IS NOT NULL)
 			FROM public.plant_deletions d
-			WHERE d.restored_at IS NULL AND d.deleted_by = $1 AND d.deleted_at >= $2
+			WHERE d.plant IS NOT NULL AND d.restored_at IS NULL AND d.deleted_by = $1 AND d.deleted_at >= $2
 				AND ($3::timestamptz IS NULL OR d.deleted_at < $3)
 			ORDER BY d.id DESC`, by, since, orNull(until))
 		if err != nil {
@@ -209,23 +211,27 @@ func (l *Ledger) Undoable(ctx context.Context, by string, since, until time.Time
 // ErrTooYoung: a purge was asked for entries within the idempotency horizon.
 var ErrTooYoung = errors.New("within the idempotency horizon")
 
-// Older counts the entries that are older than age, or returns ErrTooYoung.
+// Older counts the entries that Purge would remove, or returns ErrTooYoung.
 func (l *Ledger) Older(ctx context.Context, age time.Duration) (int64, error) {
 	if age < IdempotencyHorizon {
 		return 0, ErrTooYoung
 	}
 	var n int64
 	err := l.inTx(ctx, "count deletions", func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, `SELECT count(*) FROM public.plant_deletions
-			WHERE deleted_at < clock_timestamp() - make_interval(secs => $1)`, age.Seconds()).Scan(&n)
+		return tx.QueryRow(ctx, `SELECT count(*) FROM public.plant_deletions d
+			CROSS JOIN (SELECT clock_timestamp() - make_interval(secs => $1) AS moment) before
+			WHERE d.deleted_at < before.moment AND NOT EXISTS (SELECT FROM public.plant_deletions k WHERE k.plant_id = d.plant_id
+				AND k.deleted_by = d.deleted_by AND k.idempotency_key = d.idempotency_key AND k.deleted_at >= before.moment)`, age.Seconds()).Scan(&n)
 	})
 	return n, err
 }
 
 // Purge removes the entries that were older than age when it began, oldest first,
-// in short transactions, and calls progress after each with how many it removed so
-// far. What it removed stays removed when it fails later. It returns ErrTooYoung
-// for an age within the idempotency horizon.
+// in short transactions. It calls progress after each with how many it removed so
+// far. What it removed stays removed when it fails later. Entries of one principal,
+// plant and key go when all of them are old enough: without the refusals before it, a
+// deletion would not be met by a retry. Purge returns ErrTooYoung for an age within
+// the idempotency horizon.
 func (l *Ledger) Purge(ctx context.Context, age time.Duration, progress func(purged int64)) (int64, error) {
 	if age < IdempotencyHorizon {
 		return 0, ErrTooYoung
@@ -245,7 +251,9 @@ func (l *Ledger) Purge(ctx context.Context, age time.Duration, progress func(pur
 			// each batch starts where the one before it ended.
 			return tx.QueryRow(ctx, `
 				WITH batch AS (
-					SELECT id FROM public.plant_deletions WHERE id > $1 AND deleted_at < $2
+					SELECT id FROM public.plant_deletions d WHERE id > $1 AND deleted_at < $2
+						AND NOT EXISTS (SELECT FROM public.plant_deletions k WHERE k.plant_id = d.plant_id
+							AND k.deleted_by = d.deleted_by AND k.idempotency_key = d.idempotency_key AND k.deleted_at >= $2)
 					ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED
 				), gone AS (
 					DELETE FROM public.plant_deletions d USING batch WHERE d.id = batch.id RETURNING d.id

@@ -189,7 +189,7 @@ func TestNoSettingOutlivesItsTransaction(t *testing.T) {
 	const ours = `SELECT name || '=' || setting FROM pg_settings WHERE source = 'session'
 			AND name NOT IN ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'tcp_keepalives_idle', 'tcp_keepalives_interval', 'tcp_keepalives_count')
 		UNION ALL SELECT n || '=' || current_setting(n, true) FROM unnest(ARRAY['plantstore.principal', 'plantstore.plant', 'plantstore.request_id',
-			'plantstore.idempotency_key', 'plantstore.batch', 'plantstore.recorded']) n WHERE coalesce(current_setting(n, true), '') <> ''
+			'plantstore.idempotency_key', 'plantstore.turn', 'plantstore.batch', 'plantstore.recorded']) n WHERE coalesce(current_setting(n, true), '') <> ''
 		UNION ALL SELECT name || '=' || setting FROM pg_settings WHERE name IN ('statement_timeout', 'lock_timeout', 'synchronous_commit', 'search_path', 'jit', 'enable_seqscan')
 		ORDER BY 1`
 	before := stringsOf(t, s.pool, ours)
@@ -243,5 +243,49 @@ func TestDurabilityCannotBeTurnedOffForBatches(t *testing.T) {
 	}
 	if n := stringsOf(t, s.owner, `SELECT count(DISTINCT transaction)::text FROM public.seen`); n[0] == "200" {
 		t.Error("nothing was deleted together: this test tests nothing")
+	}
+}
+
+// Through a pooler a session is shared with other programs: nothing of ours may stay
+// behind. Without our limits, a statement waits for a locked table while it is
+// parsed, which is before anything was deleted.
+func TestThroughAPooler(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	pooled := database
+	pooled.App = pgtest.Pooler(t, database.App, pgtest.TransactionMode)
+	s := storeOn(t, pooled, "pool_max_conns=4&default_query_exec_mode=exec")
+	s.sample(t, 20)
+	const changed = `SELECT name || '=' || setting FROM pg_settings WHERE source = 'session' AND name <> 'client_encoding' ORDER BY 1`
+	other := pgtest.Pool(t, pooled.App)
+	before := stringsOf(t, other, changed)
+	for _, err := range s.deleteAtOnce(t, ids(1, 20)) {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if diff := cmp.Diff(before, stringsOf(t, other, changed)); diff != "" {
+		t.Errorf("settings of a session of others' (-before +after):\n%s", diff)
+	}
+}
+
+func TestLockedTableThroughAPooler(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	pooled := database
+	pooled.App = pgtest.Pooler(t, database.App, pgtest.SessionMode)
+	s := storeOn(t, pooled, "")
+	s.plant(t, 1)
+	tx, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := tx.Exec(t.Context(), `LOCK TABLE public.plants IN ACCESS EXCLUSIVE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.plants.Delete(in(t, commitTimeout+time.Second), deletion(1, "k"))
+	if !errors.Is(err, plant.ErrUnavailable) || errors.Is(err, plant.ErrUnknown) {
+		t.Errorf("Delete of a plant of a locked table: %v, want ErrUnavailable and nothing unknown", err)
 	}
 }

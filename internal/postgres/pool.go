@@ -78,7 +78,7 @@ func Open(ctx context.Context, url string) (*DB, error) {
 	db := &DB{host: hosts(&conn.Config)}
 	closeOnFatal := conn.OnPgError
 	conn.OnPgError = func(c *pgconn.PgConn, e *pgconn.PgError) bool {
-		if e.Code == readOnlyTransaction {
+		if e.Code == readOnlyTransaction && e.Where == "" { // and not raised by a function of the store's
 			// A demoted primary: none of the connections to it is of use now.
 			db.pool.Reset()
 			return false
@@ -121,8 +121,9 @@ func (c *briefFarewell) SetDeadline(t time.Time) error {
 }
 
 // prepareSession bounds how long anything of ours can hold a lock when we are no
-// longer there to let it go. These are plain SETs, not start-up parameters,
-// because PgBouncer refuses a connection that comes with the latter.
+// longer there to let it go. Through a pooler, which has made up the process id that
+// we were told, it does nothing: the session belongs to others, too. (Start-up
+// parameters are no way either: PgBouncer refuses a connection that comes with them.)
 func prepareSession(ctx context.Context, conn *pgx.Conn) error {
 	// Deletions set what they rely on themselves, in their transaction. But their
 	// statements are parsed before, at first use, and that waits for locks of the
@@ -133,13 +134,11 @@ func prepareSession(ctx context.Context, conn *pgx.Conn) error {
 	// connection's place in the pool.
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	_, err := conn.Exec(ctx, `
-		SET statement_timeout = '10s';
-		SET lock_timeout = '500ms';
-		SET idle_in_transaction_session_timeout = '5s';
-		SET tcp_keepalives_idle = 5;
-		SET tcp_keepalives_interval = 1;
-		SET tcp_keepalives_count = 3;`)
+	_, err := conn.Exec(ctx, fmt.Sprintf(`
+		SELECT pg_catalog.set_config(name, value, false) FROM (VALUES
+			('statement_timeout', '10s'), ('lock_timeout', '500ms'), ('idle_in_transaction_session_timeout', '5s'),
+			('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '1'), ('tcp_keepalives_count', '3')) settings (name, value)
+		WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d`, conn.PgConn().PID()))
 	if err != nil {
 		return fmt.Errorf("prepare session: %w", err)
 	}

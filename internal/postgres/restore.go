@@ -131,7 +131,7 @@ func idsOf(entries []entry) []int64 {
 func lockEntries(ctx context.Context, tx pgx.Tx, ids []int64) ([]entry, error) {
 	rows, err := tx.Query(ctx, `
 		SELECT id, plant_id, shape, octet_length(plant), restored_at, coalesce(restored_by, '')
-		FROM public.plant_deletions WHERE id = ANY ($1) ORDER BY id DESC FOR UPDATE`, ids)
+		FROM public.plant_deletions WHERE id = ANY ($1) AND plant IS NOT NULL ORDER BY id DESC FOR UPDATE`, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -333,7 +333,7 @@ func superseded(ctx context.Context, tx pgx.Tx, entries []entry) ([]Refusal, err
 		SELECT d.id, d.plant_id, later.id, later.deleted_by
 		FROM public.plant_deletions d CROSS JOIN LATERAL (
 			SELECT l.id, l.deleted_by FROM public.plant_deletions l
-			WHERE l.plant_id = d.plant_id AND l.id > d.id ORDER BY l.id DESC LIMIT 1) later
+			WHERE l.plant_id = d.plant_id AND l.id > d.id AND l.plant IS NOT NULL ORDER BY l.id DESC LIMIT 1) later
 		WHERE d.id = ANY ($1) ORDER BY d.id DESC LIMIT $2`, idsOf(entries), enoughRefusals)
 	if err != nil {
 		return nil, err

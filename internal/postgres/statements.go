@@ -86,6 +86,13 @@ func exec(ctx context.Context, db sender, sql string, args ...any) error {
 	return db.SendBatch(ctx, pipeline).Close()
 }
 
+// A turn is a deletion under the number that its attempts have until it is refused.
+// Attempts of one turn delete once at the most, and not at all after its refusal.
+type turn struct {
+	plant.Deletion
+	number int // how many refusals there were before
+}
+
 // deleteEach runs deletions as one implicit transaction in one round trip, and
 // reports for each whether there was a row. With an error, at is the index of the
 // deletion at which it came, or -1 if it came with the commit; nothing was deleted
@@ -101,20 +108,22 @@ func exec(ctx context.Context, db sender, sql string, args ...any) error {
 // the error unrecorded when the ledger lacks a row. What the store's triggers put off
 // until the commit is done before the next request's settings are made: if it
 // deletes plants, they are recorded under the request that made it.
-func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error) {
+func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error) {
 	var pipeline pgx.Batch
 	for i, d := range deletions {
 		id := strconv.FormatInt(int64(d.Plant), 10)
 		if i == 0 {
 			pipeline.Queue(bounds+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.batch', '', true),
 				pg_catalog.set_config('plantstore.plant', $3::pg_catalog.text, true), pg_catalog.set_config('plantstore.principal', $4::pg_catalog.text, true),
-				pg_catalog.set_config('plantstore.request_id', $5::pg_catalog.text, true), pg_catalog.set_config('plantstore.idempotency_key', $6::pg_catalog.text, true)`,
-				milliseconds(lockTimeout), milliseconds(statementTimeout), id, d.Principal, d.RequestID, d.Key)
+				pg_catalog.set_config('plantstore.request_id', $5::pg_catalog.text, true), pg_catalog.set_config('plantstore.idempotency_key', $6::pg_catalog.text, true),
+				pg_catalog.set_config('plantstore.turn', $7::pg_catalog.text, true)`,
+				milliseconds(lockTimeout), milliseconds(statementTimeout), id, d.Principal, d.RequestID, d.Key, strconv.Itoa(d.number))
 		} else {
 			pipeline.Queue(`SELECT set_config('plantstore.recorded', '', true),
 				set_config('plantstore.plant', $1::pg_catalog.text, true), set_config('plantstore.principal', $2::pg_catalog.text, true),
-				set_config('plantstore.request_id', $3::pg_catalog.text, true), set_config('plantstore.idempotency_key', $4::pg_catalog.text, true)`,
-				id, d.Principal, d.RequestID, d.Key)
+				set_config('plantstore.request_id', $3::pg_catalog.text, true), set_config('plantstore.idempotency_key', $4::pg_catalog.text, true),
+				set_config('plantstore.turn', $5::pg_catalog.text, true)`,
+				id, d.Principal, d.RequestID, d.Key, strconv.Itoa(d.number))
 		}
 		pipeline.Queue(`DELETE FROM public.plants WHERE id = $1::bigint`, int64(d.Plant))
 		pipeline.Queue(proof, []int64{int64(d.Plant)}, []string{d.Principal}, []string{d.Key})
@@ -159,8 +168,8 @@ func readDeletion(results pgx.BatchResults) (deleted bool, err error) {
 // whose deletion the database refused: at is -1 with any error.
 //
 // It takes the same locks, in whatever order the plan finds the rows: lockTimeout
-// has to be less than deadlock_timeout.
-func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error) {
+// has to be less than deadlock_timeout. All have to be in their first turn.
+func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error) {
 	asked := newRequests(deletions)
 	batch, err := json.Marshal(asked.requests)
 	if err != nil {
@@ -237,7 +246,7 @@ type requestJSON struct {
 	Key       string   `json:"key"`
 }
 
-func newRequests(deletions []plant.Deletion) requests {
+func newRequests(deletions []turn) requests {
 	r := requests{first: make(map[int64]int, len(deletions))}
 	for i, d := range deletions {
 		if _, taken := r.first[int64(d.Plant)]; taken {
@@ -263,6 +272,7 @@ type history struct {
 	replaced  bool       // the plant is there, and a rule may have kept even the ledger's trigger from running
 	hidden    bool       // row level security may hide the plant or the ledger from us
 	own       bool       // the deletion that was asked about is in the ledger
+	turn      int        // the first of that deletion which is not refused
 	requestID *string    // of the ledger's row
 	deletedAt *time.Time // of the ledger's row: the own one, else the latest; nil without any
 }
@@ -273,17 +283,19 @@ func readHistory(ctx context.Context, conn *pgx.Conn, d plant.Deletion) (history
 	// A row trigger before the DELETE can keep the row (tgtype 1: for each row, 2:
 	// before, 8: delete), and so can a rule instead of it. Without a condition ('<>')
 	// the rule leaves no DELETE whose triggers would run.
-	err := queryRow(ctx, conn, []any{&h.exists, &h.kept, &h.replaced, &h.hidden, &h.own, &h.requestID, &h.deletedAt}, `
+	err := queryRow(ctx, conn, []any{&h.exists, &h.kept, &h.replaced, &h.hidden, &h.own, &h.requestID, &h.deletedAt, &h.turn}, `
 		SELECT p.there, p.there AND (
 				EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'public.plants'::pg_catalog.regclass AND NOT t.tgisinternal AND t.tgtype & 11 = 11)
 				OR EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = 'public.plants'::pg_catalog.regclass AND r.ev_type = '4' AND r.is_instead)),
 			p.there AND EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = 'public.plants'::pg_catalog.regclass AND r.ev_type = '4' AND r.is_instead
 				AND r.ev_qual::pg_catalog.text = '<>'),
 			row_security_active('public.plants') OR row_security_active('public.plant_deletions'),
-			coalesce(l.own, false), l.request_id, l.deleted_at
+			coalesce(l.own, false), l.request_id, l.deleted_at,
+			(SELECT coalesce(max(r.turn) + 1, 0) FROM public.plant_deletions r
+				WHERE r.plant_id = $1::bigint AND r.deleted_by = $2::pg_catalog.text AND r.idempotency_key = $3::pg_catalog.text AND r.plant IS NULL)
 		FROM (SELECT EXISTS (SELECT FROM public.plants WHERE id = $1::bigint) AS there) p LEFT JOIN LATERAL (
 			SELECT d.deleted_by = $2::pg_catalog.text AND d.idempotency_key IS NOT DISTINCT FROM $3::pg_catalog.text AS own, d.request_id, d.deleted_at
-			FROM public.plant_deletions d WHERE d.plant_id = $1::bigint
+			FROM public.plant_deletions d WHERE d.plant_id = $1::bigint AND d.plant IS NOT NULL
 			ORDER BY own DESC, d.id DESC LIMIT 1
 		) l ON true`,
 		int64(d.Plant), d.Principal, d.Key)
@@ -311,6 +323,25 @@ func refersToPlants(ctx context.Context, conn *pgx.Conn, e *pgconn.PgError) (boo
 				AND (r.conname = $3::pg_catalog.text OR r.confdeltype IN ('n', 'd')))`,
 		e.SchemaName, e.TableName, e.ConstraintName)
 	return refers, err
+}
+
+// refuse records that a deletion is refused, so that no attempt of it under way can
+// delete the plant any more, and reports true when that is durable. It reports false
+// when the plant was deleted under the same key after all. It waits for an attempt
+// that is about to be committed.
+func refuse(ctx context.Context, conn *pgx.Conn, d plant.Deletion, timeout time.Duration) (refused bool, err error) {
+	var pipeline pgx.Batch
+	pipeline.Queue(bounds+`, `+commitDurably, milliseconds(timeout), milliseconds(timeout))
+	pipeline.Queue(`SELECT public.plantstore_refuse($1::bigint, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text)`,
+		int64(d.Plant), d.Principal, d.RequestID, d.Key)
+	results := conn.SendBatch(ctx, &pipeline)
+	if _, err = results.Exec(); err == nil {
+		err = results.QueryRow().Scan(&refused)
+	}
+	if commitErr := commit(conn, results); err == nil {
+		err = commitErr
+	}
+	return refused, err
 }
 
 // settle makes sure that what was read from the ledger outlives a failover.

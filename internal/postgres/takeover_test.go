@@ -68,7 +68,7 @@ func TestNothingIsLookedUpWhereOthersCanWrite(t *testing.T) {
 		`concat(text, text) RETURNS text`, `pg_is_in_recovery() RETURNS boolean`, `row_security_active(text) RETURNS boolean`,
 		`to_regclass(text) RETURNS regclass`, `pg_current_xact_id() RETURNS xid8`, `now() RETURNS timestamptz`,
 		`plantstore_token(bytea) RETURNS TABLE (name text, scopes text[], created_at timestamptz, expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz)`,
-		`plantstore_prove(bigint[], text[], text[]) RETURNS void`,
+		`plantstore_prove(bigint[], text[], text[]) RETURNS void`, `plantstore_refuse(bigint, text, text, text) RETURNS boolean`,
 	} {
 		sql.WriteString(`CREATE FUNCTION evil.` + f + ` LANGUAGE plpgsql AS 'BEGIN PERFORM evil.note(); RETURN` +
 			map[bool]string{true: "", false: " NULL"}[strings.Contains(f, "TABLE") || strings.HasSuffix(f, "void")] + `; END';`)

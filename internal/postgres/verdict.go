@@ -42,6 +42,8 @@ type verdict struct {
 	next step
 	// result is what the caller gets if next is done and err is nil.
 	result plant.Result
+	// turn is the number to go on with, if next is alone.
+	turn int
 	// err is what the caller is told if there is no further attempt: a sentinel
 	// or type of package plant around the driver's text, or an error of no kind
 	// that plant knows, which is a fault of ours.
@@ -77,7 +79,19 @@ func judge(err error, sent bool) verdict {
 	pg := pgError(err)
 	unavailable := func(next step) verdict { return verdict{next: next, err: wrap(plant.ErrUnavailable, err)} }
 	connect, isConnect := errors.AsType[*pgconn.ConnectError](err)
+	_, parsed := errors.AsType[pgx.ErrPreprocessingBatch](err)
 	switch {
+	case parsed:
+		// The statements were about to be parsed, in a round trip of its own before
+		// that of the deletion. What held that up may hold it up again.
+		v := unavailable(alone)
+		if pg != nil {
+			v = judgeError(pg)
+		}
+		if v.next == ask {
+			v.next = again
+		}
+		return v
 	case isConnect:
 		// Never got as far as a statement. A refused password or a missing
 		// database will be refused again; everything else may pass.

@@ -25,7 +25,7 @@ func (s *Server) deletePlant(c echo.Context) error {
 	if err := s.dropBody(c); err != nil {
 		return err
 	}
-	key, err := idempotencyKey(c.Request().Header)
+	key, sent, err := idempotencyKey(c.Request().Header)
 	if err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func (s *Server) deletePlant(c echo.Context) error {
 	s.metrics.inFlight.Inc()
 	defer s.metrics.inFlight.Dec()
 	result, err := s.Plants.Delete(c.Request().Context(), plant.Deletion{
-		Plant: id, Principal: x.principal.Name, RequestID: x.requestID, Key: key,
+		Plant: id, Principal: x.principal.Name, RequestID: x.requestID, Key: key, KeySent: sent,
 	})
 	s.metrics.deletion(result, err)
 	if err != nil {
@@ -102,25 +102,25 @@ func (s *Server) admit(ctx context.Context) bool {
 
 // idempotencyKey returns the client's key, without the quotes of the
 // structured-field form, or a new one where the client sent none.
-func idempotencyKey(h http.Header) (string, error) {
+func idempotencyKey(h http.Header) (key string, sent bool, err error) {
 	values, sent := h[headerIdempotencyKey]
 	if !sent {
-		return newID(), nil
+		return newID(), false, nil
 	}
 	if len(values) != 1 {
-		return "", errBadKey
+		return "", true, errBadKey
 	}
-	key := values[0]
+	key = values[0]
 	if len(key) >= 2 && strings.HasPrefix(key, `"`) && strings.HasSuffix(key, `"`) {
 		key = key[1 : len(key)-1]
 	}
 	if len(key) < 1 || len(key) > 255 {
-		return "", errBadKey
+		return "", true, errBadKey
 	}
 	for i := range len(key) {
 		if key[i] < '!' || key[i] > '~' {
-			return "", errBadKey
+			return "", true, errBadKey
 		}
 	}
-	return key, nil
+	return key, true, nil
 }

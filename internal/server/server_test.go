@@ -204,9 +204,13 @@ func TestDeletionHasWhatTheRequestSaid(t *testing.T) {
 	c, deletions := recorder()
 	s := start(t, c)
 	s.ask(t, request{method: "DELETE", target: "/plants/-42?id=43", headers: []string{asAlice, "Idempotency-Key: k1", "X-Request-Id: r1"}})
-	want := plant.Deletion{Plant: -42, Principal: "alice", RequestID: "r1", Key: "k1"}
+	want := plant.Deletion{Plant: -42, Principal: "alice", RequestID: "r1", Key: "k1", KeySent: true}
 	if diff := cmp.Diff(want, <-deletions); diff != "" {
 		t.Errorf("deletion (-want +got):\n%s", diff)
+	}
+	s.ask(t, request{method: "DELETE", target: "/plants/1", headers: []string{asAlice}})
+	if d := <-deletions; d.Key == "" || d.KeySent {
+		t.Errorf("deletion without a key: %+v, want one that the client did not send", d)
 	}
 }
 

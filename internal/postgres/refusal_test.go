@@ -1,0 +1,280 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/pgtest"
+	"plantstore/internal/plant"
+)
+
+// keyed is a deletion under a key that the client sent.
+func keyed(id int64, key string) plant.Deletion {
+	d := deletion(id, key)
+	d.KeySent = true
+	return d
+}
+
+// refusals returns plant, key and turn of the refusals that are recorded.
+func (s store) refusals(t *testing.T) []string {
+	t.Helper()
+	return stringsOf(t, s.owner, `SELECT format('%s %s %s', plant_id, CASE WHEN idempotency_key IN ('k', 'other') THEN idempotency_key END, turn)
+		FROM plant_deletions WHERE plant IS NULL ORDER BY id`)
+}
+
+// late runs an attempt of an earlier request, which was held back until now.
+func (s store) late(t *testing.T, d plant.Deletion, number int) (deleted bool, err error) {
+	t.Helper()
+	conn, err := s.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	ids, _, err := deleteEach(t.Context(), conn.Conn(), []turn{{d, number}}, patience, patience)
+	return err == nil && ids[0], err
+}
+
+// Whatever a client was told no of stays as it is when an attempt of that request
+// comes late: whether the plant came back, came first, or was let go.
+func TestAfterANoNothingOfTheRequestRuns(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name          string
+		before, after string
+		want          error
+	}{
+		{"referred to", `INSERT INTO plants VALUES (1, 'Boston fern'); CREATE TABLE items (plant bigint REFERENCES plants); INSERT INTO items VALUES (1)`,
+			`DELETE FROM items`, &plant.ReferencedError{Table: "items"}},
+		{"deleted earlier", `INSERT INTO plants VALUES (1, 'Boston fern'); DELETE FROM plants`,
+			`INSERT INTO plants VALUES (1, 'Boston fern')`, new(plant.DeletedEarlierError)},
+		{"never there", ``, `INSERT INTO plants VALUES (1, 'Boston fern')`, plant.ErrNotFound},
+		{"kept by a trigger", `INSERT INTO plants VALUES (1, 'Boston fern');
+			CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+			CREATE TRIGGER keep BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION keep()`, `DROP TRIGGER keep ON plants`, plant.ErrStoreRule},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t)
+			s.exec(t, test.before)
+			_, err := s.plants.Delete(in(t, patience), keyed(1, "k"))
+			if fmt.Sprintf("%T", err) != fmt.Sprintf("%T", test.want) && !errors.Is(err, test.want) {
+				t.Fatalf("Delete: %v, want %v", err, test.want)
+			}
+			s.exec(t, test.after)
+			if deleted, err := s.late(t, keyed(1, "k"), 0); deleted || sqlState(err) != uniqueViolation || !s.has(t, 1) {
+				t.Errorf("an attempt that came after the no: deleted %v, %v; the plant is there: %v; want a violation of plant_deletions_once, and the plant",
+					deleted, err, s.has(t, 1))
+			}
+			// The client's next request is another turn.
+			if result, err := s.plants.Delete(in(t, patience), keyed(1, "k")); err != nil || result.Replayed {
+				t.Errorf("the next request: %+v, %v; want deleted", result, err)
+			}
+			s.plant(t, 1)
+			for number := range 2 {
+				if deleted, _ := s.late(t, keyed(1, "k"), number); deleted {
+					t.Errorf("an attempt of turn %d deleted the plant that came back", number)
+				}
+			}
+			if result, err := s.plants.Delete(in(t, patience), keyed(1, "k")); err != nil || !result.Replayed || !s.has(t, 1) {
+				t.Errorf("a late retry: %+v, %v, the plant is there: %v; want replayed, and the plant", result, err, s.has(t, 1))
+			}
+			if diff := cmp.Diff([]string{"1 k 0"}, s.refusals(t)); diff != "" {
+				t.Errorf("refusals (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A no is recorded where an attempt may be open, and costs nothing elsewhere.
+func TestARefusalIsRecordedOnlyWhereAnAttemptMayBeOpen(t *testing.T) {
+	t.Parallel()
+	s, w := lossy(t, pgtest.New(t), "")
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); !errors.Is(err, plant.ErrNotFound) {
+		t.Fatalf("Delete: %v, want ErrNotFound", err)
+	}
+	if got := s.refusals(t); len(got) != 0 {
+		t.Errorf("after a no without a key of the client's: refusals %q, want none", got)
+	}
+	w.loseAnswers.Store(1)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); !errors.Is(err, plant.ErrNotFound) {
+		t.Fatalf("Delete whose first answer was lost: %v, want ErrNotFound", err)
+	}
+	for range 2 {
+		if _, err := s.plants.Delete(in(t, patience), keyed(1, "other")); !errors.Is(err, plant.ErrNotFound) {
+			t.Fatalf("Delete: %v, want ErrNotFound", err)
+		}
+	}
+	if diff := cmp.Diff([]string{"1 k 0", "1 other 0", "1 other 1"}, s.refusals(t)); diff != "" {
+		t.Errorf("refusals (-want +got):\n%s", diff)
+	}
+}
+
+// An attempt that is about to be committed is waited for. Once it is, the plant was
+// deleted under the key after all.
+func TestARefusalWaitsForAnAttemptUnderWay(t *testing.T) {
+	t.Parallel()
+	for _, commits := range []bool{true, false} {
+		t.Run(fmt.Sprintf("commits=%v", commits), func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t)
+			s.exec(t, `CREATE TABLE items (plant bigint REFERENCES plants); INSERT INTO plants VALUES (1, 'Boston fern'); INSERT INTO items VALUES (1)`)
+			tx, err := s.owner.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The entry of an attempt, whose answer hangs.
+			if _, err := tx.Exec(t.Context(), `INSERT INTO plant_deletions (plant_id, shape, plant, deleted_by, request_id, idempotency_key)
+				VALUES (1, 1, '(1)', 'tester', 'before', 'k')`); err != nil {
+				t.Fatal(err)
+			}
+			type answer struct {
+				result plant.Result
+				err    error
+			}
+			answered := make(chan answer)
+			go func() {
+				result, err := s.plants.Delete(in(t, patience), keyed(1, "k"))
+				answered <- answer{result, err}
+			}()
+			s.seeWaits(t, 1)
+			end := tx.Rollback
+			if commits {
+				end = tx.Commit
+			}
+			if err := end(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			got := <-answered
+			if _, refused := errors.AsType[*plant.ReferencedError](got.err); commits != got.result.Replayed || commits == refused {
+				t.Errorf("got %+v, %v; want replayed: %v, otherwise a ReferencedError", got.result, got.err, commits)
+			}
+		})
+	}
+}
+
+// A refusal that can't be written leaves the fate of an open attempt unknown.
+func TestARefusalThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	setUp := storeOn(t, database, "")
+	setUp.exec(t, `REVOKE EXECUTE ON FUNCTION plantstore_refuse FROM plantstore_app`)
+	simulated(t, func(t *testing.T) {
+		s, w := lossy(t, database, "")
+		_, err := s.plants.Delete(in(t, time.Second), keyed(1, "k"))
+		if err == nil || isDefinite(err) || errors.Is(err, plant.ErrUnknown) {
+			t.Errorf("Delete: %v, want neither a definite no nor ErrUnknown, as no attempt was lost", err)
+		}
+		w.loseAnswers.Store(1)
+		if _, err := s.plants.Delete(in(t, time.Second), keyed(2, "k")); !errors.Is(err, plant.ErrUnknown) {
+			t.Errorf("Delete whose first answer was lost: %v, want ErrUnknown", err)
+		}
+	})
+}
+
+// The function that writes refusals can't make a deletion up, and shows nothing.
+func TestRefusalsAreNoDeletions(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.plant(t, 1)
+	if _, err := s.plants.Delete(in(t, patience), keyed(1, "k")); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []int64{1, 2} {
+		if _, err := s.plants.Delete(in(t, patience), keyed(id, "other")); err == nil {
+			t.Fatal("Delete: no error, want a refusal")
+		}
+	}
+	if diff := cmp.Diff([]string{"1 other 0", "2 other 0"}, s.refusals(t)); diff != "" {
+		t.Fatalf("refusals (-want +got):\n%s", diff)
+	}
+	if list, err := l.List(t.Context(), LedgerFilter{}, 100, true); err != nil || len(list) != 1 || list[0].IdempotencyKey != "k" {
+		t.Errorf("List = %+v, %v; want the one deletion", list, err)
+	}
+	var refusal int64
+	if err := s.owner.QueryRow(t.Context(), `SELECT max(id) FROM plant_deletions`).Scan(&refusal); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Get(t.Context(), refusal); !errors.Is(err, ErrNoDeletion) {
+		t.Errorf("Get of a refusal: %v, want ErrNoDeletion", err)
+	}
+	if _, err := l.Restore(t.Context(), []int64{refusal}, RestoreOptions{}); !isRefused(err) {
+		t.Errorf("Restore of a refusal: %v, want a RefusedError", err)
+	}
+	undo, err := l.Undoable(t.Context(), "tester", time.Now().Add(-time.Hour), time.Time{})
+	if err != nil || len(undo.IDs) != 1 || undo.Superseded != 0 {
+		t.Errorf("Undoable = %+v, %v; want the one deletion", undo, err)
+	}
+	if _, err := l.Restore(t.Context(), undo.IDs, RestoreOptions{}); err != nil || !s.has(t, 1) {
+		t.Errorf("Restore of a plant with a later refusal: %v, the plant is there: %v", err, s.has(t, 1))
+	}
+	var earlier *plant.DeletedEarlierError
+	if _, err := s.plants.Delete(in(t, patience), keyed(2, "k")); !errors.Is(err, plant.ErrNotFound) || errors.As(err, &earlier) {
+		t.Errorf("Delete of a plant that was only refused: %v, want ErrNotFound", err)
+	}
+}
+
+func isRefused(err error) bool {
+	_, ok := errors.AsType[*RefusedError](err)
+	return ok
+}
+
+// A purge takes the entries of one key only together: a deletion without the
+// refusals before it would not be met by a retry.
+func TestAPurgeTakesAKeysEntriesTogether(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	if _, err := s.plants.Delete(in(t, patience), keyed(1, "k")); !errors.Is(err, plant.ErrNotFound) {
+		t.Fatalf("Delete: %v, want ErrNotFound", err)
+	}
+	s.exec(t, `UPDATE plant_deletions SET deleted_at = now() - interval '30 days'`)
+	s.plant(t, 1)
+	if _, err := s.plants.Delete(in(t, patience), keyed(1, "k")); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := l.Older(t.Context(), IdempotencyHorizon); n != 0 || err != nil {
+		t.Errorf("Older = %d, %v; want 0, none", n, err)
+	}
+	if n, err := l.Purge(t.Context(), IdempotencyHorizon, func(int64) {}); n != 0 || err != nil {
+		t.Errorf("Purge = %d, %v; want 0, none", n, err)
+	}
+	s.plant(t, 1)
+	if result, err := s.plants.Delete(in(t, patience), keyed(1, "k")); err != nil || !result.Replayed || !s.has(t, 1) {
+		t.Errorf("a retry after the purge: %+v, %v, the plant is there: %v; want replayed, and the plant", result, err, s.has(t, 1))
+	}
+	s.exec(t, `UPDATE plant_deletions SET deleted_at = now() - interval '30 days'`)
+	if n, err := l.Purge(t.Context(), IdempotencyHorizon, func(int64) {}); n != 2 || err != nil {
+		t.Errorf("Purge of the whole key = %d, %v; want 2, none", n, err)
+	}
+}
+
+// The refusal is durable before the client is told, like a deletion.
+func TestRefusalsAreDurable(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.exec(t, `CREATE TABLE commits (mode text);
+		CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+			'BEGIN INSERT INTO public.commits VALUES (current_setting(''synchronous_commit'')); RETURN NULL; END';
+		CREATE CONSTRAINT TRIGGER note AFTER INSERT ON plant_deletions DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION note()`)
+	conn, err := s.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(t.Context(), `SET synchronous_commit = off`, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if refused, err := refuse(ctx, conn.Conn(), keyed(1, "k"), patience); !refused || err != nil {
+		t.Fatalf("refuse = %v, %v; want true, none", refused, err)
+	}
+	if diff := cmp.Diff([]string{"on"}, stringsOf(t, s.owner, `SELECT mode FROM commits`)); diff != "" {
+		t.Errorf("synchronous_commit at the commit (-want +got):\n%s", diff)
+	}
+}

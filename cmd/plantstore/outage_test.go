@@ -87,7 +87,7 @@ func socketFolder(t *testing.T, pg *localpg.Server) string {
 
 // longTimeout lets no request fail because an outage took long on a machine that
 // is busy with other things.
-const longTimeout = "--request-timeout=3m"
+var longTimeout = []string{"--request-timeout=3m", "--shutdown-timeout=3m"}
 
 // clients delete distinct plants, 8 at a time, without retries of their own,
 // until stopped or out of plants.
@@ -152,7 +152,7 @@ func ledgered(t *testing.T, pg *localpg.Server) (gone, left int) {
 func TestARestartOfPostgresIsASlow204(t *testing.T) {
 	t.Parallel()
 	const plants = 100_000
-	s, _ := newSite(t, plants, false, longTimeout)
+	s, _ := newSite(t, plants, false, longTimeout...)
 	c := s.clients(t, plants)
 	for _, outage := range []time.Duration{0, time.Second, 5 * time.Second} {
 		c.more(t, 50)
@@ -174,7 +174,7 @@ func TestARestartOfPostgresIsASlow204(t *testing.T) {
 func TestAFailoverIsASlow204(t *testing.T) {
 	t.Parallel()
 	const plants = 100_000
-	s, standby := newSite(t, plants, true, longTimeout)
+	s, standby := newSite(t, plants, true, longTimeout...)
 	c := s.clients(t, plants)
 	c.more(t, 100)
 	if err := s.primary.Stop(t.Context(), localpg.Kill); err != nil {
@@ -203,7 +203,7 @@ func TestClientsThatHangUp(t *testing.T) {
 	const plants, atOnce = 10_000, 100
 	// They do not wait for each other, so the bound on what is in flight would
 	// refuse some.
-	s, _ := newSite(t, plants, false, "--max-in-flight=10000", longTimeout)
+	s, _ := newSite(t, plants, false, append([]string{"--max-in-flight=10000"}, longTimeout...)...)
 	address := strings.TrimPrefix(s.public, "http://")
 	var next atomic.Int64
 	var wg sync.WaitGroup

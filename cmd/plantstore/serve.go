@@ -40,8 +40,9 @@ func (f *serveTuning) Validate() error {
 	switch {
 	case f.RequestTimeout < 100*time.Millisecond || f.RequestTimeout > 10*time.Minute:
 		return fmt.Errorf("--request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is %s: it must be from 100ms to 10m", f.RequestTimeout)
-	case f.ShutdownTimeout < 0:
-		return fmt.Errorf("--shutdown-timeout (PLANTSTORE_SHUTDOWN_TIMEOUT) is %s: it must not be negative", f.ShutdownTimeout)
+	case f.RequestTimeout > f.ShutdownTimeout:
+		return fmt.Errorf("--request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is %s: it must not be longer than --shutdown-timeout (PLANTSTORE_SHUTDOWN_TIMEOUT), which is %s: the end would cut requests off",
+			f.RequestTimeout, f.ShutdownTimeout)
 	case f.MaxInFlight < 1:
 		return fmt.Errorf("--max-in-flight (PLANTSTORE_MAX_IN_FLIGHT) is %d: it must be at least 1", f.MaxInFlight)
 	case f.MaxConnections < 1:

@@ -77,7 +77,7 @@ func (s *Server) dropBody(c echo.Context) error {
 		return errTooLarge
 	case err == nil && connection.SetReadDeadline(time.Time{}) == nil:
 		// All of it was there. The server goes on reading, for the next request.
-		if !s.draining.Load() {
+		if !s.draining.Load() && !endIsDoubtful(r) {
 			c.Response().Header().Del("Connection")
 		}
 	}

@@ -41,7 +41,7 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		c.Set(exchangeKey, x)
 		header := c.Response().Header()
 		header.Set(headerRequestID, x.requestID)
-		if s.draining.Load() {
+		if s.draining.Load() || endIsDoubtful(c.Request()) {
 			header.Set("Connection", "close")
 		}
 
@@ -82,6 +82,15 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		s.Log.LogAttrs(context.Background(), level, "request", attrs...)
 		return nil
 	}
+}
+
+// endIsDoubtful reports whether somebody between the client and us may take the
+// request to end elsewhere than net/http does. That drops a Content-Length that
+// comes together with a Transfer-Encoding, and a Transfer-Encoding of HTTP/1.0, and
+// does not tell us: so it is any request that can have been one of these. Nothing
+// more may be read from its connection (RFC 9112, 6.1).
+func endIsDoubtful(r *http.Request) bool {
+	return len(r.TransferEncoding) > 0 || !r.ProtoAtLeast(1, 1)
 }
 
 // routeOf is the route's pattern, which no client controls.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -147,6 +148,64 @@ func TestSlowHeadersAreCut(t *testing.T) {
 			t.Errorf("connection closed after %v, want %v", took, want)
 		}
 	})
+}
+
+// A client that says nothing, sends its body bit by bit, never reads its answer or
+// has no further request keeps its connection for a while and not for ever.
+func TestSlowClientsAreCut(t *testing.T) {
+	t.Parallel()
+	const head = " HTTP/1.1\r\nHost: plants.example\r\n"
+	for _, tt := range []struct {
+		name, request   string
+		trickles, reads bool
+		after           time.Duration
+	}{
+		{"silent", "", false, true, 5 * time.Second},
+		// A deletion does not wait for its body, see bodyTimeout. Where it is refused
+		// before, net/http reads on.
+		{"body", "DELETE /plants/1" + head + "Content-Length: 4000\r\n\r\n", true, true, 10 * time.Second},
+		{"reader", "GET /docs/swagger-ui-bundle.js" + head + "\r\n", false, false, 15 * time.Second},
+		{"idle", "GET /openapi.yaml" + head + "\r\n", false, true, 2 * time.Minute},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := run(t, testConfig(), newPipeListener(), newPipeListener())
+				client, server := net.Pipe()
+				watched := &watchedConn{Conn: server, closed: make(chan struct{})}
+				s.public.(*pipeListener).conns <- watched
+				began := time.Now()
+				var group sync.WaitGroup
+				if tt.reads {
+					group.Go(func() { io.Copy(io.Discard, client) })
+				}
+				group.Go(func() {
+					_, err := io.WriteString(client, tt.request)
+					for ; err == nil && tt.trickles; time.Sleep(time.Second) {
+						_, err = io.WriteString(client, " ")
+					}
+				})
+				<-watched.closed
+				if took := time.Since(began); took != tt.after {
+					t.Errorf("the connection is closed after %s, want %s", took, tt.after)
+				}
+				client.Close()
+				group.Wait()
+			})
+		})
+	}
+}
+
+// A watchedConn tells when it is closed.
+type watchedConn struct {
+	net.Conn
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (c *watchedConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
 }
 
 func TestSlowDeletionIsAnswered(t *testing.T) {

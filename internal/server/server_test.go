@@ -1,13 +1,16 @@
 package server
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -483,6 +486,57 @@ func TestBodyThatNeverComes(t *testing.T) {
 	}
 }
 
+// Where two headers, or two versions of HTTP, disagree about where a request ends,
+// what follows it on the connection may be part of it: nothing more is read (RFC
+// 9112, 6.1). Go's server hides from us that there was a Content-Length.
+func TestConnectionEndsWhereARequestsEndIsDoubtful(t *testing.T) {
+	t.Parallel()
+	const chunked = "Transfer-Encoding: chunked"
+	follows := "DELETE /plants/2 HTTP/1.1\r\nHost: plants.example\r\n" + asAlice + "\r\n\r\n"
+	tests := []struct {
+		name, line string
+		headers    []string
+		body       string
+		want       int
+	}{
+		{"both lengths", "DELETE /plants/1 HTTP/1.1", []string{asAlice, "Content-Length: 2", chunked}, "2\r\n{}\r\n0\r\n\r\n", 204},
+		{"both, the other way round", "DELETE /plants/1 HTTP/1.1", []string{asAlice, chunked, "Content-Length: 2"}, "2\r\n{}\r\n0\r\n\r\n", 204},
+		{"both, refused", "DELETE /plants/1 HTTP/1.1", []string{"Content-Length: 2", chunked}, "2\r\n{}\r\n0\r\n\r\n", 401},
+		{"both, another route", "GET /openapi.yaml HTTP/1.1", []string{"Content-Length: 2", chunked}, "2\r\n{}\r\n0\r\n\r\n", 200},
+		{"chunked in HTTP/1.0", "DELETE /plants/1 HTTP/1.0", []string{asAlice, "Connection: keep-alive", chunked}, "0\r\n\r\n", 204},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			var deleted atomic.Int32
+			c := testConfig()
+			c.Plants = fakePlants(func(_ context.Context, d plant.Deletion) (plant.Result, error) {
+				if d.Plant != 1 {
+					t.Errorf("what followed the request deleted plant %d", d.Plant)
+				}
+				deleted.Add(1)
+				return plant.Result{}, nil
+			})
+			conn := dial(t, start(t, c).public)
+			fmt.Fprintf(conn, "%s\r\nHost: plants.example\r\n%s\r\n\r\n%s%s", tt.line, strings.Join(tt.headers, "\r\n"), tt.body, follows)
+			reader := bufio.NewReader(conn)
+			response, err := http.ReadResponse(reader, nil)
+			if err != nil || response.StatusCode != tt.want || !response.Close {
+				t.Fatalf("answer %v, %v; want %d and Connection: close", response, err, tt.want)
+			}
+			if _, err := io.Copy(io.Discard, response.Body); err != nil {
+				t.Errorf("body of the answer: %v", err)
+			}
+			if rest, _ := io.ReadAll(reader); len(rest) > 0 {
+				t.Errorf("after the answer comes %q, want the connection closed", rest)
+			}
+			if got := deleted.Load(); tt.want == 204 && got != 1 {
+				t.Errorf("%d deletions, want 1", got)
+			}
+		})
+	}
+}
+
 func TestDeletionOutlivesItsClient(t *testing.T) {
 	t.Parallel()
 	started, noticed, release := make(chan context.Context), make(chan struct{}), make(chan struct{})
@@ -536,6 +590,9 @@ func TestMaxInFlight(t *testing.T) {
 	}
 	if got, want := s.ask(t, del()).code(), 50302; got != want {
 		t.Errorf("one more: answer %d, want %d", got, want)
+	}
+	if diff := cmp.Diff([]string{`plantstore_deletions_total{outcome="overloaded"} 1`}, samples(t, s.Server, "plantstore_deletions_total")); diff != "" {
+		t.Errorf("deletions (-want +got):\n%s", diff)
 	}
 	wrong := request{method: "DELETE", target: "/plants/x", headers: []string{asAlice}}
 	if got, want := s.ask(t, wrong).code(), 40001; got != want {

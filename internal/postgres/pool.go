@@ -66,6 +66,11 @@ func Open(ctx context.Context, url string) (*DB, error) {
 		return c, c.SetDeadline(time.Time{}) // an ordinary connection: see dialBriefly
 	}
 	config.AfterConnect = prepareSession
+	// What is sent on a connection that has ended meanwhile has a fate that nobody
+	// knows. It is cheaper to look first.
+	config.PrepareConn = func(_ context.Context, conn *pgx.Conn) (bool, error) {
+		return !gone(conn.PgConn().Conn()), nil
+	}
 	if conn.ValidateConnect != nil || several(&conn.Config) {
 		// Only a server that can be written to is of use, whatever
 		// target_session_attrs says. SHOW, which this asks with, can't be led astray
@@ -112,6 +117,9 @@ func dialBriefly(ctx context.Context, d *net.Dialer, timeout time.Duration, netw
 // A briefFarewell is a connection whose deadlines are near, if they are in the
 // future at all: pgx sets such ones only to end a connection.
 type briefFarewell struct{ net.Conn }
+
+// NetConn returns the connection itself, as in crypto/tls.
+func (c *briefFarewell) NetConn() net.Conn { return c.Conn }
 
 func (c *briefFarewell) SetDeadline(t time.Time) error {
 	if limit := time.Now().Add(farewellTimeout); t.After(limit) {

@@ -395,3 +395,44 @@ func TestDownOfSomebodyElses(t *testing.T) {
 		t.Errorf("Down: %v, want %s", err, want)
 	}
 }
+
+// The lock goes with the connection. Between two migrations as well, a run that has
+// lost its connection does not get another one, without the lock.
+func TestARunThatLostItsLockEnds(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	super := connect(t, database.Super)
+	set := extended(t, map[string]string{
+		"00101_a.sql": "-- +goose Up\nCREATE TABLE public.a ();\n", "00102_b.sql": "-- +goose Up\nCREATE TABLE public.b ();\n",
+	})
+	told := events{on: func(e migrate.Event) {
+		if e.Kind == migrate.Finished {
+			exec(t, super, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'plantstore migrate' AND datname = current_database()`)
+			for len(query(t, super, `SELECT pid::text FROM pg_stat_activity WHERE application_name = 'plantstore migrate' AND datname = current_database()`)) > 0 {
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}}
+	changes, err := set.Up(t.Context(), database.Owner, migrate.Options{Notify: told.notify})
+	if err == nil || len(changes) != 1 {
+		t.Errorf("Up = %v, %v; want the first migration, and an error", changes, err)
+	}
+	if got := query(t, super, `SELECT to_regclass('public.b')::text WHERE to_regclass('public.b') IS NOT NULL`); len(got) != 0 {
+		t.Error("the second migration was applied without the lock")
+	}
+}
+
+// A run that can't record what others have applied ends before it applies more.
+func TestChecksumsThatCannotBeRecorded(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	conn := connect(t, database.Owner)
+	exec(t, conn, `TRUNCATE plantstore_migrations;
+		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''disk full''; END';
+		CREATE TRIGGER refuse BEFORE INSERT ON plantstore_migrations FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nCREATE TABLE public.a ();\n"})
+	changes, err := set.Up(t.Context(), database.Owner, migrate.Options{})
+	if err == nil || !strings.Contains(err.Error(), "disk full") || len(changes) != 0 {
+		t.Errorf("Up = %v, %v; want nothing, and the error of the record", changes, err)
+	}
+}

@@ -380,6 +380,10 @@ func TestChecksums(t *testing.T) {
 	// Our Down forgets.
 	more := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nSELECT 1;\n-- +goose Down\nSELECT 2;\n"})
 	up(more)
+	// Another run does not forget what has changed.
+	if p = plan(t, more, database.Owner); len(p.Trouble) != 1 || !strings.Contains(p.Trouble[0].Message, "00003_record_deletions.sql has changed") {
+		t.Errorf("after another run: trouble %v; want that 3 has changed", p.Trouble)
+	}
 	if _, err := more.Down(t.Context(), database.Owner, migrate.Options{}); err != nil {
 		t.Fatal(err)
 	}

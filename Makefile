@@ -1,7 +1,7 @@
 # The two commands of a newcomer are `make run` and `make test`.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint fuzz chaos bench
+.PHONY: help run test lint fuzz model chaos bench
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
@@ -43,6 +43,9 @@ lint: ## Check format, vet, staticcheck and go.mod
 
 fuzz: ## Throw generated requests at the server for a minute
 	go test -run '^$$' -fuzz FuzzRequest -fuzztime $(or $(FUZZTIME),60s) ./internal/server
+
+model: ## Look for a lie in every state that the protocol of a deletion can reach
+	@cmd/chaos/model/check
 
 chaos: ## Break everything at random for 10 minutes and check that no answer lied
 	@deploy/postgres/ensure.sh

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"io"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -144,6 +145,27 @@ func TestReadmeNamesEveryFault(t *testing.T) {
 	for _, name := range programs.Sabotages() {
 		if !strings.Contains(string(b), "-sabotage "+name) {
 			t.Errorf("README.md does not name the sabotage %s", name)
+		}
+	}
+}
+
+func TestReadmeNamesWhatTheModelAsserts(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	model, err := os.ReadFile("model/deletion.pml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := regexp.MustCompile(`(?m)^#ifn?def (\w+_\w+)$|assert\(.*/\* ([A-Z0-9]+)`).FindAllStringSubmatch(string(model), -1)
+	if len(names) < 10 {
+		t.Errorf("%d switches and assertions found in the model: %q", len(names), names)
+	}
+	for _, n := range names {
+		if name := n[1] + n[2]; !strings.Contains(string(readme), "\n| `"+name+"` |") {
+			t.Errorf("README.md does not name %s of model/deletion.pml", name)
 		}
 	}
 }

@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-	"golang.org/x/sync/semaphore"
-	"golang.org/x/sync/singleflight"
 
 	"plantstore/internal/auth"
 	"plantstore/internal/plant"
@@ -19,41 +18,41 @@ import (
 const (
 	// cachedTokens bounds the cache of tokens that are in use.
 	cachedTokens = 1024
-	// concurrentLookups bounds how many different tokens are looked up at a
-	// time, so that a flood of made-up ones cannot fill the pool's queue. The
-	// others wait for their turn.
-	concurrentLookups = 64
 	// lastUseEvery is how precisely a token's last use is known.
 	lastUseEvery = time.Minute
 )
 
 // Tokens looks tokens up, and issues and revokes them.
 type Tokens struct {
-	db      *DB
-	ttl     time.Duration
-	cache   *lru.Cache[auth.Digest, cached]
-	flights singleflight.Group
-	lookups *semaphore.Weighted
-	used    chan string // names of tokens whose last use is to be noted
+	db    *DB
+	ttl   time.Duration
+	cache *lru.Cache[auth.Digest, *cached]
+	// known looks up tokens that were good a moment ago, unknown all others: a
+	// flood of made-up ones has to wait for itself only.
+	known, unknown lane
+	used           chan string // names of tokens whose last use is to be noted
 }
 
+// A cached token is one that the database has, good or not.
 type cached struct {
 	token  auth.Token
 	readAt time.Time
+	// used tells whether it was authenticated since it was read, and nudged whether
+	// that has led to reading it again.
+	used, nudged atomic.Bool
 }
 
 // Tokens returns the tokens of the database. What was read of one is believed
 // for ttl: the longest that a revoked token can live.
 func (db *DB) Tokens(ttl time.Duration) *Tokens {
-	cache, err := lru.New[auth.Digest, cached](cachedTokens)
+	cache, err := lru.New[auth.Digest, *cached](cachedTokens)
 	if err != nil {
 		panic(err) // only for a size that is not positive
 	}
-	return &Tokens{
-		db: db, ttl: ttl, cache: cache,
-		lookups: semaphore.NewWeighted(concurrentLookups),
-		used:    make(chan string, cachedTokens),
-	}
+	t := &Tokens{db: db, ttl: ttl, cache: cache, used: make(chan string, cachedTokens)}
+	t.unknown.read = t.read
+	t.known.read = func(asked []auth.Digest) (map[auth.Digest]auth.Token, error) { return t.read(t.withDue(asked)) }
+	return t
 }
 
 // Authenticate returns whom a token was issued to. It returns
@@ -67,78 +66,157 @@ func (t *Tokens) Authenticate(ctx context.Context, token string) (auth.Principal
 	}
 	now := time.Now()
 	c, ok := t.cache.Get(digest)
-	if !ok || now.Sub(c.readAt) >= t.ttl {
-		if c.token, err = t.lookUp(ctx, digest); err != nil {
-			return auth.Principal{}, err
+	if ok && now.Sub(c.readAt) < t.ttl {
+		if !c.token.ValidAt(now) {
+			return auth.Principal{}, auth.ErrInvalidToken
 		}
+		t.keep(c, now)
+		return c.token.Principal, nil
 	}
-	if !c.token.ValidAt(now) {
+	through := &t.unknown
+	if ok && c.token.ValidAt(now) {
+		through = &t.known
+	}
+	found, err := lookUp(ctx, through, digest)
+	if err != nil {
+		return auth.Principal{}, err
+	}
+	if !found.ValidAt(now) {
 		return auth.Principal{}, auth.ErrInvalidToken
 	}
-	return c.token.Principal, nil
+	return found.Principal, nil
 }
 
-// lookUp reads a token, together with whoever else wants the same one now, and
-// goes on trying until the deadline.
-func (t *Tokens) lookUp(ctx context.Context, digest auth.Digest) (auth.Token, error) {
+// keep notes that a token is in use. From half of its time on it is read again in
+// the background, so that no request has to wait for that.
+func (t *Tokens) keep(c *cached, now time.Time) {
+	if !c.used.Load() {
+		c.used.Store(true)
+	}
+	if now.Sub(c.readAt) >= t.ttl/2 && c.nudged.CompareAndSwap(false, true) {
+		t.known.nudge()
+	}
+}
+
+// withDue adds to some tokens those that are in use and will have to be read again
+// soon: it may as well be by the same statement.
+func (t *Tokens) withDue(asked []auth.Digest) []auth.Digest {
+	now := time.Now()
+	for _, digest := range t.cache.Keys() {
+		c, ok := t.cache.Peek(digest)
+		if ok && c.used.Load() && c.token.ValidAt(now) && now.Sub(c.readAt) >= t.ttl/4 {
+			asked = append(asked, digest)
+		}
+	}
+	return asked
+}
+
+// lookUp has a token read and goes on trying until the deadline.
+func lookUp(ctx context.Context, through *lane, digest auth.Digest) (auth.Token, error) {
 	pause := backoff()
 	for {
-		flight := t.flights.DoChan(string(digest[:]), func() (any, error) { return t.read(digest) })
-		var err error
+		asked := through.ask(digest)
 		select {
 		case <-ctx.Done():
+			through.leave(asked)
 			return auth.Token{}, wrap(plant.ErrUnavailable, ctx.Err())
-		case r := <-flight:
-			if r.Err == nil {
-				return r.Val.(auth.Token), nil
-			}
-			err = r.Err
+		case <-asked.done:
 		}
-		if errors.Is(err, auth.ErrInvalidToken) {
-			return auth.Token{}, err
-		}
-		if judge(err, false).next == done {
-			return auth.Token{}, wrap(plant.ErrUnavailable, err)
+		switch {
+		case asked.err == nil && asked.found:
+			return asked.token, nil
+		case asked.err == nil:
+			return auth.Token{}, auth.ErrInvalidToken
+		case judge(asked.err, false).next == done:
+			return auth.Token{}, wrap(plant.ErrUnavailable, asked.err)
 		}
 		wait, _ := pause.Next()
 		select {
 		case <-ctx.Done():
-			return auth.Token{}, wrap(plant.ErrUnavailable, err)
+			return auth.Token{}, wrap(plant.ErrUnavailable, asked.err)
 		case <-time.After(wait):
 		}
 	}
 }
 
-// read reads a token once. It has a time limit of its own, because no one of the
-// requests that wait for it may end it for the others.
-func (t *Tokens) read(digest auth.Digest) (auth.Token, error) {
+// read reads tokens, and returns those that there are. It has a time limit of its
+// own, because no one of the requests that wait for it may end it for the others.
+func (t *Tokens) read(digests []auth.Digest) (map[auth.Digest]auth.Token, error) {
+	if len(digests) == 0 {
+		return nil, nil
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), connectTimeout)
 	defer cancel()
-	if err := t.lookups.Acquire(ctx, 1); err != nil {
-		return auth.Token{}, err
+	wanted := make([][]byte, len(digests))
+	for i := range digests {
+		wanted[i] = digests[i][:]
 	}
-	defer t.lookups.Release(1)
-
+	pipeline := pinned()
+	pipeline.Queue(`
+		SELECT w.n, t.name, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
+		FROM pg_catalog.unnest($1::pg_catalog.bytea[]) WITH ORDINALITY w (digest, n), LATERAL public.plantstore_token(w.digest) t`, wanted)
 	readAt := time.Now()
-	var tok auth.Token
-	err := queryRow(ctx, t.db.pool, scanToken(&tok), `
-		SELECT t.name, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
-		FROM public.plantstore_token($1::pg_catalog.bytea) t`, digest[:])
-	if errors.Is(err, pgx.ErrNoRows) {
-		t.cache.Remove(digest)
-		return auth.Token{}, auth.ErrInvalidToken
+	results := t.db.pool.SendBatch(ctx, pipeline)
+	tokens := make(map[auth.Digest]auth.Token)
+	err := readRows(results, func(row pgx.CollectableRow) error {
+		var n int64
+		var token auth.Token
+		if err := row.Scan(append([]any{&n}, scanToken(&token)...)...); err != nil {
+			return err
+		}
+		tokens[digests[n-1]] = token
+		return nil
+	})
+	if closeErr := results.Close(); err == nil {
+		err = closeErr
 	}
 	if err != nil {
-		return auth.Token{}, err
+		return nil, err
 	}
-	t.cache.Add(digest, cached{tok, readAt})
-	if tok.ValidAt(readAt) && readAt.Sub(tok.LastUsedAt) >= lastUseEvery {
-		select {
-		case t.used <- tok.Name:
-		default: // it will be noted another time
+	for _, digest := range digests {
+		token, ok := tokens[digest]
+		if !ok {
+			t.cache.Remove(digest)
+			continue
+		}
+		t.cache.Add(digest, &cached{token: token, readAt: readAt})
+		if token.ValidAt(readAt) && readAt.Sub(token.LastUsedAt) >= lastUseEvery {
+			select {
+			case t.used <- token.Name:
+			default: // it will be noted another time
+			}
 		}
 	}
-	return tok, nil
+	return tokens, nil
+}
+
+// readRows calls scan for each row of the statement that comes after the first of a
+// pinned pipeline.
+func readRows(results pgx.BatchResults, scan func(pgx.CollectableRow) error) error {
+	if _, err := results.Exec(); err != nil {
+		return err
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := scan(rows); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
+
+// Knows reports whether a token was good when it was last read, however long ago.
+func (t *Tokens) Knows(token string) bool {
+	digest, err := auth.DigestOf(token)
+	if err != nil {
+		return false
+	}
+	c, ok := t.cache.Peek(digest)
+	return ok && c.token.ValidAt(time.Now())
 }
 
 // NoteUse writes down the last use of the tokens that are authenticated, until
@@ -205,25 +283,15 @@ func (t *Tokens) List(ctx context.Context) ([]auth.Token, error) {
 		SELECT name, scopes, created_at, expires_at, revoked_at, last_used_at FROM public.api_tokens ORDER BY name`)
 	results := t.db.pool.SendBatch(ctx, pipeline)
 	defer results.Close()
-	tokens, err := collectTokens(results)
+	var tokens []auth.Token
+	err := readRows(results, func(row pgx.CollectableRow) error {
+		tokens = append(tokens, auth.Token{})
+		return row.Scan(scanToken(&tokens[len(tokens)-1])...)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list tokens: %w", t.db.explain(err))
 	}
 	return tokens, nil
-}
-
-func collectTokens(results pgx.BatchResults) ([]auth.Token, error) {
-	if _, err := results.Exec(); err != nil {
-		return nil, err
-	}
-	rows, err := results.Query()
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (t auth.Token, err error) {
-		err = row.Scan(scanToken(&t)...)
-		return t, err
-	})
 }
 
 // Revoke ends a token. It returns when it had been revoked before, unless zero,

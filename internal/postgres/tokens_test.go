@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -80,6 +81,22 @@ func TestAuthenticate(t *testing.T) {
 	if before, err := issued.Revoke(t.Context(), "back-office"); err != nil || before.IsZero() {
 		t.Errorf("second Revoke = %v, %v; want when it was revoked, none", before, err)
 	}
+	forever := create(t, issued, "for-ever", time.Time{})
+	for name, token := range map[string]string{"revoked": good, "never seen": forever, "of no shape of ours": "abc"} {
+		if tokens.Knows(token) {
+			t.Errorf("a token that is %s is known, want that it is not", name)
+		}
+	}
+	for _, want := range []error{nil, auth.ErrInvalidToken} {
+		if _, err := tokens.Authenticate(in(t, patience), forever); !errors.Is(err, want) {
+			t.Errorf("Authenticate: %v, want %v", err, want)
+		}
+		if got := tokens.Knows(forever); got != (want == nil) {
+			t.Errorf("Knows of a token after %v: %v", want, got)
+		}
+		s.exec(t, `DELETE FROM api_tokens WHERE name = 'for-ever'`)
+		time.Sleep(ttl)
+	}
 	if _, err := issued.Revoke(t.Context(), "nobody"); !errors.Is(err, ErrNoToken) {
 		t.Errorf("Revoke of no token: %v, want ErrNoToken", err)
 	}
@@ -105,33 +122,278 @@ func TestAuthenticateWithoutDatabase(t *testing.T) {
 	})
 }
 
-// After a start, or a quiet time, every client's token is looked up at once.
-func TestManyTokensAtOnceAllGetTheirTurn(t *testing.T) {
+// A gate holds look-ups of a token back after they have read it.
+type gate struct{ store }
+
+// gated puts a gate into the function that looks tokens up.
+func gated(t *testing.T, s store) gate {
+	t.Helper()
+	s.exec(t, `
+		CREATE TABLE public.held (digest bytea);
+		CREATE OR REPLACE FUNCTION public.plantstore_token(wanted bytea) RETURNS TABLE (
+			name text, scopes text[], created_at timestamptz, expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz
+		) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+		BEGIN
+			RETURN QUERY SELECT t.name, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
+				FROM public.api_tokens t WHERE t.digest = wanted;
+			WHILE EXISTS (SELECT FROM public.held h WHERE h.digest = wanted) LOOP
+				PERFORM pg_sleep(0.005);
+			END LOOP;
+		END
+		$$`)
+	return gate{s}
+}
+
+// hold closes the gate for a token.
+func (g gate) hold(t *testing.T, token string) {
+	t.Helper()
+	digest, err := auth.DigestOf(token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.exec(t, `INSERT INTO public.held VALUES ($1)`, digest[:])
+}
+
+func (g gate) open(t *testing.T) {
+	t.Helper()
+	g.exec(t, `DELETE FROM public.held`)
+}
+
+// stands waits until a look-up stands at the gate.
+func (g gate) stands(t *testing.T) {
+	t.Helper()
+	for n := 0; n == 0; {
+		if err := g.owner.QueryRow(in(t, patience), `SELECT count(*) FROM pg_locks WHERE relation = 'public.held'::regclass AND pid <> pg_backend_pid()`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// After a start, or a quiet time, every client's token is looked up at once: in few
+// statements, whatever their number. So is a flood of made-up ones.
+func TestManyTokensAtOnceShareStatements(t *testing.T) {
 	t.Parallel()
-	const clients = 2*concurrentLookups + 22
+	const clients = 150
+	database := pgtest.New(t)
+	issued := issuer(t, database)
+	all := make(map[string]error)
+	for i := range clients {
+		all[create(t, issued, fmt.Sprint("client-", i), time.Time{})] = nil
+		all[auth.NewToken()] = auth.ErrInvalidToken
+	}
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		tokens := s.Tokens(time.Minute)
+		before := s.Stats().Acquires
+		var group sync.WaitGroup
+		for token, want := range all {
+			group.Go(func() {
+				if _, err := tokens.Authenticate(in(t, patience), token); !errors.Is(err, want) {
+					t.Errorf("Authenticate: %v, want %v", err, want)
+				}
+			})
+		}
+		group.Wait()
+		// The first, and all that came meanwhile; on a slow machine in a few parts.
+		if got := s.Stats().Acquires - before; got > clients/5 {
+			t.Errorf("%d tokens took %d statements, want few", len(all), got)
+		}
+	})
+}
+
+// Tokens that nobody knows wait for each other, and not the known ones for them.
+func TestKnownTokensPassTheUnknown(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	gated(t, storeOn(t, database, ""))
+	token := create(t, issuer(t, database), "back-office", time.Time{})
+	// In simulated time, look-ups at the gate do not time out.
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		g := gate{s}
+		tokens := s.Tokens(0)
+		authenticate := func(token string, want error) {
+			if _, err := tokens.Authenticate(in(t, patience), token); !errors.Is(err, want) {
+				t.Errorf("Authenticate: %v, want %v", err, want)
+			}
+		}
+		authenticate(token, nil)
+		madeUp := auth.NewToken()
+		g.hold(t, madeUp)
+		var group sync.WaitGroup
+		group.Go(func() { authenticate(madeUp, auth.ErrInvalidToken) })
+		g.stands(t)
+		for range 50 {
+			group.Go(func() { authenticate(auth.NewToken(), auth.ErrInvalidToken) })
+		}
+		for waiting := 0; waiting < 50; {
+			tokens.unknown.mu.Lock()
+			waiting = len(tokens.unknown.waiting)
+			tokens.unknown.mu.Unlock()
+		}
+		if used := s.Stats().AcquiredConns; used != 1 {
+			t.Errorf("%d connections look made-up tokens up, want 1", used)
+		}
+		before := s.Stats().Acquires
+		authenticate(token, nil)
+		if got := s.Stats().Acquires - before; got != 1 {
+			t.Errorf("%d statements while made-up tokens waited, want that for the known one", got)
+		}
+		g.open(t)
+		group.Wait()
+	})
+}
+
+// What was asked before a request says nothing about a token that was revoked since.
+func TestNoRequestJoinsAnEarlierLookUp(t *testing.T) {
+	t.Parallel()
 	database := pgtest.New(t)
 	s := storeOn(t, database, "")
 	issued := issuer(t, database)
-	all := make([]string, clients)
-	for i := range all {
-		all[i] = create(t, issued, fmt.Sprint("client-", i), time.Time{})
+	g := gated(t, s)
+	token := create(t, issued, "back-office", time.Time{})
+	tokens := s.Tokens(0)
+	g.hold(t, token)
+	var group sync.WaitGroup
+	group.Go(func() { tokens.Authenticate(in(t, patience), token) }) // begins before the end of the token
+	g.stands(t)
+	if _, err := issued.Revoke(t.Context(), "back-office"); err != nil {
+		t.Fatal(err)
 	}
-	tokens := s.Tokens(time.Minute)
-	errs := make(chan error)
-	for _, token := range all {
-		go func() {
-			_, err := tokens.Authenticate(in(t, patience), token)
-			errs <- err
-		}()
+	later := make(chan error)
+	go func() {
+		_, err := tokens.Authenticate(in(t, patience), token)
+		later <- err
+	}()
+	time.Sleep(100 * time.Millisecond) // it may join now; if it comes too late for that, it is right anyway
+	g.open(t)
+	if err := <-later; !errors.Is(err, auth.ErrInvalidToken) {
+		t.Errorf("Authenticate after the token was revoked: %v, want ErrInvalidToken", err)
 	}
-	for range clients {
-		if err := <-errs; err != nil {
-			t.Errorf("Authenticate: %v, want none", err)
+	group.Wait()
+}
+
+// A token in use is read again before what is known of it is too old.
+func TestTokensInUseAreRefreshed(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	issued := issuer(t, database)
+	busy, calm, idle := create(t, issued, "busy", time.Time{}), create(t, issued, "calm", time.Time{}), create(t, issued, "idle", time.Time{})
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		const ttl = time.Minute
+		tokens := s.Tokens(ttl)
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		known := func(token string) bool {
+			t.Helper()
+			_, err := tokens.Authenticate(gone, token)
+			if err != nil && !errors.Is(err, plant.ErrUnavailable) {
+				t.Errorf("Authenticate: %v, want none or ErrUnavailable", err)
+			}
+			synctest.Wait() // until what was started is done
+			return err == nil
+		}
+		for _, token := range []string{busy, calm, idle} {
+			if _, err := tokens.Authenticate(in(t, patience), token); err != nil {
+				t.Fatal(err)
+			}
+		}
+		start := s.Stats().Acquires
+		time.Sleep(ttl * 4 / 10)
+		if !known(busy) || !known(calm) || s.Stats().Acquires != start {
+			t.Errorf("after 0.4 of their time: busy and calm known? %d statements, want none", s.Stats().Acquires-start)
+		}
+		time.Sleep(ttl * 2 / 10)
+		if !known(busy) || s.Stats().Acquires != start+1 {
+			t.Errorf("after 0.6: %d statements for the tokens in use, want 1", s.Stats().Acquires-start)
+		}
+		time.Sleep(ttl * 6 / 10)
+		if !known(busy) || !known(calm) {
+			t.Error("after 1.2: a token in use was not refreshed")
+		}
+		if known(idle) {
+			t.Error("after 1.2: a token that is not in use was refreshed, want it forgotten")
+		}
+		// However much it is used, it does not outlive its end by more than its time.
+		if _, err := issued.Revoke(t.Context(), "busy"); err != nil {
+			t.Fatal(err)
+		}
+		for began := time.Now(); ; time.Sleep(ttl / 10) {
+			_, err := tokens.Authenticate(in(t, patience), busy)
+			if errors.Is(err, auth.ErrInvalidToken) {
+				break
+			}
+			if lived := time.Since(began); err != nil || lived >= ttl {
+				t.Fatalf("a token that was revoked %s ago: %v, want ErrInvalidToken after %s", lived, err, ttl)
+			}
+		}
+	})
+}
+
+// A database that falls silent says nothing about a token, and keeps no place.
+func TestASilentDatabaseSaysNothingOfAToken(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	token := create(t, issuer(t, database), "back-office", time.Time{})
+	simulated(t, func(t *testing.T) {
+		s, w := lossy(t, database, "pool_max_conns=2")
+		for _, tokens := range []*Tokens{s.Tokens(0), s.Tokens(time.Second)} {
+			if _, err := tokens.Authenticate(in(t, patience), token); err != nil {
+				t.Fatal(err)
+			}
+			for range 3 { // more than there are places
+				time.Sleep(time.Second)
+				w.mute()
+				_, err := tokens.Authenticate(in(t, 100*time.Millisecond), token)
+				if !errors.Is(err, plant.ErrUnavailable) || errors.Is(err, auth.ErrInvalidToken) {
+					t.Errorf("Authenticate at a silent database: %v, want ErrUnavailable", err)
+				}
+				if _, err := tokens.Authenticate(in(t, patience), token); err != nil {
+					t.Errorf("Authenticate once the database speaks again: %v, want none", err)
+				}
+			}
+		}
+	})
+}
+
+func TestRevokedOnce(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	issued := issuer(t, database)
+	create(t, issued, "back-office", time.Time{})
+	revokedAt := func() time.Time {
+		t.Helper()
+		list, err := issued.List(t.Context())
+		if err != nil || len(list) != 1 {
+			t.Fatalf("List = %+v, %v; want one token", list, err)
+		}
+		return list[0].RevokedAt
+	}
+	for range 2 {
+		if _, err := issued.Revoke(t.Context(), "back-office"); err != nil {
+			t.Fatal(err)
 		}
 	}
-	// Nobody kept a place.
-	if !tokens.lookups.TryAcquire(concurrentLookups) {
-		t.Error("a look-up that has ended still counts")
+	first := revokedAt()
+	before, err := issued.Revoke(t.Context(), "back-office")
+	if last := revokedAt(); err != nil || !before.Equal(first) || !last.Equal(first) {
+		t.Errorf("revoked at %s; Revoke = %s, %v, and then at %s: want the first time kept", first, before, err, last)
+	}
+}
+
+func TestAListThatCannotBeReadIsAnError(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	issued := issuer(t, database)
+	create(t, issued, "back-office", time.Time{})
+	s := storeOn(t, database, "")
+	if list, err := s.Tokens(0).List(t.Context()); err == nil {
+		t.Errorf("List by a role that may not read tokens: %+v, want an error", list)
+	}
+	s.exec(t, `ALTER TABLE api_tokens RENAME scopes TO sc; ALTER TABLE api_tokens ADD scopes bigint DEFAULT 1`)
+	if list, err := issued.List(t.Context()); err == nil {
+		t.Errorf("List of rows that can't be read: %+v, want an error", list)
 	}
 }
 
@@ -170,6 +432,7 @@ func TestLastUseIsNoted(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		issued := issuer(t, database)
 		token := create(t, issued, "back-office", time.Time{})
+		create(t, issued, "another", time.Time{})
 		s := storeOn(t, database, "")
 		tokens := s.Tokens(time.Hour)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -182,8 +445,8 @@ func TestLastUseIsNoted(t *testing.T) {
 		}
 		synctest.Wait() // until NoteUse has nothing to do
 		list, err := issued.List(t.Context())
-		if err != nil || len(list) != 1 || list[0].LastUsedAt.IsZero() {
-			t.Errorf("tokens %+v, %v; want the last use of one noted", list, err)
+		if err != nil || len(list) != 2 || list[1].LastUsedAt.IsZero() || !list[0].LastUsedAt.IsZero() {
+			t.Errorf("tokens %+v, %v; want the last use of back-office noted", list, err)
 		}
 	})
 }

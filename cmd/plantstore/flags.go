@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -10,6 +11,24 @@ import (
 // ownerFlags name the database for the commands that need its owner.
 type ownerFlags struct {
 	DatabaseURL string `name:"database-url" env:"PLANTSTORE_MIGRATE_DATABASE_URL,DATABASE_URL" help:"Database, as its owner and without a connection pooler between: libpq URL or DSN. PG* variables fill the gaps."`
+}
+
+// A network is one on the command line, or a single address.
+type network netip.Prefix
+
+// UnmarshalText reads a network.
+func (n *network) UnmarshalText(text []byte) error {
+	s := string(text)
+	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
+		*n = network(netip.PrefixFrom(a, a.BitLen()))
+		return nil
+	}
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		return fmt.Errorf("%q is no address or network: want one as 10.0.0.7 or 10.0.0.0/8", s)
+	}
+	*n = network(p)
+	return nil
 }
 
 // A moment is a time on the command line: RFC 3339, a date, or how long ago.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -32,6 +33,7 @@ type serveTuning struct {
 	ShutdownTimeout time.Duration `env:"PLANTSTORE_SHUTDOWN_TIMEOUT" default:"20s" help:"Longest wait for requests in flight at the end."`
 	MaxInFlight     int           `env:"PLANTSTORE_MAX_IN_FLIGHT" default:"512" help:"Deletions worked on at a time; more wait a moment, then are refused."`
 	MaxConnections  int           `env:"PLANTSTORE_MAX_CONNECTIONS" default:"16384" help:"Client connections open at a time; more wait."`
+	TrustedProxies  []network     `env:"PLANTSTORE_TRUSTED_PROXIES" placeholder:"NETWORK,..." help:"Addresses and networks of the proxies whose X-Forwarded-For is believed. Default: none."`
 	TokenCacheTTL   time.Duration `name:"token-cache-ttl" env:"PLANTSTORE_TOKEN_CACHE_TTL" default:"5s" help:"Longest life of a revoked token; 0s asks the database each time."`
 }
 
@@ -115,12 +117,16 @@ func serve(ctx context.Context, f serveTuning, databaseURL string, drainDelay ti
 		}
 		return readiness.Check(ctx, db)
 	}
+	proxies := make([]netip.Prefix, len(f.TrustedProxies))
+	for i, n := range f.TrustedProxies {
+		proxies[i] = netip.Prefix(n)
+	}
 	srv := server.New(server.Config{
 		Plants: db.Plants(), Tokens: tokens, Ready: ready,
 		Pool:           func() server.PoolStats { return server.PoolStats(db.Stats()) },
 		Log:            log,
 		RequestTimeout: f.RequestTimeout, DrainDelay: drainDelay, ShutdownTimeout: f.ShutdownTimeout,
-		MaxInFlight: f.MaxInFlight, MaxConnections: f.MaxConnections,
+		MaxInFlight: f.MaxInFlight, MaxConnections: f.MaxConnections, TrustedProxies: proxies,
 		Build: server.Build{Version: version, Commit: commit, Schema: migrate.Latest()},
 	})
 

@@ -22,6 +22,8 @@ var (
 	errNoRoute  = errors.New("no such route")
 	errMethod   = errors.New("method not allowed")
 	errTooLarge = errors.New("request body too large")
+
+	errTooManyFailures = errors.New("authentication failed too often for this address")
 )
 
 // errorBody is the body of every error answer.
@@ -67,6 +69,7 @@ var catalogue = []errorAnswer{
 	{isA[*plant.ReferencedError], 40900, referenced, ""},
 	{is(plant.ErrStoreRule), 40901, text("A rule of the store's own, a trigger or a constraint in its database, keeps this plant. It was not deleted, and trying again will not help: ask who runs the store's database."), ""},
 	{is(errTooLarge), 41300, text(fmt.Sprintf("The request body is larger than %d bytes: a deletion needs none.", maxBody)), ""},
+	{is(errTooManyFailures), 42900, text("Authentication failed too often for requests from your address: send a token that is good, and not before the time in Retry-After."), ""},
 	{is(plant.ErrUnknown), 50400, text("The connection to the database was lost while it was deleting: the plant may be gone or not. Send the same request again with the Idempotency-Key of this answer to find out."), ""},
 	{is(plant.ErrUnavailable), 50300, text("The database cannot be reached. This request deleted nothing; what an earlier one with the same Idempotency-Key did is not known now. Try again later, with the Idempotency-Key of this answer if it has one."), ""},
 	{is(plant.ErrBusy), 50301, text("The plant is locked by other work in the database. This request deleted nothing: try again later, with the Idempotency-Key of this answer."), ""},
@@ -111,8 +114,10 @@ func (s *Server) fail(c echo.Context, err error) int32 {
 	if r.challenge != "" {
 		header.Set(echo.HeaderWWWAuthenticate, r.challenge)
 	}
-	if r.status() >= 500 {
+	if r.status() >= 500 || r.status() == http.StatusTooManyRequests {
 		header.Set(echo.HeaderRetryAfter, retryAfter)
+	}
+	if r.status() >= 500 {
 		// A client that sent none is told under which key it can ask again.
 		if x, ok := c.Get(exchangeKey).(*exchange); ok && x.key != "" {
 			header.Set(headerIdempotencyKey, x.key)

@@ -38,6 +38,9 @@ func (f fakeTokens) Authenticate(ctx context.Context, token string) (auth.Princi
 	return f(ctx, token)
 }
 
+// Knows is true of Alice's token only.
+func (f fakeTokens) Knows(token string) bool { return token == "alice"+secret }
+
 const (
 	// secret is in everything that no answer and no log line may show.
 	secret = "SECRET"
@@ -57,6 +60,8 @@ func testConfig() Config {
 			switch token {
 			case "alice" + secret:
 				return auth.Principal{Name: "alice", Scopes: []string{auth.ScopeDelete}}, nil
+			case "carol" + secret:
+				return auth.Principal{Name: "carol", Scopes: []string{auth.ScopeDelete}}, nil
 			case "bob" + secret:
 				return auth.Principal{Name: "bob", Scopes: []string{"plants:read"}}, nil
 			}

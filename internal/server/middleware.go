@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -158,14 +159,24 @@ func (s *Server) deadline(next echo.HandlerFunc) echo.HandlerFunc {
 	}
 }
 
-// bearer authenticates the request (RFC 6750, 2.1).
+// bearer authenticates the request (RFC 6750, 2.1). Where that failed too often for
+// the client's address, only tokens that are known go through.
 func (s *Server) bearer(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		token, err := auth.FromHeader(c.Request().Header[echo.HeaderAuthorization])
 		if err != nil {
 			return err
 		}
-		principal, err := s.Tokens.Authenticate(c.Request().Context(), token)
+		ctx := c.Request().Context()
+		if !s.Tokens.Knows(token) {
+			if err := s.failures.admit(ctx, c.RealIP()); err != nil {
+				return err
+			}
+		}
+		principal, err := s.Tokens.Authenticate(ctx, token)
+		if errors.Is(err, auth.ErrInvalidToken) {
+			s.failures.note(c.RealIP())
+		}
 		if err != nil {
 			return err
 		}

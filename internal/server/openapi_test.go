@@ -76,6 +76,7 @@ var causes = map[int32]error{
 	40900: &plant.ReferencedError{Table: "order_items"},
 	40901: plant.ErrStoreRule,
 	41300: errTooLarge,
+	42900: errTooManyFailures,
 	50000: io.ErrUnexpectedEOF,
 	50300: plant.ErrUnavailable,
 	50301: plant.ErrBusy,
@@ -116,8 +117,10 @@ func TestOpenAPIHasTheCatalogue(t *testing.T) {
 		if status == http.StatusMethodNotAllowed {
 			a.Headers[echo.HeaderAllow] = true
 		}
-		if status >= 500 {
+		if status >= 500 || status == http.StatusTooManyRequests {
 			a.Headers[echo.HeaderRetryAfter] = true
+		}
+		if status >= 500 {
 			a.Headers[headerIdempotencyKey] = false
 		}
 		challenged := func(r errorAnswer) bool { return r.challenge != "" }

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -33,10 +34,12 @@ type plantRepository interface {
 // auth.ErrInvalidToken and, when it could not find out, plant.ErrUnavailable.
 type authenticator interface {
 	Authenticate(ctx context.Context, token string) (auth.Principal, error)
+	// Knows reports, without a look-up, whether a token was good a moment ago.
+	Knows(token string) bool
 }
 
-// Config is what a Server needs. All of it is required; DrainDelay and
-// ShutdownTimeout may be zero.
+// Config is what a Server needs. All of it is required; DrainDelay,
+// ShutdownTimeout and TrustedProxies may be zero.
 type Config struct {
 	Plants plantRepository
 	Tokens authenticator
@@ -59,6 +62,8 @@ type Config struct {
 	// MaxConnections bounds the open client connections. Further clients wait
 	// to be accepted.
 	MaxConnections int
+	// TrustedProxies are those whose X-Forwarded-For is believed.
+	TrustedProxies []netip.Prefix
 	Build          Build
 }
 
@@ -73,6 +78,7 @@ type Build struct {
 type Server struct {
 	Config
 	inFlight *semaphore.Weighted
+	failures *failures
 	metrics  *metrics
 	draining atomic.Bool
 	public   *echo.Echo
@@ -80,7 +86,7 @@ type Server struct {
 
 // New makes a Server.
 func New(c Config) *Server {
-	s := &Server{Config: c, inFlight: semaphore.NewWeighted(int64(c.MaxInFlight))}
+	s := &Server{Config: c, inFlight: semaphore.NewWeighted(int64(c.MaxInFlight)), failures: newFailures()}
 	s.metrics = newMetrics(c)
 	s.public = s.routes()
 	return s
@@ -92,7 +98,7 @@ func New(c Config) *Server {
 func (s *Server) routes() *echo.Echo {
 	e := echo.New()
 	e.HTTPErrorHandler = func(err error, c echo.Context) { s.fail(c, err) }
-	e.IPExtractor = echo.ExtractIPDirect()
+	e.IPExtractor = addressOf(s.TrustedProxies)
 	e.Use(s.observe, s.recover)
 
 	e.DELETE("/plants/:id", s.deletePlant, s.deadline, s.bearer, requireScope(auth.ScopeDelete))

@@ -79,7 +79,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"serve --request-timeout=25s --addr=127.0.0.1:99999", 2, `plantstore: serve: --request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is 25s: it must not be longer than --shutdown-timeout (PLANTSTORE_SHUTDOWN_TIMEOUT), which is 20s: the end would cut requests off`, false},
 		{"serve --shutdown-timeout=9s --addr=127.0.0.1:99999", 2, `plantstore: serve: --request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is 10s: it must not be longer than --shutdown-timeout (PLANTSTORE_SHUTDOWN_TIMEOUT), which is 9s: the end would cut requests off`, false},
 		{"dev --request-timeout=25s --addr=127.0.0.1:99999", 2, `plantstore: dev: --request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is 25s: it must not be longer than --shutdown-timeout (PLANTSTORE_SHUTDOWN_TIMEOUT), which is 20s: the end would cut requests off`, false},
-		{"serve --addr=127.0.0.1:99999 --trusted-proxies=10.0.0.0/8,proxy", 2, `plantstore: --trusted-proxies: "proxy" is no address or network: want one as 10.0.0.7 or 10.0.0.0/8`, false},
+		{"serve --addr=127.0.0.1:99999 --trusted-proxies=10.0.0.0/8,proxy", 2, `plantstore: --trusted-proxies: "proxy" is no address or network: want one as 10.0.0.7 or 10.0.0.0/8`, true},
 		{"serve --addr=127.0.0.1:99999 --trusted-proxies=10.0.0.0/8,2001:db8::7", 1, `plantstore: cannot listen on 127.0.0.1:99999: address 99999: invalid port: choose another address with --addr (PLANTSTORE_ADDR)`, false},
 		{"serve --max-in-flight=0", 2, `plantstore: serve: --max-in-flight (PLANTSTORE_MAX_IN_FLIGHT) is 0: it must be at least 1`, false},
 		{"serve --drain-delay=-1s", 2, `plantstore: serve: --drain-delay (PLANTSTORE_DRAIN_DELAY) is -1s: it must not be negative`, false},

@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
@@ -342,7 +343,7 @@ func TestDoctorComparesPoolsWithTheServer(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	e := examinationOf(database.Super, pgtest.WithParameters(database.App, "pool_max_conns=200"))
-	e.Replicas = 50
+	e.Replicas = 5
 	found := troubles(t, e)
 	if len(found) != 1 || found[0].Check != "connections" || found[0].Grade != Problem {
 		t.Fatalf("%+v, want too many connections", found)
@@ -351,6 +352,13 @@ func TestDoctorComparesPoolsWithTheServer(t *testing.T) {
 	e.Service = pgtest.WithParameters(database.App, setting)
 	if found := troubles(t, e); len(found) > 0 {
 		t.Errorf("with %s: %+v, want nothing", setting, found)
+	}
+	// What is too small to work is not recommended.
+	e.Replicas = 50
+	e.Service = pgtest.WithParameters(database.App, "pool_max_conns=1")
+	want := fmt.Sprintf("Raise max_connections, or run fewer replicas: each opens up to %d connections at the least.", postgres.LeastConns)
+	if found := troubles(t, e); len(found) != 1 || found[0].Remedy != want {
+		t.Errorf("50 replicas: %+v, want %q", found, want)
 	}
 }
 

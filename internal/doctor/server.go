@@ -5,7 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
+
+	"plantstore/internal/postgres"
 )
 
 func (e *examination) version(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
@@ -71,14 +72,14 @@ const alterSetting = `CASE WHEN s.setrole = 0 AND s.setdatabase = 0 THEN 'ALTER 
 
 // connections judges whether the service's pools fit into what the server allows.
 func (e *examination) connections(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
-	config, err := pgxpool.ParseConfig(e.Service)
+	size, err := postgres.PoolSize(e.Service)
 	if err != nil || e.Service == "" && e.Owner != "" {
 		return fine("not examined: needs the service's DATABASE_URL"), nil
 	}
 	if e.pooled {
 		return fine("not compared: the pooler in between has limits of its own"), nil
 	}
-	needed := int(config.MaxConns) * e.Replicas
+	needed := size * e.Replicas
 	var server, others, ofRole, ofDatabase int
 	var resetRole, resetDatabase string
 	// reserved_connections came with PostgreSQL 16. Minus one is "no limit".
@@ -93,16 +94,19 @@ func (e *examination) connections(ctx context.Context, tx pgx.Tx) ([]Finding, er
 	if err != nil {
 		return nil, err
 	}
-	pools := fmt.Sprintf("the service opens up to %d connections (pool_max_conns %d, replicas %d)", needed, config.MaxConns, e.Replicas)
+	pools := fmt.Sprintf("the service opens up to %d connections (pool_max_conns %d, replicas %d)", needed, size, e.Replicas)
 	var found []Finding
 	if needed+others > server {
 		grade := Warning // until the others leave
 		if needed > server {
 			grade = Problem
 		}
-		fit := max((server-others)*8/10/e.Replicas, 1)
+		remedy := fmt.Sprintf("Raise max_connections, or run fewer replicas: each opens up to %d connections at the least.", postgres.LeastConns)
+		if fit := (server - others) * 8 / 10 / e.Replicas; fit >= postgres.LeastConns {
+			remedy = fmt.Sprintf("Set pool_max_conns=%d in DATABASE_URL, or raise max_connections.", fit)
+		}
 		found = append(found, Finding{Grade: grade, Message: fmt.Sprintf("%s, the server allows %d, and others have %d open", pools, server, others),
-			Remedy: fmt.Sprintf("Set pool_max_conns=%d in DATABASE_URL, or raise max_connections.", fit)})
+			Remedy: remedy})
 	}
 	if ofRole >= 0 && needed > ofRole {
 		found = append(found, Finding{Grade: Problem, Message: fmt.Sprintf("%s, role %s may have %d", pools, serviceRole, ofRole), Remedy: resetRole})

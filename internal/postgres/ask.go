@@ -9,10 +9,5 @@ import (
 // Lend lends a connection of the pool out, for questions about the database that
 // have nothing to do with a request. Who borrows it leaves its session as it was.
 func (db *DB) Lend(ctx context.Context, use func(*pgx.Conn) error) error {
-	conn, err := db.pool.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Release()
-	return use(conn.Conn())
+	return db.lend(ctx, watched, use)
 }

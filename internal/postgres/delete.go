@@ -8,7 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/sethvargo/go-retry"
-	"golang.org/x/sync/semaphore"
 
 	"plantstore/internal/plant"
 )
@@ -17,15 +16,13 @@ import (
 type Plants struct {
 	db    *DB
 	group group
-	// own bounds the deletions that wait for a lock on a connection of their own,
-	// so that there are always connections left for the others.
-	own *semaphore.Weighted
+	lines lines
+	hard  memory
 }
 
 // Plants returns the repository of plants.
 func (db *DB) Plants() *Plants {
-	own := max(int64(db.pool.Config().MaxConns)-maxLanes, 1)
-	return &Plants{db: db, group: group{db: db}, own: semaphore.NewWeighted(own)}
+	return &Plants{db: db, group: group{db: db}, hard: newMemory()}
 }
 
 // Back-off between attempts: doubling from first to most, each shortened or
@@ -65,25 +62,30 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 		ctx, cancel = context.WithTimeout(ctx, defaultTimeout)
 		defer cancel()
 	}
+	if err := p.lines.enter(ctx, d.Plant); err != nil {
+		return plant.Result{}, p.db.shares.inVain(err)
+	}
+	defer p.lines.leave(d.Plant)
 	pause := backoff()
 	// unsure is set once an attempt may have been committed without our knowing.
 	// From then on the ledger is asked before anything else is tried or told.
 	unsure := false
-	// lone is set once the deletion turned out to hold others up.
-	lone := false
+	// what is what the deletion is tried as. It turns out to be harder, never easier.
+	what := p.hard.recall(d.Plant)
 	// number is that of the deletion's turn.
 	number := 0
 	for tries := 0; ; {
 		var v verdict
-		if unsure || lone {
+		if unsure || what != together {
 			tries++
-			v = p.deleteAlone(ctx, turn{d, number}, tries, unsure)
+			v = p.deleteAlone(ctx, turn{d, number}, tries, unsure, what)
 		} else {
 			v = p.group.delete(ctx, d)
 			if v.next == look {
 				v = p.lookAlone(ctx, d, v.err)
 			}
 		}
+		p.hard.note(d.Plant, v)
 		if v.next == done && isDefinite(v.err) {
 			v = p.sayNo(ctx, d, v.err, unsure)
 		}
@@ -92,8 +94,8 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 			return v.result, conclude(unsure, v.err)
 		case alone:
 			number = max(number, v.turn)
-			if !lone {
-				lone = true
+			if harder := max(what, v.what, retried); harder != what {
+				what = harder
 				continue // at once: it is waiting, not failing
 			}
 		case ask:
@@ -154,59 +156,78 @@ func budget(ctx context.Context, attempt int) time.Duration {
 	return left
 }
 
-// deleteAlone makes an attempt on a connection of its own.
-func (p *Plants) deleteAlone(ctx context.Context, d turn, attempt int, unsure bool) verdict {
-	end := time.Now().Add(budget(ctx, attempt))
-	ctx, cancel := context.WithDeadline(ctx, end)
-	defer cancel()
-	if err := p.own.Acquire(ctx, 1); err != nil {
-		return verdict{next: again, err: wrap(plant.ErrBusy, err)}
-	}
-	defer p.own.Release(1)
-	conn, err := p.db.pool.Acquire(ctx)
+// on borrows a connection for a purpose, for one attempt.
+func (p *Plants) on(ctx context.Context, what purpose, attempt int, try func(context.Context, *pgx.Conn) verdict) verdict {
+	conn, err := p.db.borrow(ctx, what, budget(ctx, attempt))
 	if err != nil {
 		return judge(err, false)
 	}
 	defer conn.Release()
+	ctx, cancel := context.WithTimeout(ctx, budget(ctx, attempt))
+	defer cancel()
+	return try(ctx, conn.Conn.Conn())
+}
 
-	if unsure {
-		h, err := readHistory(ctx, conn.Conn(), d.Deletion)
-		if err != nil {
+// deleteAlone makes an attempt on a connection of what's share. The fate of those
+// before it is found out first, if that is not known, on one of a share of its own.
+func (p *Plants) deleteAlone(ctx context.Context, d turn, attempt int, unsure bool, what purpose) verdict {
+	if !unsure {
+		return p.on(ctx, what, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
+			return deleteOn(ctx, conn, d, what, unsure)
+		})
+	}
+	v := p.on(ctx, lost, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
+		h, err := readHistory(ctx, conn, d.Deletion)
+		switch {
+		case err != nil:
 			return onlyRead(err)
+		case h.own:
+			return replay(ctx, conn, d.Deletion, h, unsure)
+		case what == together:
+			return deleteOn(ctx, conn, d, what, unsure)
 		}
-		if h.own {
-			return replay(ctx, conn.Conn(), d.Deletion, h, unsure)
-		}
-	}
-	left := time.Until(end) - margin
-	if left <= 0 {
-		return verdict{next: again, err: wrap(plant.ErrUnavailable, context.DeadlineExceeded)}
-	}
-	deleted, _, err := deleteEach(ctx, conn.Conn(), []turn{d}, left, left)
-	switch {
-	case err == nil && deleted[0]:
-		return verdict{}
-	case err == nil:
-		return explain(ctx, conn.Conn(), d, nil, unsure)
-	}
-	v := blame(ctx, conn.Conn(), err)
-	if v.next == look {
-		return explain(ctx, conn.Conn(), d, v.err, unsure)
+		return verdict{next: alone}
+	})
+	if v.next == alone && v.err == nil {
+		return p.on(ctx, what, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
+			return deleteOn(ctx, conn, d, what, unsure)
+		})
 	}
 	return v
 }
 
-// lookAlone explains, on a connection of its own, why a deletion was refused (why)
-// or found no row (nil).
-func (p *Plants) lookAlone(ctx context.Context, d plant.Deletion, why error) verdict {
-	ctx, cancel := context.WithTimeout(ctx, budget(ctx, 1))
-	defer cancel()
-	conn, err := p.db.pool.Acquire(ctx)
-	if err != nil {
-		return judge(err, false)
+// deleteOn makes an attempt on a connection, within the limits of what.
+func deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purpose, unsure bool) verdict {
+	left := remaining(ctx) - margin
+	if left <= 0 {
+		return verdict{next: again, err: wrap(plant.ErrBusy, context.DeadlineExceeded)}
 	}
-	defer conn.Release()
-	return explain(ctx, conn.Conn(), turn{Deletion: d}, why, false)
+	lockTimeout, statementTimeout := left, left
+	if what != locked {
+		lockTimeout = min(left, batchLockTimeout)
+	}
+	if what != locked && what != slow {
+		statementTimeout = min(left, batchStatementTimeout)
+	}
+	deleted, _, err := deleteEach(ctx, conn, []turn{d}, lockTimeout, statementTimeout)
+	switch {
+	case err == nil && deleted[0]:
+		return verdict{}
+	case err == nil:
+		return explain(ctx, conn, d, nil, unsure)
+	}
+	v := blame(ctx, conn, err)
+	if v.next == look {
+		return explain(ctx, conn, d, v.err, unsure)
+	}
+	return sendOn(v, err)
+}
+
+// lookAlone explains why a deletion was refused (why) or found no row (nil).
+func (p *Plants) lookAlone(ctx context.Context, d plant.Deletion, why error) verdict {
+	return p.on(ctx, retried, 1, func(ctx context.Context, conn *pgx.Conn) verdict {
+		return explain(ctx, conn, turn{Deletion: d}, why, false)
+	})
 }
 
 // sayNo makes a definite no true for good, before the client is told.
@@ -221,31 +242,30 @@ func (p *Plants) sayNo(ctx context.Context, d plant.Deletion, no error, unsure b
 	if !mayBeOpen && !deletedEarlier {
 		return verdict{err: no}
 	}
-	ctx, cancel := context.WithTimeout(ctx, budget(ctx, 1))
-	defer cancel()
-	conn, err := p.db.pool.Acquire(ctx)
-	if err != nil {
-		return judge(err, false)
+	what := retried
+	if unsure {
+		what = lost
 	}
-	defer conn.Release()
-	if !mayBeOpen {
-		if err := settle(ctx, conn.Conn()); err != nil {
+	return p.on(ctx, what, 1, func(ctx context.Context, conn *pgx.Conn) verdict {
+		if !mayBeOpen {
+			if err := settle(ctx, conn); err != nil {
+				return onlyRead(err)
+			}
+			return verdict{err: no}
+		}
+		refused, err := refuse(ctx, conn, d, max(remaining(ctx)-margin, 0))
+		switch {
+		case err != nil:
+			return onlyRead(err)
+		case refused:
+			return verdict{err: no}
+		}
+		h, err := readHistory(ctx, conn, d)
+		if err != nil {
 			return onlyRead(err)
 		}
-		return verdict{err: no}
-	}
-	refused, err := refuse(ctx, conn.Conn(), d, max(remaining(ctx)-margin, 0))
-	switch {
-	case err != nil:
-		return onlyRead(err)
-	case refused:
-		return verdict{err: no}
-	}
-	h, err := readHistory(ctx, conn.Conn(), d)
-	if err != nil {
-		return onlyRead(err)
-	}
-	return replay(ctx, conn.Conn(), d, h, unsure)
+		return replay(ctx, conn, d, h, unsure)
+	})
 }
 
 // explain finds out what a DELETE that found no row, or was taken back for the

@@ -406,22 +406,43 @@ func (s store) lock(t *testing.T, id int64) (unlock func()) {
 	return unlock
 }
 
-func TestPoolExhausted(t *testing.T) {
+// Deletions that wait for each other are not told that the database can't be reached,
+// unless it can't.
+func TestAShareThatIsTaken(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	simulated(t, func(t *testing.T) {
-		s := storeOn(t, database, "pool_max_conns=1")
+		s := storeOn(t, database, "")
+		down := s.unreachable(t)
 		s.plant(t, 1)
-		conn, err := s.pool.Acquire(t.Context())
+		take := s.take(t, together)
+		_, err := s.plants.Delete(in(t, 300*time.Millisecond), deletion(1, "k"))
+		if !errors.Is(err, plant.ErrBusy) || errors.Is(err, plant.ErrUnknown) {
+			t.Errorf("Delete without a connection: %v, want ErrBusy and nothing unknown", err)
+		}
+		for _, conn := range take {
+			conn.Release()
+		}
+		down.Store(true)
+		s.DB.pool.Reset()
+		_, err = s.plants.Delete(in(t, 300*time.Millisecond), deletion(1, "k"))
+		if !errors.Is(err, plant.ErrUnavailable) || errors.Is(err, plant.ErrUnknown) {
+			t.Errorf("Delete without a database: %v, want ErrUnavailable and nothing unknown", err)
+		}
+	})
+}
+
+// take borrows all connections of a share.
+func (s store) take(t *testing.T, what purpose) (all []*borrowed) {
+	t.Helper()
+	for range s.shares.size[what] {
+		conn, err := s.borrow(in(t, patience), what, patience)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Release()
-		_, err = s.plants.Delete(in(t, 300*time.Millisecond), deletion(1, "k"))
-		if !errors.Is(err, plant.ErrUnavailable) || errors.Is(err, plant.ErrUnknown) {
-			t.Errorf("Delete without a connection: %v, want ErrUnavailable and nothing unknown", err)
-		}
-	})
+		all = append(all, conn)
+	}
+	return all
 }
 
 func TestDirectSQLIsRecorded(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http/httptest"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -148,4 +149,168 @@ func bare(c net.Conn) *net.TCPConn {
 		c = t.NetConn()
 	}
 	return c.(*net.TCPConn)
+}
+
+// leastPace is the share of their rate that clients keep, whatever others do.
+const leastPace = 0.4
+
+// besides holds the rate of 8 clients against their rate beside others. disturb
+// starts these, and returns when they are at work. All deletions of the clients have
+// to succeed. Another program may take the machine for a while, so there are several
+// rounds, of which one has to do.
+func (s store) besides(t *testing.T, disturb func(t *testing.T) (stop func())) {
+	t.Helper()
+	const first, last = 1_000_000, 1_060_000
+	s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series($1::bigint, $2::bigint) i`, first, last)
+	var next atomic.Int64
+	next.Store(first)
+	count := func() (deleted int64) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		var clients sync.WaitGroup
+		from := next.Load()
+		for range 8 {
+			clients.Go(func() {
+				for id := next.Add(1); ctx.Err() == nil && id < last; id = next.Add(1) {
+					if _, err := s.plants.Delete(in(t, patience), deletion(id, "k")); err != nil {
+						t.Errorf("Delete(%d): %v, want none", id, err)
+					}
+				}
+			})
+		}
+		clients.Wait()
+		return next.Load() - from
+	}
+	best := 0.0
+	for range 6 {
+		alone := count()
+		stop := disturb(t)
+		beside := count()
+		stop()
+		best = max(best, float64(beside)/float64(alone))
+		t.Logf("%d deletions alone, %d beside the others", alone, beside)
+		if best >= leastPace {
+			return
+		}
+	}
+	t.Errorf("beside others the clients keep %.2f of their rate, want %.2f", best, leastPace)
+}
+
+// crowd runs clients, each of which repeats what it does until stop is called.
+func crowd(clients int, do func(client int)) (stop func()) {
+	var over atomic.Bool
+	var all sync.WaitGroup
+	for i := range clients {
+		all.Go(func() {
+			for !over.Load() {
+				do(i)
+			}
+		})
+	}
+	return func() { over.Store(true); all.Wait() }
+}
+
+// stand returns how many stand in a plant's line.
+func (p *Plants) stand(id plant.ID) int {
+	p.lines.mu.Lock()
+	defer p.lines.mu.Unlock()
+	if l := p.lines.open[id]; l != nil {
+		return l.stand
+	}
+	return 0
+}
+
+func TestBesideManyRequestsForALockedRow(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.plant(t, 1)
+	s.lock(t, 1)
+	const many = 600
+	s.besides(t, func(t *testing.T) func() {
+		ctx, cancel := context.WithCancel(t.Context())
+		stop := crowd(many, func(i int) {
+			ctx, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			if _, err := s.plants.Delete(ctx, request(1, i)); err == nil {
+				t.Error("the locked plant was deleted")
+			}
+		})
+		for s.plants.stand(1) < many {
+			time.Sleep(time.Millisecond)
+		}
+		if got := s.Stats().AcquiredConns; got > 1 {
+			t.Errorf("%d requests for a locked row hold %d connections, want 1 at the most", many, got)
+		}
+		return func() { cancel(); stop() }
+	})
+	if got := s.plants.stand(1); got > 0 || len(s.plants.lines.open) > 0 {
+		t.Errorf("%d stand in line when all have gone, and %d lines are there; want none", got, len(s.plants.lines.open))
+	}
+}
+
+func TestBesideDeletionsThatAreSlowByNature(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.exec(t, `CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS
+			'BEGIN IF OLD.id < 0 THEN PERFORM pg_sleep(0.3); END IF; RETURN OLD; END';
+		CREATE TRIGGER dawdle BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION dawdle()`)
+	s.exec(t, `INSERT INTO plants (id, name) SELECT -i, 'Boston fern' FROM generate_series(1, 5000) i`)
+	var next atomic.Int64
+	s.besides(t, func(t *testing.T) func() {
+		const clients = 8
+		var deleted atomic.Int64
+		stop := crowd(clients, func(int) {
+			if _, err := s.plants.Delete(in(t, patience), deletion(next.Add(-1), "k")); err != nil {
+				t.Errorf("Delete of a plant that takes its time: %v, want none", err)
+			}
+			deleted.Add(1)
+		})
+		for deleted.Load() < clients { // at first all of them are found to be slow at once
+			time.Sleep(time.Millisecond)
+		}
+		return stop
+	})
+}
+
+func TestBesideRefusedDeletions(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 8)
+	s.exec(t, `CREATE TABLE order_items (plant_id bigint REFERENCES plants)`)
+	s.exec(t, `CREATE INDEX ON order_items (plant_id)`)
+	s.exec(t, `INSERT INTO order_items SELECT id FROM plants`)
+	s.besides(t, func(t *testing.T) func() {
+		return crowd(8, func(i int) {
+			_, err := s.plants.Delete(in(t, patience), deletion(int64(i+1), "k"))
+			if _, ok := errors.AsType[*plant.ReferencedError](err); !ok {
+				t.Errorf("Delete of a plant that is referred to: %v, want a ReferencedError", err)
+			}
+		})
+	})
+}
+
+// Deletions that wait for locks take nothing from those whose connection is lost.
+func TestBesideLockedRowsWhileConnectionsAreLost(t *testing.T) {
+	t.Parallel()
+	s, w := lossy(t, pgtest.New(t), "")
+	s.sample(t, 2)
+	s.lock(t, 1)
+	s.lock(t, 2)
+	var sent atomic.Int64
+	w.sending = func() {
+		if sent.Add(1)%20 == 0 {
+			w.loseAnswers.Store(1)
+		}
+	}
+	s.besides(t, func(t *testing.T) func() {
+		ctx, cancel := context.WithCancel(t.Context())
+		stop := crowd(12, func(i int) {
+			ctx, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			if _, err := s.plants.Delete(ctx, request(int64(i%2+1), i)); err == nil {
+				t.Error("a locked plant was deleted")
+			}
+		})
+		return func() { cancel(); stop() }
+	})
 }

@@ -29,8 +29,8 @@ import (
 //     again with a DELETE for each member, which shows whose it was, and then
 //     without that member. If it is refused once more, its members run one by one.
 //   - A member whose row is locked, or whose delete is slow, may hold the others
-//     up for batchLockTimeout or batchStatementTimeout only. It is sent back to
-//     its request, which waits on a connection of its own.
+//     up for batchLockTimeout or statementTimeout only, and no second time: it is
+//     sent back to its request, which waits on a connection of another share.
 //   - A deletion that was refused before under the same key has another turn than
 //     the first: it meets the refusal, like an entry, and goes on alone.
 //   - A batch whose connection is lost leaves the fate of every member unknown.
@@ -46,11 +46,11 @@ type group struct {
 	waiting []*member
 	lanes   int // batches under way
 	slow    int // those of them that have taken longer than slowBatch
+	// usual is how long a batch took lately that nobody held up.
+	usual time.Duration
 }
 
 const (
-	// maxLanes bounds the batches under way at a time.
-	maxLanes = 2
 	// slowBatch is when others no longer wait for a batch to end. Most batches
 	// take a few milliseconds.
 	slowBatch = 10 * time.Millisecond
@@ -58,8 +58,12 @@ const (
 	maxBatch = 64
 	// batchLockTimeout bounds the wait for each row of a batch.
 	batchLockTimeout = 20 * time.Millisecond
-	// batchStatementTimeout bounds each statement of a batch.
+	// batchStatementTimeout bounds each statement of a batch. Where batches are
+	// quick, patience with a slow member ends sooner, see statementTimeout.
 	batchStatementTimeout = 250 * time.Millisecond
+	// leastStatementTimeout is the least of these bounds, many times what a batch
+	// takes as a rule.
+	leastStatementTimeout = 30 * time.Millisecond
 	// commitTimeout bounds each commit of a batch, of which there is one as a rule,
 	// and one for each member at the most. A peer that does not answer for so long
 	// is taken for gone.
@@ -90,7 +94,7 @@ func (g *group) delete(ctx context.Context, d plant.Deletion) verdict {
 	case v := <-m.verdict:
 		return v
 	case <-ctx.Done():
-		v := verdict{err: wrap(plant.ErrUnavailable, ctx.Err())}
+		v := verdict{err: g.db.shares.inVain(ctx.Err())}
 		if !m.taken.CompareAndSwap(false, true) {
 			v.next = ask
 		}
@@ -102,7 +106,7 @@ func (g *group) delete(ctx context.Context, d plant.Deletion) verdict {
 // way, and if so counts one more lane, which the caller has to run. It is called
 // with mu held.
 func (g *group) openLane() bool {
-	if len(g.waiting) == 0 || g.lanes > g.slow || g.lanes >= maxLanes {
+	if len(g.waiting) == 0 || g.lanes > g.slow || g.lanes >= g.db.shares.size[together] {
 		return false
 	}
 	g.lanes++
@@ -150,15 +154,37 @@ func (g *group) passSlow() {
 func (g *group) runBatch() {
 	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 	defer cancel()
-	conn, err := g.db.pool.Acquire(ctx)
+	conn, err := g.db.borrow(ctx, together, commitTimeout)
 	if err != nil {
 		tell(g.take(math.MaxInt), judge(err, false))
 		return
 	}
 	defer conn.Release()
 	if batch := g.take(maxBatch); len(batch) > 0 {
-		deleteBatch(conn.Conn(), batch)
+		g.deleteBatch(conn.Conn.Conn(), batch)
 	}
+}
+
+// statementTimeout is five times what a batch usually takes, within bounds: for so
+// long a member that is slow by nature holds the others up. On a busy machine all of
+// them are slow, and going on alone would make it busier.
+func (g *group) statementTimeout() time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.usual == 0 {
+		return batchStatementTimeout // none has ended yet
+	}
+	return min(max(5*g.usual, leastStatementTimeout), batchStatementTimeout)
+}
+
+// took notes how long a batch took.
+func (g *group) took(d time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.usual == 0 {
+		g.usual = batchStatementTimeout
+	}
+	g.usual += (d - g.usual) / 8
 }
 
 // take returns up to most of those who wait and were not given up, in the order
@@ -175,13 +201,14 @@ func (g *group) take(most int) []*member {
 }
 
 // deleteBatch brings every member of a batch to its verdict.
-func deleteBatch(conn *pgx.Conn, batch []*member) {
+func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
+	limit := g.statementTimeout()
 	if len(batch) > 1 {
-		if _, _, settled := attempt(conn, batch, deleteTogether); settled {
+		if _, _, settled := g.attempt(conn, batch, deleteTogether, limit); settled {
 			return
 		}
 	}
-	blamed, v, settled := attempt(conn, batch, deleteEach)
+	blamed, v, settled := g.attempt(conn, batch, deleteEach, limit/2)
 	switch {
 	case settled:
 		return
@@ -190,14 +217,19 @@ func deleteBatch(conn *pgx.Conn, batch []*member) {
 		return
 	case blamed != nil:
 		rest := slices.DeleteFunc(slices.Clone(batch), func(m *member) bool { return m == blamed })
-		if _, _, settled := attempt(conn, rest, deleteTogether); settled {
-			batch = []*member{blamed}
+		batch = []*member{blamed}
+		if v.what == slow || v.what == locked {
+			tell(batch, v) // another look would take as long again
+			batch = nil
+		}
+		if _, _, settled := g.attempt(conn, rest, deleteTogether, limit); !settled {
+			batch = append(batch, rest...)
 		}
 	}
 	// One by one: whoever is refused now is refused for reasons of its own.
 	for _, m := range batch {
 		one := []*member{m}
-		if _, v, settled := attempt(conn, one, deleteEach); !settled {
+		if _, v, settled := g.attempt(conn, one, deleteEach, limit/2); !settled {
 			tell(one, v)
 		}
 	}
@@ -210,15 +242,17 @@ type deleteFunc func(ctx context.Context, conn *pgx.Conn, deletions []turn, lock
 // A batch that the database refused is not: nothing of it happened, nobody was
 // told, v is what a member that was alone in it has to be told, and blamed is whose
 // DELETE it was, or nil if that is not known.
-func attempt(conn *pgx.Conn, batch []*member, del deleteFunc) (blamed *member, v verdict, settled bool) {
+func (g *group) attempt(conn *pgx.Conn, batch []*member, del deleteFunc, statementTimeout time.Duration) (blamed *member, v verdict, settled bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 	defer cancel()
 	deletions := make([]turn, len(batch))
 	for i, m := range batch {
 		deletions[i] = turn{Deletion: m.deletion}
 	}
-	deleted, at, err := del(ctx, conn, deletions, batchLockTimeout, batchStatementTimeout)
+	began := time.Now()
+	deleted, at, err := del(ctx, conn, deletions, batchLockTimeout, statementTimeout)
 	if err == nil {
+		g.took(time.Since(began))
 		for i, m := range batch {
 			if deleted[i] {
 				m.verdict <- verdict{}
@@ -237,9 +271,7 @@ func attempt(conn *pgx.Conn, batch []*member, del deleteFunc) (blamed *member, v
 		tell(batch, v)
 		return nil, verdict{}, true
 	}
-	if errors.Is(v.err, plant.ErrBusy) && v.next == again {
-		v.next = alone
-	}
+	v = sendOn(v, err)
 	if at >= 0 {
 		blamed = batch[at]
 	}

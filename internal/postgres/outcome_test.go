@@ -96,12 +96,9 @@ func TestTheEndOfARequestWhoseBatchIsUnderWay(t *testing.T) {
 func TestARequestThatWasGivenUpIsNotDeleted(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	s := storeOn(t, database, "pool_max_conns=1")
+	s := storeOn(t, database, "")
 	s.plant(t, 1)
-	conn, err := s.pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	taken := s.take(t, together)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan verdict, 1)
 	go func() { ended <- s.plants.group.delete(ctx, deletion(1, "k")) }()
@@ -111,10 +108,12 @@ func TestARequestThatWasGivenUpIsNotDeleted(t *testing.T) {
 		s.plants.group.mu.Unlock()
 	}
 	cancel()
-	if v := <-ended; v.next != done || !errors.Is(v.err, plant.ErrUnavailable) {
+	if v := <-ended; v.next != done || !errors.Is(v.err, plant.ErrBusy) {
 		t.Errorf("verdict %+v, want that nothing was done", v)
 	}
-	conn.Release()
+	for _, conn := range taken {
+		conn.Release()
+	}
 	// The lane comes to its end before the next deletion begins.
 	if _, err := s.plants.Delete(in(t, patience), deletion(2, "k")); !errors.Is(err, plant.ErrNotFound) {
 		t.Fatal(err)

@@ -22,7 +22,8 @@ import (
 
 // DB is a pool of connections to the store's database.
 type DB struct {
-	pool *pgxpool.Pool
+	pool   *pgxpool.Pool
+	shares *shares
 	// host names the server or servers, for messages.
 	host string
 }
@@ -37,7 +38,7 @@ const (
 
 // Open prepares a pool for the database. url is a libpq URL or DSN, in which
 // several hosts and pgxpool's own settings (pool_max_conns and friends) may
-// stand; libpq's PG* variables fill the gaps. Open does not connect: a database
+// stand, see PoolSize; libpq's PG* variables fill the gaps. Open does not connect: a database
 // that is down now may be up when the first request comes.
 func Open(ctx context.Context, url string) (*DB, error) {
 	config, err := pgxpool.ParseConfig(url)
@@ -48,6 +49,11 @@ func Open(ctx context.Context, url string) (*DB, error) {
 	if conn.ConnectTimeout == 0 {
 		conn.ConnectTimeout = connectTimeout
 	}
+	conns, err := PoolSize(url)
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = int32(conns)
 	if config.PingTimeout == 0 {
 		config.PingTimeout = pingTimeout
 	}
@@ -80,7 +86,7 @@ func Open(ctx context.Context, url string) (*DB, error) {
 
 	conn.OnNotice = noteWarning
 
-	db := &DB{host: hosts(&conn.Config)}
+	db := &DB{host: hosts(&conn.Config), shares: newShares(int(config.MaxConns))}
 	closeOnFatal := conn.OnPgError
 	conn.OnPgError = func(c *pgconn.PgConn, e *pgconn.PgError) bool {
 		if e.Code == readOnlyTransaction && e.Where == "" { // and not raised by a function of the store's
@@ -95,6 +101,19 @@ func Open(ctx context.Context, url string) (*DB, error) {
 		return nil, err
 	}
 	return db, nil
+}
+
+// PoolSize is how many connections a service opens at the most to the database of a
+// URL or DSN.
+func PoolSize(url string) (int, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return 0, err
+	}
+	if all, err := pgx.ParseConfig(url); err != nil || all.RuntimeParams["pool_max_conns"] == "" {
+		return defaultConns, err
+	}
+	return max(int(config.MaxConns), LeastConns), nil
 }
 
 // farewellTimeout bounds what pgx does for a connection that it gives up: cancel
@@ -201,8 +220,9 @@ func (db *DB) Stats() Stats {
 // versions. Otherwise the error is a sentence for an operator.
 func (db *DB) Ready(ctx context.Context, versions []int64) error {
 	var readOnly bool
-	if err := queryRow(ctx, db.pool, []any{&readOnly},
-		`SELECT pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'`); err != nil {
+	if err := db.lend(ctx, watched, func(conn *pgx.Conn) error {
+		return queryRow(ctx, conn, []any{&readOnly}, `SELECT pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'`)
+	}); err != nil {
 		return db.explain(err)
 	}
 	if readOnly {
@@ -223,9 +243,11 @@ func (db *DB) Ready(ctx context.Context, versions []int64) error {
 // missing returns which of versions the database does not have.
 func (db *DB) missing(ctx context.Context, versions []int64) ([]string, error) {
 	var missing []string
-	err := queryRow(ctx, db.pool, []any{&missing}, `
-		SELECT ARRAY(SELECT v::pg_catalog.text FROM unnest($1::bigint[]) v
-			WHERE NOT EXISTS (SELECT FROM public.goose_db_version g WHERE g.version_id = v AND g.is_applied) ORDER BY v)`, versions)
+	err := db.lend(ctx, watched, func(conn *pgx.Conn) error {
+		return queryRow(ctx, conn, []any{&missing}, `
+			SELECT ARRAY(SELECT v::pg_catalog.text FROM unnest($1::bigint[]) v
+				WHERE NOT EXISTS (SELECT FROM public.goose_db_version g WHERE g.version_id = v AND g.is_applied) ORDER BY v)`, versions)
+	})
 	switch sqlState(err) {
 	case undefinedTable, insufficientPrivilege:
 		// Never migrated, or not as far as the grants to our role.

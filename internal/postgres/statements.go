@@ -37,7 +37,14 @@ const commitDurably = `pg_catalog.set_config('synchronous_commit', CASE
 const bounds = `SELECT pg_catalog.set_config('search_path', CASE
 		WHEN pg_catalog.current_setting('search_path') OPERATOR(pg_catalog.=) '' THEN 'pg_catalog'
 		ELSE pg_catalog.concat('pg_catalog, ', pg_catalog.current_setting('search_path')) END, true),
-	pg_catalog.set_config('lock_timeout', $1::pg_catalog.text, true), pg_catalog.set_config('statement_timeout', $2::pg_catalog.text, true)`
+	pg_catalog.set_config('lock_timeout', ` + lockLimit + `, true), pg_catalog.set_config('statement_timeout', $2::pg_catalog.text, true)`
+
+// lockLimit is $1, in milliseconds, or half of the server's deadlock_timeout if that is
+// less. Where a transaction of the store's comes to wait for us while we wait for it,
+// we give up before the server looks for a deadlock, and would end theirs. (LEAST and
+// GREATEST are grammar: no search path finds others.)
+const lockLimit = `GREATEST(1::bigint, LEAST($1::bigint, (500::pg_catalog.float8 OPERATOR(pg_catalog.*)
+	pg_catalog.date_part('epoch', pg_catalog.current_setting('deadlock_timeout')::pg_catalog.interval))::bigint))::pg_catalog.text`
 
 // proof makes sure that what the DELETE before it removed is in the ledger, see
 // migrations/00003_record_deletions.sql. It comes after the store's triggers, which

@@ -50,8 +50,10 @@ func (db *DB) Tokens(ttl time.Duration) *Tokens {
 		panic(err) // only for a size that is not positive
 	}
 	t := &Tokens{db: db, ttl: ttl, cache: cache, used: make(chan string, cachedTokens)}
-	t.unknown.read = t.read
-	t.known.read = func(asked []auth.Digest) (map[auth.Digest]auth.Token, error) { return t.read(t.withDue(asked)) }
+	t.unknown.read = func(asked []auth.Digest) (map[auth.Digest]auth.Token, error) { return t.read(unknown, asked) }
+	t.known.read = func(asked []auth.Digest) (map[auth.Digest]auth.Token, error) {
+		return t.read(known, t.withDue(asked))
+	}
 	return t
 }
 
@@ -141,7 +143,7 @@ func lookUp(ctx context.Context, through *lane, digest auth.Digest) (auth.Token,
 
 // read reads tokens, and returns those that there are. It has a time limit of its
 // own, because no one of the requests that wait for it may end it for the others.
-func (t *Tokens) read(digests []auth.Digest) (map[auth.Digest]auth.Token, error) {
+func (t *Tokens) read(what purpose, digests []auth.Digest) (map[auth.Digest]auth.Token, error) {
 	if len(digests) == 0 {
 		return nil, nil
 	}
@@ -156,20 +158,23 @@ func (t *Tokens) read(digests []auth.Digest) (map[auth.Digest]auth.Token, error)
 		SELECT w.n, t.name, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
 		FROM pg_catalog.unnest($1::pg_catalog.bytea[]) WITH ORDINALITY w (digest, n), LATERAL public.plantstore_token(w.digest) t`, wanted)
 	readAt := time.Now()
-	results := t.db.pool.SendBatch(ctx, pipeline)
 	tokens := make(map[auth.Digest]auth.Token)
-	err := readRows(results, func(row pgx.CollectableRow) error {
-		var n int64
-		var token auth.Token
-		if err := row.Scan(append([]any{&n}, scanToken(&token)...)...); err != nil {
-			return err
+	err := t.db.lend(ctx, what, func(conn *pgx.Conn) error {
+		results := conn.SendBatch(ctx, pipeline)
+		err := readRows(results, func(row pgx.CollectableRow) error {
+			var n int64
+			var token auth.Token
+			if err := row.Scan(append([]any{&n}, scanToken(&token)...)...); err != nil {
+				return err
+			}
+			tokens[digests[n-1]] = token
+			return nil
+		})
+		if closeErr := results.Close(); err == nil {
+			err = closeErr
 		}
-		tokens[digests[n-1]] = token
-		return nil
+		return err
 	})
-	if closeErr := results.Close(); err == nil {
-		err = closeErr
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -230,9 +235,11 @@ func (t *Tokens) NoteUse(ctx context.Context) {
 		case name := <-t.used:
 			once, cancel := context.WithTimeout(ctx, connectTimeout)
 			// The condition holds when several replicas noticed the same use.
-			_ = exec(once, t.db.pool, `
-				UPDATE public.api_tokens SET last_used_at = now()
-				WHERE name = $1::pg_catalog.text AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')`, name)
+			_ = t.db.lend(once, watched, func(conn *pgx.Conn) error {
+				return exec(once, conn, `
+					UPDATE public.api_tokens SET last_used_at = now()
+					WHERE name = $1::pg_catalog.text AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')`, name)
+			})
 			cancel()
 		}
 	}

@@ -44,6 +44,8 @@ type verdict struct {
 	result plant.Result
 	// turn is the number to go on with, if next is alone.
 	turn int
+	// what is what the deletion goes on as, if next is alone.
+	what purpose
 	// err is what the caller is told if there is no further attempt: a sentinel
 	// or type of package plant around the driver's text, or an error of no kind
 	// that plant knows, which is a fault of ours.
@@ -59,7 +61,7 @@ const (
 	// again: nothing happened, and another attempt may go differently.
 	again
 	// alone: nothing happened, and the deletion would hold others up: it goes on
-	// on a connection of its own.
+	// on a connection of another share.
 	alone
 	// look: the attempt deleted nothing, and the ledger may know why.
 	look
@@ -81,6 +83,8 @@ func judge(err error, sent bool) verdict {
 	connect, isConnect := errors.AsType[*pgconn.ConnectError](err)
 	_, parsed := errors.AsType[pgx.ErrPreprocessingBatch](err)
 	switch {
+	case errors.Is(err, plant.ErrBusy), errors.Is(err, plant.ErrUnavailable):
+		return verdict{next: again, err: err} // waited in vain, see borrow
 	case parsed:
 		// The statements were about to be parsed, in a round trip of its own before
 		// that of the deletion. What held that up may hold it up again.
@@ -194,6 +198,24 @@ func blame(ctx context.Context, conn *pgx.Conn, err error) verdict {
 		return onlyRead(askErr)
 	case refers:
 		return verdict{err: &plant.ReferencedError{Table: pg.TableName}}
+	}
+	return v
+}
+
+// sendOn makes a verdict that a deletion was locked or slow one that it goes on as
+// such.
+func sendOn(v verdict, err error) verdict {
+	if v.next != again && v.next != alone || !errors.Is(v.err, plant.ErrBusy) {
+		return v
+	}
+	v.next = alone
+	switch sqlState(err) {
+	case "55P03": // lock_not_available
+		v.what = locked
+	case "57014": // query_canceled
+		v.what = slow
+	default:
+		v.what = retried
 	}
 	return v
 }

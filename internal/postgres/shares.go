@@ -1,0 +1,144 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/semaphore"
+
+	"plantstore/internal/plant"
+)
+
+// A purpose is what the service needs a connection for. Each has a share of the
+// pool's connections, of which the others get none: whoever waits for a connection
+// waits for his own kind.
+type purpose int
+
+const (
+	// together: batches, each on a lane of its own.
+	together purpose = iota
+	// retried: deletions of plants that were difficult a moment ago, and finding
+	// out why a deletion was refused. Each takes a few milliseconds.
+	retried
+	// slow: deletions that take long by nature.
+	slow
+	// locked: deletions that wait for others to give a lock away.
+	locked
+	// lost: finding out what became of a deletion whose answer was lost, and
+	// trying it again. Each takes a few milliseconds.
+	lost
+	// known: tokens that were good a moment ago.
+	known
+	// unknown: tokens that may be made up.
+	unknown
+	// watched: readiness, and what else no request waits for.
+	watched
+	purposes
+)
+
+// dealt is the order in which connections are dealt out to the purposes.
+var dealt = [...]purpose{retried, slow, locked, lost, together, together, known, unknown, watched}
+
+const (
+	// LeastConns is the size of the smallest pool that works: one connection for
+	// each purpose, and one for a batch to pass another that is slow. A smaller
+	// pool_max_conns counts as this.
+	LeastConns = len(dealt)
+	// defaultConns is the size of the pool unless the URL has a pool_max_conns: two
+	// connections for each purpose that somebody may hold up, so that one deletion
+	// does not stop the next. They are opened when they are needed, which is seldom.
+	defaultConns = 13
+)
+
+// shares are the parts of a pool.
+type shares struct {
+	size  [purposes]int
+	parts [purposes]*semaphore.Weighted // each first come, first served
+	// trouble is why the last connection that was asked for could not be had, or
+	// was lost; nil if it could and was not.
+	trouble atomic.Pointer[error]
+}
+
+func newShares(conns int) *shares {
+	s := new(shares)
+	for i := range conns {
+		s.size[dealt[i%len(dealt)]]++
+	}
+	for p, size := range s.size {
+		s.parts[p] = semaphore.NewWeighted(int64(size))
+	}
+	return s
+}
+
+// inVain is the error of a deletion whose time was over while it waited for others
+// of its kind: the database can't be reached if that was the last to be heard of
+// it, else it is busy. Nothing was tried.
+func (s *shares) inVain(waited error) error {
+	if why := s.trouble.Load(); why != nil {
+		return wrap(plant.ErrUnavailable, *why)
+	}
+	return fmt.Errorf("%w: others were first: %w", plant.ErrBusy, waited)
+}
+
+var errLost = errors.New("the connection was lost")
+
+// A borrowed connection is one of a share's.
+type borrowed struct {
+	*pgxpool.Conn
+	shares *shares
+	part   *semaphore.Weighted
+}
+
+// borrow waits for a connection of a share, in line, until ctx ends. Then it connects,
+// if no connection is open, for limit at the most.
+func (db *DB) borrow(ctx context.Context, what purpose, limit time.Duration) (*borrowed, error) {
+	part := db.shares.parts[what]
+	if err := part.Acquire(ctx, 1); err != nil {
+		return nil, db.shares.inVain(err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	conn, err := db.pool.Acquire(ctx)
+	if err != nil {
+		db.shares.trouble.Store(&err)
+		part.Release(1)
+		return nil, err
+	}
+	return &borrowed{conn, db.shares, part}, nil
+}
+
+// Release gives the connection back. A connection that was lost keeps its place in
+// the pool until it is closed, and so in its share.
+func (b *borrowed) Release() {
+	conn := b.Conn.Conn().PgConn()
+	closed := conn.IsClosed() // once it is released it is not ours to look at
+	b.Conn.Release()
+	if !closed {
+		b.shares.trouble.Store(nil)
+		b.part.Release(1)
+		return
+	}
+	b.shares.trouble.Store(&errLost)
+	go func() {
+		<-conn.CleanupDone()
+		b.part.Release(1)
+	}()
+}
+
+// lendTimeout is longer than who borrows has time.
+const lendTimeout = time.Minute
+
+// lend lends a connection of a share out.
+func (db *DB) lend(ctx context.Context, what purpose, use func(*pgx.Conn) error) error {
+	conn, err := db.borrow(ctx, what, lendTimeout)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	return use(conn.Conn.Conn())
+}

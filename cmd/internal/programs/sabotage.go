@@ -34,7 +34,7 @@ type edit struct {
 func sabotages() map[string][]edit {
 	return map[string][]edit{
 		ForgetLedger: {{"internal/postgres/statements.go", "coalesce(l.own, false)", "false"}},
-		OneByOne:     {{"internal/postgres/delete.go", "lone := false", "lone := true"}},
+		OneByOne:     {{"internal/postgres/delete.go", "what := p.hard.recall(d.Plant)", "what := max(p.hard.recall(d.Plant), retried)"}},
 	}
 }
 

@@ -7,12 +7,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
 	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
+	"plantstore/migrations"
 )
 
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
@@ -46,9 +48,12 @@ func schema(t *testing.T, conn *pgx.Conn) []string {
 		UNION ALL SELECT 'index ' || indexdef FROM pg_indexes WHERE schemaname = 'public'
 		UNION ALL SELECT 'trigger ' || pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal
 		UNION ALL SELECT 'function ' || oid::regprocedure || md5(pg_get_functiondef(oid)) FROM pg_proc WHERE pronamespace = 'public'::regnamespace
-		UNION ALL SELECT 'grant ' || relname || ' ' || coalesce(relacl::text, '') FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'
-		UNION ALL SELECT 'grant ' || attrelid::regclass || '.' || attname || ' ' || attacl::text FROM pg_attribute WHERE attacl IS NOT NULL
-			AND attrelid IN (SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace)
+		UNION ALL SELECT 'grant ' || c.oid::regclass || ' ' || a.privilege_type || ' to ' || a.grantee FROM pg_class c, aclexplode(c.relacl) a
+			WHERE c.relnamespace = 'public'::regnamespace AND a.grantee <> c.relowner
+		UNION ALL SELECT 'grant ' || c.oid::regclass || '.' || t.attname || ' ' || a.privilege_type || ' to ' || a.grantee
+			FROM pg_class c JOIN pg_attribute t ON t.attrelid = c.oid, aclexplode(t.attacl) a WHERE c.relnamespace = 'public'::regnamespace
+		UNION ALL SELECT 'grant ' || p.oid::regprocedure || ' to ' || a.grantee FROM pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+			WHERE p.pronamespace = 'public'::regnamespace AND a.grantee <> p.proowner
 		ORDER BY 1`)
 	if err != nil {
 		t.Fatal(err)
@@ -84,6 +89,25 @@ func TestNamesAreInOrder(t *testing.T) {
 	}
 }
 
+// upTo returns what the first n migrations make of an empty database.
+func upTo(t *testing.T, n int) []string {
+	t.Helper()
+	files := fstest.MapFS{}
+	for _, m := range migrate.All()[:n] {
+		text, err := migrations.Files.ReadFile(m.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[m.Name] = &fstest.MapFile{Data: text}
+	}
+	database := pgtest.Empty(t)
+	set := migrate.Set{Files: files, Effects: migrate.Effects()}
+	if _, err := set.Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	return schema(t, connect(t, database.Owner))
+}
+
 // Each Down must undo its Up exactly, and each Up must work again after it.
 func TestEachDownUndoesItsUp(t *testing.T) {
 	t.Parallel()
@@ -98,6 +122,12 @@ func TestEachDownUndoesItsUp(t *testing.T) {
 		}
 		if got := applied(t, database.Owner); got != n {
 			t.Fatalf("%d migrations applied after Down, want %d", got, n)
+		}
+		if n == 0 {
+			break
+		}
+		if diff := cmp.Diff(upTo(t, n), schema(t, conn)); diff != "" {
+			t.Errorf("after Down to %d (-Up to %[1]d +got):\n%s", n, diff)
 		}
 	}
 	left := []string{}

@@ -127,7 +127,8 @@ func judgeError(pg *pgconn.PgError) verdict {
 		return verdict{next: look, err: wrap(plant.ErrHindered, pg)}
 	case "57P01", "57P02", "57P03": // admin_shutdown, crash_shutdown, cannot_connect_now
 		return verdict{next: ask, err: wrap(plant.ErrUnavailable, pg)}
-	case "53300", readOnlyTransaction: // too_many_connections
+	case "53300", readOnlyTransaction, // too_many_connections
+		"42P05", "26000": // duplicate_prepared_statement, invalid_sql_statement_name: a pooler mixed sessions up
 		return verdict{next: again, err: wrap(plant.ErrUnavailable, pg)}
 	case "55P03", "57014", "40001", "40P01": // lock_not_available, query_canceled, serialization_failure, deadlock_detected
 		return verdict{next: again, err: wrap(plant.ErrBusy, pg)}

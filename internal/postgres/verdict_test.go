@@ -52,6 +52,8 @@ func TestJudge(t *testing.T) {
 		{"connection_failure", sql("08006"), true, plant.ErrUnavailable, ask},
 		{"connection_failure of a connection that a trigger made", within("08006"), true, plant.ErrUnavailable, again},
 		{"read_only_sql_transaction", sql("25006"), true, plant.ErrUnavailable, again},
+		{"prepared statement of another session", sql("42P05"), true, plant.ErrUnavailable, again},
+		{"prepared statement in another session", sql("26000"), true, plant.ErrUnavailable, again},
 		{"undefined_table", sql("42P01"), true, plant.ErrUnavailable, done},
 		{"undefined_table in a trigger", within("42P01"), true, plant.ErrHindered, done},
 		{"undefined_object in a policy", sql("42704"), true, plant.ErrHindered, done},

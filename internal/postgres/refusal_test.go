@@ -62,6 +62,14 @@ func TestAfterANoNothingOfTheRequestRuns(t *testing.T) {
 			t.Parallel()
 			s := newStore(t)
 			s.exec(t, test.before)
+			// Others' refusals count for others.
+			for _, d := range []plant.Deletion{keyed(1, "other"), {Plant: 1, Principal: "somebody", Key: "k", KeySent: true}} {
+				for range 2 {
+					if _, err := s.plants.Delete(in(t, patience), d); err == nil {
+						t.Fatalf("Delete for %+v: no error, want %v", d, test.want)
+					}
+				}
+			}
 			_, err := s.plants.Delete(in(t, patience), keyed(1, "k"))
 			if fmt.Sprintf("%T", err) != fmt.Sprintf("%T", test.want) && !errors.Is(err, test.want) {
 				t.Fatalf("Delete: %v, want %v", err, test.want)
@@ -84,8 +92,12 @@ func TestAfterANoNothingOfTheRequestRuns(t *testing.T) {
 			if result, err := s.plants.Delete(in(t, patience), keyed(1, "k")); err != nil || !result.Replayed || !s.has(t, 1) {
 				t.Errorf("a late retry: %+v, %v, the plant is there: %v; want replayed, and the plant", result, err, s.has(t, 1))
 			}
-			if diff := cmp.Diff([]string{"1 k 0"}, s.refusals(t)); diff != "" {
+			if diff := cmp.Diff([]string{"1 other 0", "1 other 1", "1 k 0", "1 k 1", "1 k 0"}, s.refusals(t)); diff != "" {
 				t.Errorf("refusals (-want +got):\n%s", diff)
+			}
+			turns := stringsOf(t, s.owner, `SELECT turn::text FROM plant_deletions WHERE plant IS NOT NULL AND deleted_by = 'tester'`)
+			if diff := cmp.Diff([]string{"1"}, turns); diff != "" {
+				t.Errorf("turn of the deletion (-want +got):\n%s", diff)
 			}
 		})
 	}

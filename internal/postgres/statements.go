@@ -279,7 +279,7 @@ type history struct {
 	replaced  bool       // the plant is there, and a rule may have kept even the ledger's trigger from running
 	hidden    bool       // row level security may hide the plant or the ledger from us
 	own       bool       // the deletion that was asked about is in the ledger
-	turn      int        // the first of that deletion which is not refused
+	turn      int        // the first of that deletion which has no entry
 	requestID *string    // of the ledger's row
 	deletedAt *time.Time // of the ledger's row: the own one, else the latest; nil without any
 }
@@ -299,7 +299,7 @@ func readHistory(ctx context.Context, conn *pgx.Conn, d plant.Deletion) (history
 			row_security_active('public.plants') OR row_security_active('public.plant_deletions'),
 			coalesce(l.own, false), l.request_id, l.deleted_at,
 			(SELECT coalesce(max(r.turn) + 1, 0) FROM public.plant_deletions r
-				WHERE r.plant_id = $1::bigint AND r.deleted_by = $2::pg_catalog.text AND r.idempotency_key = $3::pg_catalog.text AND r.plant IS NULL)
+				WHERE r.plant_id = $1::bigint AND r.deleted_by = $2::pg_catalog.text AND r.idempotency_key = $3::pg_catalog.text)
 		FROM (SELECT EXISTS (SELECT FROM public.plants WHERE id = $1::bigint) AS there) p LEFT JOIN LATERAL (
 			SELECT d.deleted_by = $2::pg_catalog.text AND d.idempotency_key IS NOT DISTINCT FROM $3::pg_catalog.text AS own, d.request_id, d.deleted_at
 			FROM public.plant_deletions d WHERE d.plant_id = $1::bigint AND d.plant IS NOT NULL

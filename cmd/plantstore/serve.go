@@ -31,7 +31,7 @@ type serveCommand struct {
 type serveTuning struct {
 	RequestTimeout  time.Duration `env:"PLANTSTORE_REQUEST_TIMEOUT" default:"10s" help:"Longest work on one request."`
 	ShutdownTimeout time.Duration `env:"PLANTSTORE_SHUTDOWN_TIMEOUT" default:"20s" help:"Longest wait for requests in flight at the end."`
-	MaxInFlight     int           `env:"PLANTSTORE_MAX_IN_FLIGHT" default:"512" help:"Deletions worked on at a time; more wait a moment, then are refused."`
+	MaxInFlight     int           `env:"PLANTSTORE_MAX_IN_FLIGHT" default:"512" help:"Deletions tried at a time, without those that wait for locks or for others of the same plant; more wait a moment, then are refused."`
 	MaxConnections  int           `env:"PLANTSTORE_MAX_CONNECTIONS" default:"16384" help:"Client connections open at a time; more wait."`
 	TrustedProxies  []network     `env:"PLANTSTORE_TRUSTED_PROXIES" placeholder:"NETWORK,..." help:"Addresses and networks of the proxies whose X-Forwarded-For is believed. Default: none."`
 	TokenCacheTTL   time.Duration `name:"token-cache-ttl" env:"PLANTSTORE_TOKEN_CACHE_TTL" default:"5s" help:"Longest life of a revoked token; 0s asks the database each time."`
@@ -122,11 +122,11 @@ func serve(ctx context.Context, f serveTuning, databaseURL string, drainDelay ti
 		proxies[i] = netip.Prefix(n)
 	}
 	srv := server.New(server.Config{
-		Plants: db.Plants(), Tokens: tokens, Ready: ready,
+		Plants: db.Plants(f.MaxInFlight), Tokens: tokens, Ready: ready,
 		Pool:           func() server.PoolStats { return server.PoolStats(db.Stats()) },
 		Log:            log,
 		RequestTimeout: f.RequestTimeout, DrainDelay: drainDelay, ShutdownTimeout: f.ShutdownTimeout,
-		MaxInFlight: f.MaxInFlight, MaxConnections: f.MaxConnections, TrustedProxies: proxies,
+		MaxConnections: f.MaxConnections, TrustedProxies: proxies,
 		Build: server.Build{Version: version, Commit: commit, Schema: migrate.Latest()},
 	})
 

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/sethvargo/go-retry"
+	"golang.org/x/sync/semaphore"
 
 	"plantstore/internal/plant"
 )
@@ -18,11 +20,27 @@ type Plants struct {
 	group group
 	lines lines
 	hard  memory
+	// inFlight bounds the deletions that are tried, except those that are locked or
+	// slow: they wait for their own kind only.
+	inFlight *semaphore.Weighted
 }
 
-// Plants returns the repository of plants.
-func (db *DB) Plants() *Plants {
-	return &Plants{db: db, group: group{db: db}, hard: newMemory()}
+// Plants returns the repository of plants. It tries up to inFlight deletions at a time.
+func (db *DB) Plants(inFlight int) *Plants {
+	return &Plants{db: db, group: group{db: db}, hard: newMemory(), inFlight: semaphore.NewWeighted(int64(inFlight))}
+}
+
+// admitTimeout is how long a deletion waits for one of those in flight to end before
+// it is refused. Refused at once, clients that came right back would take the time of
+// the deletions that are under way.
+const admitTimeout = 200 * time.Millisecond
+
+// admit reports whether a deletion may be tried; if so, it is in flight until land is
+// called, which may be more than once.
+func (p *Plants) admit(ctx context.Context) (land func(), ok bool) {
+	ctx, cancel := context.WithTimeout(ctx, admitTimeout)
+	defer cancel()
+	return sync.OnceFunc(func() { p.inFlight.Release(1) }), p.inFlight.Acquire(ctx, 1) == nil
 }
 
 // Back-off between attempts: doubling from first to most, each shortened or
@@ -53,8 +71,8 @@ const defaultTimeout = 10 * time.Second
 // A nil error means that the plant was deleted by this request or, if the
 // result says Replayed, by an earlier one with the same key. Other outcomes are
 // *plant.ReferencedError, *plant.DeletedEarlierError, plant.ErrNotFound,
-// plant.ErrStoreRule, plant.ErrHindered, plant.ErrBusy, plant.ErrUnavailable (all:
-// not deleted by this request) and plant.ErrUnknown. Any other error is a fault of
+// plant.ErrStoreRule, plant.ErrHindered, plant.ErrBusy, plant.ErrUnavailable,
+// plant.ErrOverloaded (all: not deleted by this request) and plant.ErrUnknown. Any other error is a fault of
 // ours; nothing was deleted.
 func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, error) {
 	if _, ok := ctx.Deadline(); !ok {
@@ -66,6 +84,11 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 		return plant.Result{}, p.db.shares.inVain(err)
 	}
 	defer p.lines.leave(d.Plant)
+	land, ok := p.admit(ctx)
+	if !ok {
+		return plant.Result{}, plant.ErrOverloaded
+	}
+	defer land()
 	pause := backoff()
 	// unsure is set once an attempt may have been committed without our knowing.
 	// From then on the ledger is asked before anything else is tried or told.
@@ -75,6 +98,9 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 	// number is that of the deletion's turn.
 	number := 0
 	for tries := 0; ; {
+		if what == slow || what == locked {
+			land()
+		}
 		var v verdict
 		if unsure || what != together {
 			tries++

@@ -40,7 +40,7 @@ func storeOn(t *testing.T, database pgtest.Database, parameters string) store {
 		t.Fatal(err)
 	}
 	t.Cleanup(db.Close)
-	return store{db, db.Plants(), pgtest.Pool(t, database.Owner)}
+	return store{db, db.Plants(1024), pgtest.Pool(t, database.Owner)}
 }
 
 func (s store) exec(t *testing.T, sql string, args ...any) {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -313,4 +314,68 @@ func TestBesideLockedRowsWhileConnectionsAreLost(t *testing.T) {
 		})
 		return func() { cancel(); stop() }
 	})
+}
+
+func TestDeletionsInFlightAreBounded(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		s.sample(t, 3)
+		s.plants = s.Plants(2)
+		taken := s.take(t, together)
+		first := make(chan error, 2)
+		for id := range int64(2) {
+			go func() {
+				_, err := s.plants.Delete(in(t, patience), deletion(id+1, "k"))
+				first <- err
+			}()
+		}
+		synctest.Wait() // until both wait for a connection
+		if _, err := s.plants.Delete(in(t, patience), deletion(3, "k")); !errors.Is(err, plant.ErrOverloaded) {
+			t.Errorf("one more: %v, want ErrOverloaded", err)
+		}
+		for _, conn := range taken {
+			conn.Release()
+		}
+		for range 2 {
+			if err := <-first; err != nil {
+				t.Errorf("one of the first: %v, want none", err)
+			}
+		}
+		if _, err := s.plants.Delete(in(t, patience), deletion(3, "k")); err != nil {
+			t.Errorf("afterwards: %v, want none", err)
+		}
+	})
+}
+
+// Requests for a locked row do not count as in flight, however many there are.
+func TestDeletionsOfALockedRowAreNotInFlight(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 2)
+	s.plants = s.Plants(1)
+	unlock := s.lock(t, 1)
+	var locked sync.WaitGroup
+	for i := range 3 {
+		locked.Go(func() {
+			_, err := s.plants.Delete(in(t, patience), request(1, i))
+			if _, earlier := errors.AsType[*plant.DeletedEarlierError](err); err != nil && !earlier {
+				t.Errorf("Delete of a plant that was locked for a while: %v, want none, or deleted earlier", err)
+			}
+		})
+	}
+	// Until the first was found to be locked.
+	for waited := in(t, patience); s.plants.stand(1) < 3 || s.plants.hard.recall(1) == together || !s.plants.inFlight.TryAcquire(1); {
+		if waited.Err() != nil {
+			t.Fatal("a deletion that waits for a lock is in flight still")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	s.plants.inFlight.Release(1)
+	if _, err := s.plants.Delete(in(t, patience), deletion(2, "k")); err != nil {
+		t.Errorf("Delete of another plant: %v, want none", err)
+	}
+	unlock()
+	locked.Wait()
 }

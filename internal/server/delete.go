@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"io"
 	"net/http"
 	"strings"
@@ -36,11 +35,6 @@ func (s *Server) deletePlant(c echo.Context) error {
 	x := exchangeOf(c)
 	x.plant, x.key = c.Param("id"), key
 
-	if !s.admit(c.Request().Context()) {
-		s.metrics.deletion(plant.Result{}, plant.ErrOverloaded)
-		return plant.ErrOverloaded
-	}
-	defer s.inFlight.Release(1)
 	s.metrics.inFlight.Inc()
 	defer s.metrics.inFlight.Dec()
 	result, err := s.Plants.Delete(c.Request().Context(), plant.Deletion{
@@ -82,22 +76,6 @@ func (s *Server) dropBody(c echo.Context) error {
 		}
 	}
 	return nil
-}
-
-// admitTimeout is how long a deletion waits for one of those in flight to end
-// before it is refused. Refused at once, clients that come right back would take
-// the time of the deletions that are under way.
-const admitTimeout = 200 * time.Millisecond
-
-// admit reports whether a deletion may go ahead; if so, inFlight has to be
-// released.
-func (s *Server) admit(ctx context.Context) bool {
-	if s.inFlight.TryAcquire(1) {
-		return true
-	}
-	ctx, cancel := context.WithTimeout(ctx, admitTimeout)
-	defer cancel()
-	return s.inFlight.Acquire(ctx, 1) == nil
 }
 
 // idempotencyKey returns the client's key, without the quotes of the

@@ -72,7 +72,6 @@ func testConfig() Config {
 		Log:             slog.New(slog.DiscardHandler),
 		RequestTimeout:  10 * time.Second,
 		ShutdownTimeout: 10 * time.Second,
-		MaxInFlight:     8,
 		MaxConnections:  64,
 	}
 }

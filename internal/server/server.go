@@ -18,7 +18,6 @@ import (
 	"github.com/labstack/echo/v4"
 	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sync/semaphore"
 
 	"plantstore/internal/auth"
 	"plantstore/internal/plant"
@@ -56,9 +55,6 @@ type Config struct {
 	DrainDelay time.Duration
 	// ShutdownTimeout bounds the wait for requests in flight after that.
 	ShutdownTimeout time.Duration
-	// MaxInFlight bounds how many deletions are worked on at a time. The
-	// others wait a moment for their turn and are then refused.
-	MaxInFlight int
 	// MaxConnections bounds the open client connections. Further clients wait
 	// to be accepted.
 	MaxConnections int
@@ -77,7 +73,6 @@ type Build struct {
 // operators need.
 type Server struct {
 	Config
-	inFlight *semaphore.Weighted
 	failures *failures
 	metrics  *metrics
 	draining atomic.Bool
@@ -86,7 +81,7 @@ type Server struct {
 
 // New makes a Server.
 func New(c Config) *Server {
-	s := &Server{Config: c, inFlight: semaphore.NewWeighted(int64(c.MaxInFlight)), failures: newFailures()}
+	s := &Server{Config: c, failures: newFailures()}
 	s.metrics = newMetrics(c)
 	s.public = s.routes()
 	return s

@@ -22,46 +22,77 @@ func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 func shortRun() config {
 	return config{
 		duration: 20 * time.Second, seed: newSeed(), faults: "all", every: 4 * time.Second,
-		clients: 8, rate: 500, late: true, race: raceDetector,
+		clients: 8, tellers: 4, rate: 500, late: true, race: raceDetector,
 	}
 }
 
 // TestNoAnswerLies runs every kind of fault where PostgreSQL can be run from
 // local binaries, and elsewhere those that need no control of the server.
 func TestNoAnswerLies(t *testing.T) {
-	cluster, err := startCluster(t.Context(), nil)
-	if errors.Is(err, localpg.ErrNoBinaries) {
-		t.Logf("no primary and standby: %v", err)
-		cluster = oneServer(t)
-	} else if err != nil {
-		t.Fatal(err)
-	} else {
-		closeAtEnd(t, cluster)
-	}
-	r := runAndLog(t, shortRun(), cluster)
+	r := runAndLog(t, shortRun(), ourServers(t))
 	if err := r.verdict(); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestCheckerCatchesABrokenLedgerCheck proves that the checker can fail: it has to
-// catch a service that does not ask the ledger whether an earlier attempt of its
-// own was committed.
-func TestCheckerCatchesABrokenLedgerCheck(t *testing.T) {
-	c := shortRun()
-	c.race, c.sabotage = false, programs.ForgetLedger
-	c.duration, c.faults, c.every = 4*time.Second, "cut-answers", 300*time.Millisecond
-	c.late = false // without the ledger, these would never be settled
-	// A run finds dozens as a rule, and on a busy machine, where little happens in
-	// four seconds, perhaps none.
-	for range 5 {
-		r := runAndLog(t, c, oneServer(t))
-		if slices.ContainsFunc(r.violations, func(v violation) bool { return v.rule == "b" }) {
-			return
-		}
-		c.seed = newSeed()
+// TestCheckerCatchesSabotage proves that the checker can fail, for each kind of fault
+// that calls for a precaution of its own: without that, a lie has to be found.
+func TestCheckerCatchesSabotage(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		sabotage, faults string
+		duration, every  time.Duration
+		rule             string // that has to be broken
+		ours             bool   // the servers have to be ours
+	}{
+		{programs.ForgetLedger, "cut-answers", 4 * time.Second, 300 * time.Millisecond, "b", false},
+		{programs.ForgetRefusal, "late-bytes", 7 * time.Second, time.Second, "h", false},
+		{programs.ForgetRefusal, "freeze", 7 * time.Second, time.Second, "h", true},
+		{programs.ForgetProof, triggerOff, 3 * time.Second, time.Second, "d", false},
+		{programs.BelieveWarnings, "cancel-wait", 4 * time.Second, time.Second, "a", true},
+	} {
+		t.Run(test.sabotage+", "+test.faults, func(t *testing.T) {
+			t.Parallel()
+			c := shortRun()
+			c.race, c.sabotage, c.duration, c.faults, c.every = false, test.sabotage, test.duration, test.faults, test.every
+			c.clients, c.tellers = 4, 6
+			c.late = false // without the ledger, these would never be settled
+			cluster := oneServer
+			if test.ours {
+				cluster = ourServers
+			}
+			// A run finds dozens as a rule, and on a busy machine, where little happens in
+			// some seconds, perhaps none.
+			for range 5 {
+				servers := cluster(t)
+				if test.ours && !servers.ours() {
+					return // TestNoAnswerLies says so
+				}
+				r := runAndLog(t, c, servers)
+				if slices.ContainsFunc(r.violations, func(v violation) bool { return v.rule == test.rule }) {
+					return
+				}
+				c.seed = newSeed()
+			}
+			t.Errorf("no violation of rule %s was found", test.rule)
+		})
 	}
-	t.Error("no violation of rule b was found")
+}
+
+// ourServers is a primary with a standby where PostgreSQL can be run from local
+// binaries, and elsewhere oneServer.
+func ourServers(t *testing.T) *cluster {
+	t.Helper()
+	cluster, err := startCluster(t.Context(), nil)
+	if errors.Is(err, localpg.ErrNoBinaries) {
+		t.Logf("no primary and standby: %v", err)
+		return oneServer(t)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, cluster)
+	return cluster
 }
 
 // oneServer is a cluster of whatever PostgreSQL the tests have.
@@ -174,12 +205,14 @@ func TestHistoryFile(t *testing.T) {
 	t.Parallel()
 	var got strings.Builder
 	err := writeHistory(&got, []fault{{"refuse", 1, 2}},
-		[]deletion{{Plant: 7, Key: "k", Answers: []answer{{Start: 1, End: 3, Status: 204}}}})
+		[]deletion{{Plant: 7, Key: "k", Answers: []answer{{Start: 1, End: 3, Status: 204}}}},
+		[]tale{{Plant: 8, Tale: []op{{Do: refer, Start: 1, End: 2, Made: true}, {Do: deleteIt, Start: 3, End: 4, Answer: answer{Status: 409, Code: 40900}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := `{"fault":"refuse","start":1,"end":2}
 {"plant":7,"key":"k","answers":[{"start":1,"end":3,"status":204}]}
+{"plant":8,"tale":[{"hand":0,"do":"add a reference","start":1,"end":2,"made":true},{"hand":0,"do":"delete","start":3,"end":4,"answer":{"start":0,"end":0,"status":409,"code":40900}}]}
 `
 	if got.String() != want {
 		t.Errorf("got\n%swant\n%s", got.String(), want)

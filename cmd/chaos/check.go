@@ -40,7 +40,7 @@ func readState(ctx context.Context, databaseURL string) (state, error) {
 	}
 	var e entry
 	rows, err = conn.Query(ctx, `SELECT plant_id, deleted_by, coalesce(idempotency_key, ''), coalesce(request_id, '')
-		FROM public.plant_deletions ORDER BY id`)
+		FROM public.plant_deletions WHERE plant IS NOT NULL ORDER BY id`)
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&id, &e.by, &e.key, &e.request}, func() error {
 			s.ledger[id] = append(s.ledger[id], e)
@@ -63,28 +63,44 @@ func readState(ctx context.Context, databaseURL string) (state, error) {
 //	d  there are as many rows in the ledger as plants gone, for each plant
 //	e  every 504, every 503 and every lost connection came to a definite answer
 //	   by sending the request again
-//	f  there was no other answer, and none kept its client waiting
+//	f  there was no other answer, none kept its client waiting, and 50304 came only
+//	   while the ledger's trigger was disabled
 //	g  a late retry is told 204 again, and leaves the plant that came back
+//	h  what was told of one plant, whoever did what to it, could have been told if
+//	   everything had been done one after the other, see linear.go
 type violation struct {
 	rule  string
 	plant int64
 	text  string
 }
 
-// A checker holds a history against the state that it led to.
+// A checker holds what happened against the state that it led to.
 type checker struct {
-	principal string
-	state     state
-	found     []violation
+	events
+	state state
+	found []violation
+}
+
+// events are what happened in a run.
+type events struct {
+	principal string // whose history it is; nobody else deleted any plants
+	history   []deletion
+	tales     []tale
+	faults    []fault
 }
 
 // check returns the violations of a run in which plants first to last were put
-// into the store and nobody but the principal of the history deleted any.
-func check(history []deletion, s state, principal string, first, last int64) []violation {
-	c := &checker{principal: principal, state: s}
-	asked := make(map[int64]bool, len(history))
-	for i := range history {
-		d := &history[i]
+// into the store.
+func check(e events, s state, first, last int64) []violation {
+	c := &checker{events: e, state: s}
+	asked := make(map[int64]bool, len(e.history)+len(e.tales))
+	for i := range e.tales {
+		t := &e.tales[i]
+		asked[t.Plant] = true
+		c.tale(t)
+	}
+	for i := range e.history {
+		d := &e.history[i]
 		asked[d.Plant] = true
 		c.told(d)
 		c.recorded(d)
@@ -141,8 +157,10 @@ func (c *checker) told(d *deletion) {
 			}
 		case unknown:
 			unsure = true
-		case wrong:
-			c.violate("f", d.Plant, "request %d was answered: %v", n, a)
+		}
+		c.proper(d.Plant, n, a)
+		if a.effect() == referred {
+			c.violate("f", d.Plant, "request %d was answered %v, and nothing refers to the plant", n, a)
 		}
 	}
 	if len(d.Answers) == 0 || !d.Answers[len(d.Answers)-1].settled() {
@@ -167,6 +185,16 @@ func (c *checker) told(d *deletion) {
 		if !here {
 			c.violate("g", d.Plant, "the plant had come back, and a late retry deleted it")
 		}
+	}
+}
+
+// proper checks that a request may get such an answer: rule f.
+func (c *checker) proper(plant int64, n int, a answer) {
+	switch {
+	case a.effect() == wrong:
+		c.violate("f", plant, "request %d was answered: %v", n, a)
+	case a.Code == hindered && !overlaps(merge(ofKind(c.faults, triggerOff)), a):
+		c.violate("f", plant, "request %d was answered %v, and nobody had disabled the trigger", n, a)
 	}
 }
 

@@ -88,7 +88,7 @@ func TestCheck(t *testing.T) {
 				d.Key = ""
 			}
 			s := state{plants: map[int64]bool{1: test.here, 2: true}, ledger: map[int64][]entry{1: test.ledger}}
-			found := check([]deletion{d}, s, principal, 1, 2)
+			found := check(events{principal: principal, history: []deletion{d}}, s, 1, 2)
 			got := ""
 			for _, v := range found {
 				got += v.rule
@@ -127,7 +127,7 @@ func TestCheckPlantsThatNobodyAskedFor(t *testing.T) {
 		}, "d"},
 	} {
 		got := ""
-		for _, v := range check(nil, test.state, principal, -1, 1) {
+		for _, v := range check(events{principal: principal}, test.state, -1, 1) {
 			got += v.rule
 		}
 		if got != test.want {
@@ -138,11 +138,11 @@ func TestCheckPlantsThatNobodyAskedFor(t *testing.T) {
 
 func TestVerdict(t *testing.T) {
 	t.Parallel()
-	r := &report{kinds: []kind{{name: "refuse"}, {name: "pg-kill"}}, faults: []fault{{Kind: "refuse"}}}
+	r := &report{kinds: []kind{{name: "refuse"}, {name: "pg-kill"}}, events: events{faults: []fault{{Kind: "refuse"}}}}
 	if err := r.verdict(); err == nil || !strings.Contains(err.Error(), "never happened: pg-kill") {
 		t.Errorf("got %v, want pg-kill missed", err)
 	}
-	r.faults = append(r.faults, fault{Kind: "pg-kill"})
+	r.events.faults = append(r.events.faults, fault{Kind: "pg-kill"})
 	if err := r.verdict(); err != nil {
 		t.Errorf("got %v, want none", err)
 	}

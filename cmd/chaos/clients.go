@@ -108,6 +108,8 @@ func (c *client) ask(ctx context.Context, d *deletion, n int) (a answer) {
 		timeout, ok := errors.AsType[net.Error](err)
 		a.Lost, a.Hung = err.Error(), ok && timeout.Timeout() && ctx.Err() == nil
 		a.Status, a.Code = 0, 0
+		dial, ok := errors.AsType[*net.OpError](err)
+		a.Unsent = ok && dial.Op == "dial"
 		return a
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodDelete,

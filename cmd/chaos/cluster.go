@@ -16,6 +16,7 @@ import (
 
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
+	"plantstore/internal/postgres"
 )
 
 // A cluster is the database under test: one server, or a primary with a
@@ -228,6 +229,61 @@ func (c *cluster) failover(ctx context.Context, silently bool) error {
 	}
 	old.proxy.setTarget(target)
 	return nil
+}
+
+// loseUnreplicated stops the standby, cancels the waits for it for a while, and then
+// fails over to it: what was committed meanwhile is lost. It reports false when there
+// was no wait to cancel.
+func (c *cluster) loseUnreplicated(ctx context.Context, d time.Duration) (bool, error) {
+	c.mu.Lock()
+	standby := c.nodes[1-c.primary].server
+	c.mu.Unlock()
+	if err := standby.Stop(ctx, localpg.Kill); err != nil {
+		return false, err
+	}
+	cancelled := 0
+	for end := time.Now().Add(d); time.Now().Before(end); sleep(ctx, 5*time.Millisecond) {
+		n, err := c.count(ctx, `SELECT count(*) FILTER (WHERE pg_cancel_backend(pid)) FROM pg_stat_activity
+			WHERE usename = 'plantstore_app' AND datname = current_database() AND wait_event = 'SyncRep'`)
+		if err != nil {
+			return false, err
+		}
+		cancelled += n
+	}
+	// The primary goes first: nothing may reach the standby any more.
+	if err := c.primaryServer().Stop(ctx, localpg.Kill); err != nil {
+		return false, err
+	}
+	if err := standby.Start(ctx); err != nil {
+		return false, err
+	}
+	return cancelled > 0, c.failover(ctx, false)
+}
+
+// trigger disables or enables the ledger's trigger. It tries until it is known to be
+// done: other faults happen meanwhile.
+func (c *cluster) trigger(ctx context.Context, what string) error {
+	for {
+		err := postgres.Script(ctx, c.direct().owner,
+			`SET lock_timeout = '1s'; ALTER TABLE public.plants `+what+` TRIGGER plantstore_record_deletion`)
+		if err == nil || !sleep(ctx, 20*time.Millisecond) {
+			return err
+		}
+	}
+}
+
+// backends are the processes of the service's sessions at the primary.
+func (c *cluster) backends(ctx context.Context) (pids []int, err error) {
+	conn, err := pgx.Connect(ctx, c.direct().super)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	rows, err := conn.Query(ctx, `SELECT pid FROM pg_stat_activity WHERE usename = 'plantstore_app' AND datname = current_database()`)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[int])
 }
 
 // terminate ends the service's sessions at the primary, and returns how many

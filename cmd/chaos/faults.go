@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"plantstore/internal/localpg"
@@ -32,6 +33,9 @@ const (
 	lanes               // how many there are
 )
 
+// triggerOff is the kind of fault in which 50304 is right.
+const triggerOff = "trigger-off"
+
 // kinds returns all there are.
 func kinds() []kind {
 	return []kind{
@@ -39,10 +43,14 @@ func kinds() []kind {
 		{"pg-fast", "fast restart of Postgres", servers, restart(localpg.Fast)},
 		{"pg-immediate", "immediate restart of Postgres", servers, restart(localpg.Immediate)},
 		{"promotion", "standby promoted, old primary fenced and built again", servers, promotion},
+		{"cancel-wait", "standby stopped, waits for it cancelled, and then promoted", servers, cancelledWaits},
+		{"freeze", "the service's backends stopped for 0.3 to 2.5 s", servers, freeze},
 		{"terminate", "the service's backends terminated", network, termination},
 		{"cut-answers", "connections cut after N bytes of answers", network, cut(answers, 400)},
 		{"cut-requests", "connections cut after N bytes of requests", network, cut(requests, 600)},
 		{"black-hole", "nothing arrives for 0.25 to 1.5 s, then all of it", network, blackHole},
+		{"late-bytes", "requests held back, also after their sender gave up, for 0.3 to 2.5 s", network, lateBytes},
+		{triggerOff, "the ledger's trigger disabled for 0.1 to 0.4 s", network, disabledTrigger},
 		{"refuse", "connections reset for 0.1 to 0.5 s", network, refusal},
 		{"service-kill", "kill -9 of the service, and start", program, serviceKill},
 		{"service-term", "SIGTERM of the service, and start", program, serviceTerm},
@@ -196,6 +204,53 @@ func blackHole(ctx context.Context, in *injector, random *rand.Rand) (bool, erro
 	}
 	sleep(ctx, 250*time.Millisecond+below(random, 1250*time.Millisecond))
 	return true, nil
+}
+
+// lateBytes holds back what goes to the primary on the connections that are open now,
+// and lets those pass that are made instead of them.
+func lateBytes(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
+	release := in.cluster.atPrimary().proxy.hold()
+	sleep(ctx, heldBack(random))
+	return release() > 0, nil
+}
+
+// heldBack is for how long attempts are kept from running: mostly for longer than the
+// service gives the first one.
+func heldBack(random *rand.Rand) time.Duration {
+	return 300*time.Millisecond + below(random, 2200*time.Millisecond)
+}
+
+// freeze stops the processes that serve the service at the primary, as a machine does
+// that is short of memory. Then they go on with what they were at.
+func freeze(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
+	pids, err := in.cluster.backends(ctx)
+	if err != nil {
+		return false, err
+	}
+	frozen := 0
+	for _, pid := range pids {
+		if syscall.Kill(pid, syscall.SIGSTOP) == nil {
+			frozen++
+			defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }() // it may have been killed
+		}
+	}
+	sleep(ctx, heldBack(random))
+	return frozen > 0, nil
+}
+
+// disabledTrigger lets plants leave without a record, if the service lets them.
+func disabledTrigger(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
+	if err := in.cluster.trigger(ctx, "DISABLE"); err != nil {
+		return false, err
+	}
+	sleep(ctx, 100*time.Millisecond+below(random, 300*time.Millisecond))
+	return true, in.cluster.trigger(ctx, "ENABLE")
+}
+
+// cancelledWaits makes commits that were not replicated look as if they had been, and
+// loses them.
+func cancelledWaits(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
+	return in.cluster.loseUnreplicated(ctx, 200*time.Millisecond+below(random, 300*time.Millisecond))
 }
 
 // refusal resets every connection to the primary.

@@ -37,7 +37,13 @@ type answer struct {
 	// Hung is set when the client gave up waiting, long after the service should
 	// have answered.
 	Hung bool `json:"hung,omitempty"`
+	// Unsent is set when the service was down: the request never left the client.
+	Unsent bool `json:"unsent,omitempty"`
 }
+
+// hindered is the code of an answer that is right only while the ledger's trigger is
+// disabled.
+const hindered = 50304
 
 // An effect is what an answer says of the request's own effect.
 type effect int
@@ -46,6 +52,7 @@ const (
 	unknown effect = iota // deleted or not
 	deleted
 	notThere   // not deleted, nothing to delete
+	referred   // not deleted, something refers to it
 	notDeleted // not deleted, worth another try
 	wrong      // not an answer that these requests can get
 )
@@ -61,7 +68,9 @@ func (a answer) effect() effect {
 		return deleted
 	case a.Status == http.StatusNotFound && (a.Code == 40401 || a.Code == 40402):
 		return notThere
-	case a.Status == http.StatusServiceUnavailable && 50300 <= a.Code && a.Code <= 50302:
+	case a.Status == http.StatusConflict && a.Code == 40900:
+		return referred
+	case a.Status == http.StatusServiceUnavailable && (50300 <= a.Code && a.Code <= 50302 || a.Code == hindered):
 		return notDeleted
 	default:
 		return wrong
@@ -102,8 +111,8 @@ func (d *deletion) requests() []answer {
 	return append(append([]answer{}, d.Answers...), d.Late...)
 }
 
-// writeHistory writes faults and deletions as one JSON object a line.
-func writeHistory(w io.Writer, faults []fault, history []deletion) error {
+// writeHistory writes faults, deletions and tales as one JSON object a line.
+func writeHistory(w io.Writer, faults []fault, history []deletion, tales []tale) error {
 	buffered := bufio.NewWriter(w)
 	encoder := json.NewEncoder(buffered)
 	var err error
@@ -112,6 +121,9 @@ func writeHistory(w io.Writer, faults []fault, history []deletion) error {
 	}
 	for i := range history {
 		err = errors.Join(err, encoder.Encode(&history[i]))
+	}
+	for i := range tales {
+		err = errors.Join(err, encoder.Encode(&tales[i]))
 	}
 	if err = errors.Join(err, buffered.Flush()); err != nil {
 		return fmt.Errorf("write the history: %w", err)

@@ -44,7 +44,7 @@ func main() {
 // early.
 func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	c := config{seed: newSeed(), late: true}
-	var history string
+	var history, drawing, plot string
 	var verbose bool
 	flags := flag.NewFlagSet("chaos", flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -53,16 +53,19 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	flags.StringVar(&c.faults, "faults", "all", "kinds of faults with commas between, all, or network")
 	flags.DurationVar(&c.every, "every", 4*time.Second, "how often each kind of fault comes")
 	flags.IntVar(&c.clients, "clients", 8, "how many clients delete; every fourth sends no key")
+	flags.IntVar(&c.tellers, "tellers", 4, "how many do all sorts of things to one plant after the other, to be held against a model")
 	flags.IntVar(&c.rate, "rate", 500, "deletions a second at most, of all clients together")
 	flags.StringVar(&c.binary, "binary", "", "the plantstore program to test; by default it is built from this tree")
 	flags.BoolVar(&c.race, "race", false, "build the program with the race detector")
 	flags.StringVar(&c.sabotage, "sabotage", "", "sabotage the program when it is built: "+strings.Join(programs.Sabotages(), " or "))
 	flags.StringVar(&history, "history", "", "file for every fault and answer, one JSON object a line")
+	flags.StringVar(&drawing, "drawing", "chaos-violation.html", "file for a drawing of a tale that can't be true, if there is one")
+	flags.StringVar(&plot, "plot", "", "file for a plot of every answer's latency, with the faults, as in chaos.svg")
 	flags.BoolVar(&verbose, "v", false, "show what the service and the servers log")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if c.duration < time.Second || c.clients < 1 || c.rate < 1 || c.every <= 0 {
+	if c.duration < time.Second || c.clients < 1 || c.tellers < 0 || c.rate < 1 || c.every <= 0 {
 		return errors.New("-duration must be at least 1s, and -clients, -rate and -every positive")
 	}
 	if _, err := chosen(c.faults, true); err != nil {
@@ -95,7 +98,10 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		return err
 	}
 	r.print(stdout)
-	return errors.Join(r.verdict(), writeHistory(record, r.faults, r.history))
+	if plot != "" {
+		err = r.plot(plot)
+	}
+	return errors.Join(err, r.verdict(), r.draw(stdout, drawing), writeHistory(record, r.events.faults, r.events.history, r.events.tales))
 }
 
 // newSeed returns a seed that is short enough to be copied by hand.

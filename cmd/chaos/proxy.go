@@ -18,12 +18,14 @@ type proxy struct {
 	listener net.Listener
 	tasks    sync.WaitGroup
 	cuts     atomic.Int64 // connections that were cut after N bytes
+	lates    atomic.Int64 // how often something was kept back by hold
 
 	mu       sync.Mutex
 	target   address
 	links    map[*link]struct{}
 	holes    int           // black holes in effect
 	open     chan struct{} // closed while bytes pass
+	gate     chan struct{} // of hold; nil while there is none
 	refusing bool
 	closed   bool
 	// draw gives a new connection its allowance, by direction.
@@ -52,6 +54,7 @@ const unlimited = math.MaxInt64
 // A link is one connection through the proxy.
 type link struct {
 	client, server net.Conn
+	late           bool            // while there is a gate: it keeps back what the client sends
 	left           [2]atomic.Int64 // bytes that may pass yet, by direction
 }
 
@@ -119,6 +122,53 @@ func (p *proxy) blackHole() (end func()) {
 	}
 }
 
+// hold keeps back what goes to the server on the connections that are open now, until
+// release is called: then it arrives, also from a client that has closed its side
+// meanwhile. What such a client sent may run long after it has gone elsewhere. release
+// returns how often something was kept back. There is one hold at a time.
+func (p *proxy) hold() (release func() int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.lates.Load()
+	if !p.closed {
+		p.gate = make(chan struct{})
+		for l := range p.links {
+			l.late = true
+		}
+	}
+	return func() int64 {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.release()
+		return p.lates.Load() - before
+	}
+}
+
+// release opens the gate of hold. The caller has the lock.
+func (p *proxy) release() {
+	if p.gate == nil {
+		return
+	}
+	close(p.gate)
+	p.gate = nil
+	for l := range p.links {
+		l.late = false
+	}
+}
+
+// arrive waits until what a client sent may go to the server.
+func (p *proxy) arrive(l *link) {
+	p.mu.Lock()
+	gate := p.gate
+	if !l.late || gate == nil {
+		p.mu.Unlock()
+		return
+	}
+	p.mu.Unlock()
+	p.lates.Add(1)
+	<-gate
+}
+
 // refuse resets every connection, open or new, until the returned function is
 // called.
 func (p *proxy) refuse() (end func()) {
@@ -149,6 +199,7 @@ func (p *proxy) close() {
 		if p.holes > 0 {
 			close(p.open)
 		}
+		p.release()
 	}
 	p.mu.Unlock()
 	p.tasks.Wait()
@@ -237,6 +288,9 @@ func (p *proxy) pump(l *link, d direction, dst, src net.Conn) {
 		n, err := src.Read(buffer)
 		time.Sleep(distance)
 		p.pass()
+		if n > 0 && d == requests {
+			p.arrive(l)
+		}
 		if n > 0 {
 			left := l.left[d].Add(-int64(n))
 			if _, werr := dst.Write(buffer[:max(0, min(int64(n), int64(n)+left))]); werr != nil {

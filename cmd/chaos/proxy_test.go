@@ -156,10 +156,28 @@ func TestProxyBlackHole(t *testing.T) {
 	}
 }
 
-// TestProxyDeliversLate checks that what was sent into a black hole arrives when
-// it ends, though its sender has closed the connection.
+// TestProxyDeliversLate checks that what was kept back arrives afterwards, though its
+// sender has closed the connection.
 func TestProxyDeliversLate(t *testing.T) {
 	t.Parallel()
+	t.Run("black hole", func(t *testing.T) {
+		t.Parallel()
+		deliverLate(t, (*proxy).blackHole)
+	})
+	t.Run("hold", func(t *testing.T) {
+		t.Parallel()
+		deliverLate(t, func(p *proxy) func() {
+			release := p.hold()
+			return func() {
+				if n := release(); n != 1 {
+					t.Errorf("%d times something was kept back, want 1", n)
+				}
+			}
+		})
+	})
+}
+
+func deliverLate(t *testing.T, keepBack func(*proxy) (end func())) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -176,8 +194,15 @@ func TestProxyDeliversLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer server.Close()
+	// Once something has passed, the proxy knows the connection.
+	if _, err := io.WriteString(sender, "x"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(server, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
 
-	over := p.blackHole()
+	over := keepBack(p)
 	if _, err := io.WriteString(sender, "DELETE"); err != nil {
 		t.Fatal(err)
 	}
@@ -186,6 +211,28 @@ func TestProxyDeliversLate(t *testing.T) {
 	over()
 	if got, err := io.ReadAll(server); string(got) != "DELETE" || err != nil {
 		t.Errorf("the server got %q, error %v, afterwards", got, err)
+	}
+}
+
+func TestProxyHolds(t *testing.T) {
+	t.Parallel()
+	p := echo(t)
+	open := dial(t, p)
+	say(t, open, "before")
+	release := p.hold()
+	if _, err := io.WriteString(open, "late"); err != nil {
+		t.Fatal(err)
+	}
+	if got := say(t, dial(t, p), "new"); got != "new" {
+		t.Errorf("got %q on a connection made meanwhile", got)
+	}
+	hearNothing(t, open)
+	release()
+	if got := say(t, open, "after"); got != "latea" {
+		t.Errorf("got %q first, afterwards, want %q", got, "latea")
+	}
+	if n := release(); n != 1 {
+		t.Errorf("%d times something was kept back, want 1", n)
 	}
 }
 
@@ -210,12 +257,21 @@ func TestProxyRefuses(t *testing.T) {
 	}
 }
 
-func TestProxyClosesAmidABlackHole(t *testing.T) {
+func TestProxyClosesAmidAFault(t *testing.T) {
 	t.Parallel()
+	closeAmid(t, (*proxy).blackHole)
+	closeAmid(t, func(p *proxy) func() {
+		release := p.hold()
+		return func() { release() }
+	})
+}
+
+func closeAmid(t *testing.T, keepBack func(*proxy) (end func())) {
+	t.Helper()
 	p := echo(t)
 	conn := dial(t, p)
 	say(t, conn, "before")
-	over := p.blackHole()
+	over := keepBack(p)
 	if _, err := io.WriteString(conn, "lost"); err != nil {
 		t.Fatal(err)
 	}

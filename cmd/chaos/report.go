@@ -18,8 +18,7 @@ type report struct {
 	config     config
 	took       time.Duration
 	kinds      []kind // those that were to happen
-	faults     []fault
-	history    []deletion
+	events     events
 	state      state
 	violations []violation
 }
@@ -43,9 +42,14 @@ func (r *report) verdict() error {
 	return errors.Join(errs...)
 }
 
+// ofKind returns those of one kind.
+func ofKind(faults []fault, kind string) []fault {
+	return slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return f.Kind != kind })
+}
+
 func (r *report) faultsByKind() map[string]int {
 	count := make(map[string]int)
-	for _, f := range r.faults {
+	for _, f := range r.events.faults {
 		count[f.Kind]++
 	}
 	return count
@@ -60,7 +64,7 @@ func (r *report) print(w io.Writer) {
 	fmt.Fprint(table, "\nFAULT\tTIMES\tA MINUTE\tTOOK ON AVERAGE\tWHAT\n")
 	count := r.faultsByKind()
 	lasted := make(map[string]time.Duration)
-	for _, f := range r.faults {
+	for _, f := range r.events.faults {
 		lasted[f.Kind] += f.End - f.Start
 	}
 	for _, k := range r.kinds {
@@ -80,25 +84,37 @@ func (r *report) print(w io.Writer) {
 			break
 		}
 		fmt.Fprint(w, describe(v, r.deletion(v.plant), r.state))
+		if t := r.tale(v.plant); t != nil {
+			fmt.Fprint(w, t.describe(r.state.lookAt(v.plant)))
+		}
 	}
 }
 
 // deletion is that of a plant, or nil if nobody asked for it.
 func (r *report) deletion(plant int64) *deletion {
-	i, ok := slices.BinarySearchFunc(r.history, plant, func(d deletion, plant int64) int {
+	i, ok := slices.BinarySearchFunc(r.events.history, plant, func(d deletion, plant int64) int {
 		return cmp.Compare(d.Plant, plant)
 	})
 	if !ok {
 		return nil
 	}
-	return &r.history[i]
+	return &r.events.history[i]
+}
+
+// tale is that of a plant, or nil if there is none.
+func (r *report) tale(plant int64) *tale {
+	i := slices.IndexFunc(r.events.tales, func(t tale) bool { return t.Plant == plant })
+	if i < 0 {
+		return nil
+	}
+	return &r.events.tales[i]
 }
 
 func (r *report) printCounts(w io.Writer) {
 	var keyless, retried, requests, late int
 	answers := make(map[string]int)
-	for i := range r.history {
-		d := &r.history[i]
+	for i := range r.events.history {
+		d := &r.events.history[i]
 		if d.Key == "" {
 			keyless++
 		}
@@ -113,12 +129,18 @@ func (r *report) printCounts(w io.Writer) {
 			answers[a.String()]++
 		}
 	}
+	told := make(map[string]int)
+	for i := range r.events.tales {
+		for _, o := range r.events.tales[i].Tale {
+			told[o.label()]++
+		}
+	}
 	rows := 0
 	for _, entries := range r.state.ledger {
 		rows += len(entries)
 	}
 	fmt.Fprint(w, "\nDELETIONS\n")
-	fmt.Fprintf(w, "all\t%d\n", len(r.history))
+	fmt.Fprintf(w, "all\t%d\n", len(r.events.history))
 	fmt.Fprintf(w, "without a key\t%d\n", keyless)
 	fmt.Fprintf(w, "sent more than once\t%d\n", retried)
 	fmt.Fprintf(w, "sent again after the plant came back\t%d\n", late)
@@ -127,13 +149,17 @@ func (r *report) printCounts(w io.Writer) {
 	for _, a := range slices.Sorted(maps.Keys(answers)) {
 		fmt.Fprintf(w, "%s\t%d\n", a, answers[a])
 	}
+	fmt.Fprintf(w, "\nTALES\nall\t%d\n", len(r.events.tales))
+	for _, o := range slices.Sorted(maps.Keys(told)) {
+		fmt.Fprintf(w, "%s\t%d\n", o, told[o])
+	}
 }
 
 func (r *report) printLatencies(w io.Writer) {
-	storms := merge(r.faults)
+	storms := merge(r.events.faults)
 	var all, through, whole []time.Duration
-	for i := range r.history {
-		d := &r.history[i]
+	for i := range r.events.history {
+		d := &r.events.history[i]
 		for _, a := range d.requests() {
 			if a.Status == 0 {
 				continue

@@ -27,6 +27,7 @@ type config struct {
 	faults   string        // see chosen
 	every    time.Duration // how often each kind of fault comes
 	clients  int
+	tellers  int       // of tales, besides the clients
 	rate     int       // deletions a second at most, of all clients together
 	late     bool      // follow some deletions by a late retry, see client.run
 	binary   string    // the service; empty: built from this tree
@@ -62,7 +63,7 @@ func run(ctx context.Context, c config, cluster *cluster) (_ *report, err error)
 		return nil, err
 	}
 	// As many as the pace allows, so that there are always some left.
-	plants := int64(c.rate)*int64((c.duration+overtime)/time.Second+2) + int64(c.clients)
+	plants := int64(c.rate)*int64((c.duration+overtime)/time.Second+2) + int64(c.clients+c.tellers)
 	token, err := stock(ctx, cluster.direct().owner, plants)
 	if err != nil {
 		return nil, err
@@ -87,7 +88,7 @@ func run(ctx context.Context, c config, cluster *cluster) (_ *report, err error)
 		owner:   func() string { return cluster.direct().owner },
 	}
 	injector := &injector{cluster: cluster, service: service, began: crowd.began, every: c.every}
-	clients, err := storm(ctx, c, crowd, injector, kinds)
+	clients, tellers, err := storm(ctx, c, crowd, injector, kinds)
 	if err != nil {
 		return nil, fmt.Errorf("%w; the service's last words: %s", err, service.log)
 	}
@@ -97,14 +98,17 @@ func run(ctx context.Context, c config, cluster *cluster) (_ *report, err error)
 	if err != nil {
 		return nil, err
 	}
-	var history []deletion
+	happened := events{principal: principal, faults: injector.faults}
 	for _, client := range clients {
-		history = append(history, client.history...)
+		happened.history = append(happened.history, client.history...)
 	}
-	slices.SortFunc(history, func(a, b deletion) int { return int(a.Plant - b.Plant) })
+	for _, teller := range tellers {
+		happened.tales = append(happened.tales, teller.tales...)
+	}
+	slices.SortFunc(happened.history, func(a, b deletion) int { return int(a.Plant - b.Plant) })
 	return &report{
-		config: c, took: took, kinds: kinds, faults: injector.faults, history: history, state: state,
-		violations: check(history, state, principal, -bystanders, plants),
+		config: c, took: took, kinds: kinds, events: happened, state: state,
+		violations: check(happened, state, -bystanders, plants),
 	}, nil
 }
 
@@ -139,11 +143,12 @@ func launch(ctx context.Context, c config, databaseURL string) (_ *service, err 
 	return s, nil
 }
 
-// stock puts plants into the store, and a few that nobody will ask for, and
-// returns a token for deleting them.
+// stock puts plants into the store, and a few that nobody will ask for, with a table
+// that can refer to them, and returns a token for deleting them.
 func stock(ctx context.Context, owner string, plants int64) (token string, err error) {
 	err = postgres.Script(ctx, owner, fmt.Sprintf(
-		`INSERT INTO public.plants (id, name) SELECT id, 'plant' FROM generate_series(%d, %d) id`, -bystanders, plants))
+		`INSERT INTO public.plants (id, name) SELECT id, 'plant' FROM generate_series(%d, %d) id;
+		CREATE TABLE public.chaos_orders (plant_id bigint PRIMARY KEY REFERENCES public.plants)`, -bystanders, plants))
 	if err != nil {
 		return "", fmt.Errorf("stock the store: %w", err)
 	}
@@ -157,7 +162,7 @@ func stock(ctx context.Context, owner string, plants int64) (token string, err e
 
 // storm runs clients and faults for the duration, and returns the clients when
 // the faults are over and every deletion is settled.
-func storm(ctx context.Context, c config, crowd *crowd, injector *injector, kinds []kind) ([]*client, error) {
+func storm(ctx context.Context, c config, crowd *crowd, injector *injector, kinds []kind) ([]*client, []*teller, error) {
 	asking, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 	ctx, cancel := context.WithTimeout(ctx, c.duration+overtime)
@@ -195,7 +200,13 @@ func storm(ctx context.Context, c config, crowd *crowd, injector *injector, kind
 		clients[i] = client
 		group.Go(func() error { return client.run(ctx, asking) })
 	}
-	return clients, group.Wait()
+	tellers := make([]*teller, c.tellers)
+	for i := range tellers {
+		teller := crowd.teller(rand.New(rand.NewPCG(c.seed, uint64(lanes)+1+uint64(i))))
+		tellers[i] = teller
+		group.Go(func() error { return teller.run(ctx, asking) })
+	}
+	return clients, tellers, group.Wait()
 }
 
 // rest brings service and database to rest when the storm is over, and returns

@@ -37,7 +37,7 @@ func TestEditsAreBuilt(t *testing.T) {
 func TestUnknownSabotage(t *testing.T) {
 	t.Parallel()
 	_, err := Build(t.Context(), t.TempDir(), Spec{Package: "cmd/plantstore", Sabotage: "fire"})
-	if want := `there is no sabotage "fire": want forget-ledger or one-by-one`; err == nil || err.Error() != want {
+	if want := `there is no sabotage "fire": want believe-warnings or forget-ledger or forget-proof or forget-refusal or one-by-one`; err == nil || err.Error() != want {
 		t.Errorf("got error %v, want %s", err, want)
 	}
 }

@@ -14,9 +14,20 @@ import (
 // A sabotaged program lacks something that it has for a good reason. Nothing in
 // the product knows of it: a build replaces pieces of the source.
 const (
+	// The checker of cmd/chaos has to catch each of these.
+
 	// ForgetLedger is a service that forgets that an earlier attempt of its own
-	// may have been committed. The checker of cmd/chaos has to catch it.
+	// may have been committed.
 	ForgetLedger = "forget-ledger"
+	// ForgetRefusal is a service that says no without recording it, although an
+	// attempt may be open.
+	ForgetRefusal = "forget-refusal"
+	// ForgetProof is a service that does not look whether a deletion was recorded.
+	ForgetProof = "forget-proof"
+	// BelieveWarnings is a service that takes a commit for durable that the standby
+	// need not have.
+	BelieveWarnings = "believe-warnings"
+
 	// OneByOne is a service without group commit: each deletion has a round trip
 	// and a commit of its own. cmd/bench shows what a group costs a client that
 	// is alone.
@@ -32,9 +43,13 @@ type edit struct {
 // sabotages returns the edits of each sabotage. When the source changes, this is
 // the place to follow it.
 func sabotages() map[string][]edit {
+	forgetRefusal := edit{"internal/postgres/delete.go", "mayBeOpen := unsure || d.KeySent", "mayBeOpen := false"}
 	return map[string][]edit{
-		ForgetLedger: {{"internal/postgres/statements.go", "coalesce(l.own, false)", "false"}},
-		OneByOne:     {{"internal/postgres/delete.go", "what := p.hard.recall(d.Plant)", "what := max(p.hard.recall(d.Plant), retried)"}},
+		ForgetLedger:    {forgetRefusal, {"internal/postgres/statements.go", "coalesce(l.own, false)", "false"}},
+		ForgetRefusal:   {forgetRefusal},
+		ForgetProof:     {{"internal/postgres/statements.go", "SELECT public.plantstore_prove(", "SELECT pg_catalog.concat("}},
+		BelieveWarnings: {{"internal/postgres/statements.go", "err == nil && marks[warned] != nil", "false"}},
+		OneByOne:        {{"internal/postgres/delete.go", "what := p.hard.recall(d.Plant)", "what := max(p.hard.recall(d.Plant), retried)"}},
 	}
 }
 

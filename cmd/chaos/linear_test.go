@@ -1,0 +1,169 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+var (
+	refused409 = answer{Status: 409, Code: 40900}
+	busy       = answer{Status: 503, Code: 50301}
+)
+
+// del is a deletion with a key, or none if that is zero.
+func del(key, nth int, a answer) op { return op{Do: deleteIt, Key: key, Nth: nth, Answer: a} }
+
+func made(do deed) op    { return op{Do: do, Made: true} }
+func notMade(do deed) op { return op{Do: do} }
+func lostOp(do deed) op  { return op{Do: do, Lost: true} }
+
+// TestOrder goes through histories of one plant whose operations follow each other.
+func TestOrder(t *testing.T) {
+	t.Parallel()
+	gone := func(keys ...int) look {
+		l := look{deletions: 1}
+		for _, k := range keys {
+			l.deletedBy[k] = true
+		}
+		return l
+	}
+	back := func(l look) look { l.there = true; return l }
+	twice := func(l look) look { l.deletions = 2; return l }
+	there := look{there: true}
+	for _, test := range []struct {
+		name string
+		ops  []op
+		end  look
+		want bool
+	}{
+		{"nothing", nil, there, true},
+		{"deleted", []op{del(1, 1, yes)}, gone(1), true},
+		{"deleted without a key", []op{del(0, 0, yes)}, gone(), true},
+		{"replayed", []op{del(1, 1, yes), del(1, 2, replay)}, gone(1), true},
+		{"replayed after a lost answer", []op{del(1, 1, lost), del(1, 2, replay)}, gone(1), true},
+		{"lost, and not deleted", []op{del(1, 1, lost)}, there, true},
+		{"lost, and deleted", []op{del(1, 1, inDoubt)}, gone(1), true},
+		{"503, and deleted by its key's lost request", []op{del(1, 1, lost), del(1, 2, unavailable)}, gone(1), true},
+		{"gone earlier", []op{del(1, 1, yes), del(2, 1, earlier)}, gone(1), true},
+		{"referred to, and then not any more", []op{made(refer), del(1, 1, refused409), made(unrefer), del(1, 2, yes)}, gone(1), true},
+		{"a reference that may be there", []op{lostOp(refer), del(1, 1, refused409), del(1, 2, yes)}, gone(1), true},
+		{"a late retry", []op{del(1, 1, yes), made(insertIt), del(1, 2, replay)}, back(gone(1)), true},
+		{"restored, and deleted with another key", []op{del(1, 1, yes), made(restoreIt), del(2, 1, yes)}, twice(gone(1, 2)), true},
+		{"inserted perhaps, and there", []op{del(0, 0, yes), lostOp(insertIt)}, back(gone()), true},
+		{"inserted perhaps, and not there", []op{del(0, 0, yes), lostOp(insertIt)}, gone(), true},
+		{"not inserted, since it is there", []op{notMade(insertIt)}, there, true},
+		{"no reference to what is gone", []op{del(1, 1, yes), notMade(refer)}, gone(1), true},
+
+		{"204, and there", []op{del(1, 1, yes)}, there, false},
+		{"204, and not recorded", []op{del(1, 1, yes)}, look{}, false},
+		{"204, recorded under another key", []op{del(1, 1, yes)}, gone(2), false},
+		{"204 that is no replay and should be", []op{del(1, 1, yes), made(insertIt), del(1, 2, yes)}, twice(gone(1)), false},
+		{"a replay of nothing", []op{del(1, 1, replay)}, gone(1), false},
+		{"a late retry deletes", []op{del(1, 1, yes), made(insertIt), del(1, 2, replay)}, twice(gone(1)), false},
+		{"204 in spite of a reference", []op{made(refer), del(1, 1, yes)}, gone(1), false},
+		{"404, and there", []op{del(1, 1, never)}, there, false},
+		{"404 after its own deletion", []op{del(1, 1, yes), del(1, 2, earlier)}, gone(1), false},
+		{"404 as if it had never been", []op{del(1, 1, yes), del(2, 1, never)}, gone(1), false},
+		{"409 without a reference", []op{del(1, 1, refused409)}, there, false},
+		{"409 of what is gone", []op{made(refer), made(unrefer), del(1, 1, yes), del(2, 1, refused409)}, gone(1), false},
+		{"409, and deleted by what was late", []op{made(refer), del(1, 1, refused409), made(unrefer)}, gone(1), false},
+		{"409, and deleted by an earlier request of its key", []op{del(1, 1, lost), made(refer), del(1, 2, refused409), made(unrefer)}, gone(1), false},
+		{"404, and then deleted by an earlier request of its key",
+			[]op{del(1, 1, lost), del(0, 0, yes), del(1, 2, earlier), made(insertIt)}, twice(gone(1)), false},
+		{"503 without a key, and deleted", []op{del(0, 0, busy)}, gone(), false},
+		{"gone, and nobody did it", nil, gone(), false},
+		{"inserted twice", []op{del(0, 0, yes), made(insertIt), made(insertIt)}, back(gone()), false},
+		{"restored what is there", []op{made(restoreIt)}, there, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			told := &tale{Plant: 1, Tale: test.ops}
+			for i := range told.Tale {
+				told.Tale[i].Start, told.Tale[i].End = time.Duration(2*i), time.Duration(2*i+1)
+			}
+			want := porcupine.Ok
+			if !test.want {
+				want = porcupine.Illegal
+			}
+			if got, _ := order(told, test.end); got != want {
+				t.Errorf("order: %v, want %v, of\n%s", got, want, told.describe(test.end))
+			}
+		})
+	}
+}
+
+// TestOrderOfWhatOverlaps has two operations that can only be in the order in which
+// they did not begin.
+func TestOrderOfWhatOverlaps(t *testing.T) {
+	t.Parallel()
+	end := look{deletions: 1, deletedBy: [keysOfATale + 1]bool{1: true}}
+	first := op{Hand: 1, Do: deleteIt, Key: 3, Nth: 1, Answer: earlier, Start: 0, End: 10}
+	second := op{Do: deleteIt, Key: 1, Nth: 1, Answer: yes, Start: 5, End: 8}
+	if got, _ := order(&tale{Tale: []op{first, second}}, end); got != porcupine.Ok {
+		t.Errorf("with an overlap: %v, want %v", got, porcupine.Ok)
+	}
+	first.End = 4
+	if got, _ := order(&tale{Tale: []op{first, second}}, end); got != porcupine.Illegal {
+		t.Errorf("one after the other: %v, want %v", got, porcupine.Illegal)
+	}
+}
+
+// TestCheckTale looks for what the checker makes of a tale: violations, a description,
+// a drawing.
+func TestCheckTale(t *testing.T) {
+	t.Parallel()
+	told := tale{Plant: 1, Tale: []op{
+		{Do: refer, Made: true, Start: 0, End: 1},
+		{Do: deleteIt, Key: 1, Nth: 1, Start: 2, End: 3, Answer: refused409},
+		{Do: unrefer, Made: true, Start: 4, End: 5},
+	}}
+	e := events{principal: principal, tales: []tale{told}}
+	s := state{plants: map[int64]bool{}, ledger: map[int64][]entry{1: {{principal, keyOf(1, 1), requestID(1, 1)}}}}
+	r := &report{events: e, state: s, violations: check(e, s, 1, 1)}
+	if len(r.violations) != 1 || r.violations[0].rule != "h" {
+		t.Fatalf("violations %+v, want one of rule h", r.violations)
+	}
+	var printed strings.Builder
+	r.print(&printed)
+	if want := "delete with key 1, request 1: 409 40900"; !strings.Contains(printed.String(), want) {
+		t.Errorf("the report lacks %q:\n%s", want, printed.String())
+	}
+	path := filepath.Join(t.TempDir(), "drawing.html")
+	if err := r.draw(&printed, path); err != nil {
+		t.Fatal(err)
+	}
+	if drawing, err := os.ReadFile(path); err != nil || !strings.Contains(string(drawing), "409 40900") {
+		t.Errorf("the drawing (%v) lacks the answer", err)
+	}
+
+	s.plants[1], s.ledger = true, nil
+	if found := check(e, s, 1, 1); len(found) != 0 {
+		t.Errorf("without a late deletion: violations %+v, want none", found)
+	}
+	r.violations = nil
+	if err := r.draw(&printed, filepath.Join(path, "no such folder")); err != nil {
+		t.Errorf("nothing to draw: %v", err)
+	}
+}
+
+// TestHinderedOnlyWithoutTheTrigger is about rule f and the code 50304.
+func TestHinderedOnlyWithoutTheTrigger(t *testing.T) {
+	t.Parallel()
+	e := events{principal: principal, history: []deletion{{Plant: 1, Key: "key-1", Answers: []answer{
+		{Status: 503, Code: 50304, Start: 10, End: 12}, {Status: 204, Start: 20, End: 21},
+	}}}}
+	s := state{ledger: map[int64][]entry{1: {by(2)}}}
+	e.faults = []fault{{triggerOff, 5, 11}}
+	if found := check(e, s, 1, 1); len(found) != 0 {
+		t.Errorf("while it was disabled: violations %+v, want none", found)
+	}
+	e.faults = []fault{{"refuse", 5, 11}, {triggerOff, 13, 14}}
+	if found := check(e, s, 1, 1); len(found) != 1 || found[0].rule != "f" {
+		t.Errorf("while it was not: violations %+v, want one of rule f", found)
+	}
+}

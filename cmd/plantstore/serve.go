@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"time"
 
 	"plantstore/internal/doctor"
@@ -32,7 +33,7 @@ type serveTuning struct {
 	RequestTimeout  time.Duration `env:"PLANTSTORE_REQUEST_TIMEOUT" default:"10s" help:"Longest work on one request."`
 	ShutdownTimeout time.Duration `env:"PLANTSTORE_SHUTDOWN_TIMEOUT" default:"20s" help:"Longest wait for requests in flight at the end."`
 	MaxInFlight     int           `env:"PLANTSTORE_MAX_IN_FLIGHT" default:"512" help:"Deletions tried at a time, without those that wait for locks or for others of the same plant; more wait a moment, then are refused."`
-	MaxConnections  int           `env:"PLANTSTORE_MAX_CONNECTIONS" default:"16384" help:"Client connections open at a time; more wait."`
+	MaxConnections  int           `env:"PLANTSTORE_MAX_CONNECTIONS" default:"16384" help:"Client connections open at a time. More take the place of idle ones, or wait. Lowered to what the process's open files allow."`
 	TrustedProxies  []network     `env:"PLANTSTORE_TRUSTED_PROXIES" placeholder:"NETWORK,..." help:"Addresses and networks of the proxies whose X-Forwarded-For is believed. Default: none."`
 	TokenCacheTTL   time.Duration `name:"token-cache-ttl" env:"PLANTSTORE_TOKEN_CACHE_TTL" default:"5s" help:"Longest life of a revoked token; 0s asks the database each time."`
 }
@@ -117,6 +118,13 @@ func serve(ctx context.Context, f serveTuning, databaseURL string, drainDelay ti
 		}
 		return readiness.Check(ctx, db)
 	}
+	connections, err := clientConnections(f.MaxConnections, db.Stats().MaxConns)
+	if err != nil {
+		return err
+	}
+	if connections < f.MaxConnections {
+		log.Warn("fewer client connections than asked for: the process may not open more files", "max_connections", connections, "asked", f.MaxConnections)
+	}
 	proxies := make([]netip.Prefix, len(f.TrustedProxies))
 	for i, n := range f.TrustedProxies {
 		proxies[i] = netip.Prefix(n)
@@ -126,7 +134,7 @@ func serve(ctx context.Context, f serveTuning, databaseURL string, drainDelay ti
 		Pool:           func() server.PoolStats { return server.PoolStats(db.Stats()) },
 		Log:            log,
 		RequestTimeout: f.RequestTimeout, DrainDelay: drainDelay, ShutdownTimeout: f.ShutdownTimeout,
-		MaxConnections: f.MaxConnections, TrustedProxies: proxies,
+		MaxConnections: connections, TrustedProxies: proxies,
 		Build: server.Build{Version: version, Commit: commit, Schema: migrate.Latest()},
 	})
 
@@ -144,6 +152,26 @@ func serve(ctx context.Context, f serveTuning, databaseURL string, drainDelay ti
 	}
 	log.Info("stopped")
 	return nil
+}
+
+// otherFiles is how many files the process opens beside those of connections. It has
+// 20 or so.
+const otherFiles = 64
+
+// clientConnections returns how many client connections there may be: limit, or less
+// where the process may not open enough files. It spares what the operators'
+// connections and those to the database take, or a flood of clients would leave
+// nobody able to ask whether the process is alive.
+func clientConnections(limit int, pool int32) (int, error) {
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		return 0, fmt.Errorf("how many files may be open: %w", err)
+	}
+	spared := uint64(server.AdminConnections) + uint64(pool) + otherFiles
+	if files.Cur <= spared {
+		return 0, fmt.Errorf("the process may open %d files and needs more than %d: raise that (ulimit -n, LimitNOFILE), or lower pool_max_conns in DATABASE_URL", files.Cur, spared)
+	}
+	return int(min(uint64(limit), files.Cur-spared)), nil
 }
 
 // logReadiness logs when the service becomes ready and, while it is not, why:

@@ -3,9 +3,11 @@ package server
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -221,24 +223,124 @@ func TestSlowDeletionIsAnswered(t *testing.T) {
 	})
 }
 
+// isOpen reports whether a connection that nothing is sent on is open.
+func isOpen(conn net.Conn) bool {
+	conn.SetReadDeadline(time.Now().Add(time.Millisecond))
+	defer conn.SetReadDeadline(time.Time{})
+	_, err := conn.Read(make([]byte, 1))
+	return errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+func TestIdleConnectionsMakeRoom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := testConfig()
+		c.MaxConnections = 50
+		s := run(t, c, newPipeListener(), newPipeListener())
+		conns := make([]net.Conn, c.MaxConnections+10)
+		for i := range conns {
+			began := time.Now()
+			conns[i] = dial(t, s.public)
+			if got, took := askOn(t, conns[i], del()).status, time.Since(began); got != 204 || took > 0 {
+				t.Errorf("client %d: answer %d after %s, want 204 at once", i, got, took)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		for i, conn := range conns {
+			if want := i >= 10; isOpen(conn) != want {
+				t.Errorf("connection %d is open: %v, want %v", i, !want, want)
+			}
+		}
+		// Who asks again is not idle for longest any more.
+		if got := askOn(t, conns[10], del()).status; got != 204 {
+			t.Errorf("second request: answer %d, want 204", got)
+		}
+		s.ask(t, del())
+		if !isOpen(conns[10]) || isOpen(conns[11]) {
+			t.Error("the connection that was of use just now made room, want the next one to")
+		}
+	})
+}
+
+func TestSilentConnectionsMakeRoom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := testConfig()
+		c.MaxConnections = 3
+		s := run(t, c, newPipeListener(), newPipeListener())
+		for range c.MaxConnections {
+			dial(t, s.public)
+		}
+		began := time.Now()
+		if got := s.ask(t, del()).status; got != 204 {
+			t.Errorf("answer %d, want 204", got)
+		}
+		if took := time.Since(began); took < speechless || took > 2*speechless {
+			t.Errorf("answer after %s, want silent connections to have %s", took, speechless)
+		}
+	})
+}
+
 func TestMaxConnections(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const slow = 3 * time.Second
+		c := testConfig()
+		c.MaxConnections = 2
+		c.Plants = slowPlants(slow)
+		s := run(t, c, newPipeListener(), newPipeListener())
+		began := time.Now()
+		var group sync.WaitGroup
+		for i := range 2 * c.MaxConnections {
+			conn := dial(t, s.public)
+			group.Go(func() {
+				want := slow * time.Duration(1+i/c.MaxConnections)
+				got := askOn(t, conn, del("Connection: close"))
+				if took := time.Since(began); got.status != 204 || took != want {
+					t.Errorf("client %d: answer %d after %s, want 204 after %s", i, got.status, took, want)
+				}
+			})
+		}
+		group.Wait()
+	})
+}
+
+func TestTheEndLeavesNobodyWaiting(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := testConfig()
 		c.MaxConnections = 1
+		c.Plants = slowPlants(5 * time.Second)
 		s := run(t, c, newPipeListener(), newPipeListener())
-		first := dial(t, s.public)
-		second := make(chan net.Conn)
-		go func() { second <- dial(t, s.public) }()
+		first := make(chan answer, 1)
+		conn := dial(t, s.public)
+		go func() { first <- askOn(t, conn, del()) }()
 		synctest.Wait()
-		select {
-		case <-second:
-			t.Error("a second connection was taken, want it to wait")
-		default:
+		waiting := dial(t, s.public)
+		s.stop(t)
+		if got := (<-first).status; got != 204 {
+			t.Errorf("request in flight: answer %d, want 204", got)
 		}
-		first.Close()
-		if got, want := askOn(t, <-second, del()).status, 204; got != want {
-			t.Errorf("second connection: answer %d, want %d", got, want)
+		if isOpen(waiting) {
+			t.Error("the connection that waited for room is open after the end")
+		}
+	})
+}
+
+func TestOperatorsConnectionsAreBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := run(t, testConfig(), newPipeListener(), newPipeListener())
+		livez := request{method: "GET", target: "/livez"}
+		first := dial(t, s.admin)
+		exchangeRaw(t, first, livez)
+		for range AdminConnections {
+			if status, _, body := exchangeRaw(t, dial(t, s.admin), livez); status != 200 {
+				t.Errorf("/livez: %d %q, want 200", status, body)
+			}
+		}
+		if isOpen(first) {
+			t.Errorf("%d connections of operators are open, want %d", AdminConnections+1, AdminConnections)
 		}
 	})
 }

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/labstack/echo/v4"
-	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 
 	"plantstore/internal/auth"
@@ -55,8 +54,8 @@ type Config struct {
 	DrainDelay time.Duration
 	// ShutdownTimeout bounds the wait for requests in flight after that.
 	ShutdownTimeout time.Duration
-	// MaxConnections bounds the open client connections. Further clients wait
-	// to be accepted.
+	// MaxConnections bounds the open client connections. Further ones take the
+	// place of idle ones, or wait.
 	MaxConnections int
 	// TrustedProxies are those whose X-Forwarded-For is believed.
 	TrustedProxies []netip.Prefix
@@ -108,6 +107,9 @@ var readMethods = []string{http.MethodGet, http.MethodHead}
 // Public returns the handler of the public listener.
 func (s *Server) Public() http.Handler { return s.public }
 
+// AdminConnections bounds the open connections of operators.
+const AdminConnections = 64
+
 // maxHeaderBytes bounds a request's line and headers.
 const maxHeaderBytes = 16 << 10
 
@@ -149,8 +151,8 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 			return err
 		})
 	}
-	serve(publicServer, netutil.LimitListener(public, s.MaxConnections))
-	serve(adminServer, admin)
+	serve(publicServer, limited(publicServer, public, s.MaxConnections))
+	serve(adminServer, limited(adminServer, admin, AdminConnections))
 
 	<-failed.Done()
 	s.draining.Store(true)

@@ -7,7 +7,18 @@ import (
 )
 
 // Lend lends a connection of the pool out, for questions about the database that
-// have nothing to do with a request. Who borrows it leaves its session as it was.
+// have nothing to do with a request. Who borrows it leaves the session as it was, and
+// is lent another if the connection turns out to be lost.
 func (db *DB) Lend(ctx context.Context, use func(*pgx.Conn) error) error {
-	return db.lend(ctx, watched, use)
+	for {
+		lost := false
+		err := db.lend(ctx, watched, func(conn *pgx.Conn) error {
+			err := use(conn)
+			lost = conn.IsClosed()
+			return err
+		})
+		if err == nil || !lost || ctx.Err() != nil {
+			return err
+		}
+	}
 }

@@ -216,38 +216,62 @@ func (db *DB) Stats() Stats {
 	}
 }
 
-// Ready returns nil when a writable primary answers and has every migration of
-// versions. Otherwise the error is a sentence for an operator.
+// Ready returns nil when a writable primary answers, has every migration of versions
+// and can commit. Otherwise the error is a sentence for an operator.
 func (db *DB) Ready(ctx context.Context, versions []int64) error {
-	var readOnly bool
-	if err := db.lend(ctx, watched, func(conn *pgx.Conn) error {
-		return queryRow(ctx, conn, []any{&readOnly}, `SELECT pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'`)
-	}); err != nil {
+	var readOnly, stuck bool
+	var standbys string
+	var missing []string
+	err := db.Lend(ctx, func(conn *pgx.Conn) error {
+		err := queryRow(ctx, conn, []any{&readOnly, &standbys},
+			`SELECT pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on', current_setting('synchronous_standby_names')`)
+		if err != nil || readOnly {
+			return err
+		}
+		if missing, err = missingOf(ctx, conn, versions); err != nil || standbys == "" {
+			return err
+		}
+		stuck, err = isStuck(ctx, conn)
+		return err
+	})
+	switch {
+	case stuck:
+		return fmt.Errorf("no commit ends: synchronous_standby_names is %q, and no such standby answers", standbys)
+	case err != nil:
 		return db.explain(err)
-	}
-	if readOnly {
+	case readOnly:
 		db.pool.Reset() // with several hosts, the next connection may find the new primary
 		return fmt.Errorf("the database at %s is read-only: a standby, or a demoted primary", db.host)
-	}
-	missing, err := db.missing(ctx, versions)
-	if err != nil {
-		return db.explain(err)
-	}
-	if len(missing) > 0 {
+	case len(missing) > 0:
 		return fmt.Errorf("the schema is behind: migrations %s are missing; apply them with 'plantstore migrate up'",
 			strings.Join(missing, ", "))
 	}
 	return nil
 }
 
-// missing returns which of versions the database does not have.
-func (db *DB) missing(ctx context.Context, versions []int64) ([]string, error) {
+// standbyTimeout is how long a commit may wait for its synchronous standby before
+// that counts as missing.
+const standbyTimeout = 500 * time.Millisecond
+
+// isStuck reports whether a commit waits for its synchronous standby in vain. The
+// service's role can't see who replicates, so it tries with the smallest commit that
+// there is. The connection is gone after that.
+func isStuck(ctx context.Context, conn *pgx.Conn) (bool, error) {
+	short, cancel := context.WithTimeout(ctx, standbyTimeout)
+	defer cancel()
+	err := settle(short, conn)
+	if err != nil && short.Err() != nil || errors.Is(err, errCutShort) {
+		return true, nil
+	}
+	return false, err
+}
+
+// missingOf returns which of versions the database does not have.
+func missingOf(ctx context.Context, conn *pgx.Conn, versions []int64) ([]string, error) {
 	var missing []string
-	err := db.lend(ctx, watched, func(conn *pgx.Conn) error {
-		return queryRow(ctx, conn, []any{&missing}, `
-			SELECT ARRAY(SELECT v::pg_catalog.text FROM unnest($1::bigint[]) v
-				WHERE NOT EXISTS (SELECT FROM public.goose_db_version g WHERE g.version_id = v AND g.is_applied) ORDER BY v)`, versions)
-	})
+	err := queryRow(ctx, conn, []any{&missing}, `
+		SELECT ARRAY(SELECT v::pg_catalog.text FROM unnest($1::bigint[]) v
+			WHERE NOT EXISTS (SELECT FROM public.goose_db_version g WHERE g.version_id = v AND g.is_applied) ORDER BY v)`, versions)
 	switch sqlState(err) {
 	case undefinedTable, insufficientPrivilege:
 		// Never migrated, or not as far as the grants to our role.

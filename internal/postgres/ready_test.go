@@ -1,0 +1,95 @@
+package postgres
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/localpg"
+	"plantstore/internal/migrate"
+	"plantstore/internal/pgtest"
+)
+
+// A connection that is lost says nothing about the database: the question is asked
+// again, on another.
+func TestAQuestionOutlivesItsConnection(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	pids := make(map[int]bool)
+	err := s.Lend(in(t, patience), func(conn *pgx.Conn) error {
+		var pid int
+		if err := conn.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
+			return err
+		}
+		pids[pid] = true
+		if len(pids) < 3 {
+			_, err := conn.Exec(t.Context(), `SELECT pg_terminate_backend(pg_backend_pid())`)
+			return err
+		}
+		return nil
+	})
+	if err != nil || len(pids) != 3 {
+		t.Errorf("Lend: %v after %d connections, want none after 3", err, len(pids))
+	}
+	asked := 0
+	err = s.Lend(in(t, patience), func(conn *pgx.Conn) error {
+		asked++
+		_, err := conn.Exec(t.Context(), `SELECT 1/0`)
+		return err
+	})
+	if sqlState(err) != "22012" || asked != 1 {
+		t.Errorf("Lend for a question that is wrong: %v after %d times, want the error after 1", err, asked)
+	}
+}
+
+// Without its synchronous standby the database answers, and commits nothing.
+func TestNotReadyWithoutItsStandby(t *testing.T) {
+	t.Parallel()
+	server, err := localpg.Start(t.Context(), localpg.Options{Settings: map[string]string{"fsync": "off"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Close() })
+	if err := migrate.NewStore(t.Context(), server.URL, "plantstore"); err != nil {
+		t.Fatal(err)
+	}
+	s := storeOn(t, pgtest.Database{Owner: server.URL("plantstore_owner", "plantstore"), App: server.URL("plantstore_app", "plantstore")}, "")
+	super := pgtest.Pool(t, server.URL("postgres", "plantstore"))
+	ready := func(names, reason string) {
+		t.Helper()
+		for _, sql := range []string{`ALTER SYSTEM SET synchronous_standby_names = '` + names + `'`, `SELECT pg_reload_conf()`} {
+			if _, err := super.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+				t.Fatal(err)
+			}
+		}
+		said := ""
+		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+			said = ""
+			if err := s.Ready(in(t, patience), nil); err != nil {
+				said = err.Error()
+			}
+			if said == reason {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("Ready with the standby %q: %q, want %q", names, said, reason)
+			}
+		}
+	}
+	ready("", "")
+	ready("nobody", `no commit ends: synchronous_standby_names is "nobody", and no such standby answers`)
+	for range 5 {
+		if err := s.Ready(in(t, patience), nil); err == nil || !strings.Contains(err.Error(), "standby") {
+			t.Errorf("Ready: %v, want it to tell of the standby", err)
+		}
+	}
+	ready("", "")
+	// Nobody is left waiting for a standby that will not come.
+	for waiting := 1; waiting > 0; {
+		if err := super.QueryRow(in(t, patience), `SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'`).Scan(&waiting); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

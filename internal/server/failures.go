@@ -18,7 +18,7 @@ const (
 	failuresEvery  = time.Second
 	// failurePause is how long a request waits before it is refused. Refused at
 	// once, clients that come right back would take the time of the others.
-	failurePause = 200 * time.Millisecond
+	failurePause = 500 * time.Millisecond
 	// limitedClients bounds how many addresses are kept in mind.
 	limitedClients = 8192
 )

@@ -119,7 +119,7 @@ func TestGone(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer theirs.Close()
-				client, server := wrap.client(&briefFarewell{ours}), wrap.server(theirs)
+				client, server := wrap.client(&briefFarewell{Conn: ours}), wrap.server(theirs)
 				said := make(chan error, 1)
 				go func() { _, err := server.Write([]byte("hello")); said <- err }()
 				if _, err := io.ReadFull(client, make([]byte, 5)); err != nil {

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -252,5 +254,24 @@ func TestSilentPeersDoNotKeepThePool(t *testing.T) {
 			t.Errorf("after all peers fell silent: took %s, want a few seconds", took)
 		}
 		time.Sleep(20 * time.Second) // until every connection that was given up is closed
+	})
+}
+
+// pgx sets the deadline of its farewell in a goroutine, and may take it away right
+// after that, at the end of the context whose statement had no answer.
+func TestTheDeadlineOfAFarewellStays(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		silence, _ := net.Pipe()
+		c := &briefFarewell{Conn: silence}
+		start := time.Now()
+		if err := errors.Join(c.SetDeadline(start.Add(time.Minute)), c.SetDeadline(time.Time{})); err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(time.Minute, func() { c.Close() })
+		_, err := c.Read(make([]byte, 1))
+		if took := time.Since(start); !errors.Is(err, os.ErrDeadlineExceeded) || took != farewellTimeout {
+			t.Errorf("reading from a silent peer: %v after %s, want a timeout after %s", err, took, farewellTimeout)
+		}
 	})
 }

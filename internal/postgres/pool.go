@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -130,19 +131,29 @@ func dialBriefly(ctx context.Context, d *net.Dialer, timeout time.Duration, netw
 	if err != nil {
 		return nil, err
 	}
-	return &briefFarewell{c}, c.SetDeadline(time.Now().Add(timeout))
+	return &briefFarewell{Conn: c}, c.SetDeadline(time.Now().Add(timeout))
 }
 
 // A briefFarewell is a connection whose deadlines are near, if they are in the
-// future at all: pgx sets such ones only to end a connection.
-type briefFarewell struct{ net.Conn }
+// future at all: pgx sets such ones only to end a connection. It may take one away
+// by mistake (of a context that ended, in another goroutine), so the first one stays.
+type briefFarewell struct {
+	net.Conn
+	mu      sync.Mutex
+	leaving bool
+}
 
 // NetConn returns the connection itself, as in crypto/tls.
 func (c *briefFarewell) NetConn() net.Conn { return c.Conn }
 
 func (c *briefFarewell) SetDeadline(t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.leaving {
+		return nil
+	}
 	if limit := time.Now().Add(farewellTimeout); t.After(limit) {
-		t = limit
+		t, c.leaving = limit, true
 	}
 	return c.Conn.SetDeadline(t)
 }

@@ -14,6 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"plantstore/internal/pgtest"
@@ -378,4 +380,167 @@ func TestDeletionsOfALockedRowAreNotInFlight(t *testing.T) {
 	}
 	unlock()
 	locked.Wait()
+}
+
+// What the purposes may take adds up to the pool, and leaves none of them out.
+func TestShares(t *testing.T) {
+	t.Parallel()
+	for conns := LeastConns; conns < 50; conns++ {
+		sum := 0
+		for what, size := range newShares(conns).size {
+			if sum += size; size < 1 {
+				t.Errorf("of %d connections purpose %d gets none", conns, what)
+			}
+		}
+		if sum != conns {
+			t.Errorf("of %d connections %d are dealt out", conns, sum)
+		}
+	}
+	const url = "postgres://somebody@localhost/store"
+	for parameters, want := range map[string]int{"": defaultConns, "?pool_max_conns=1": LeastConns, "?pool_max_conns=40": 40} {
+		if got, err := PoolSize(url + parameters); err != nil || got != want {
+			t.Errorf("PoolSize(%q) = %d, %v; want %d", url+parameters, got, err, want)
+		}
+	}
+}
+
+// Whatever others wait for, a lost answer gets a connection.
+func TestALostAnswerIsFoundOutAtOnce(t *testing.T) {
+	t.Parallel()
+	s, w := lossy(t, pgtest.New(t), "pool_max_conns=1")
+	s.plant(t, 1)
+	for _, what := range []purpose{retried, slow, locked, known, unknown, watched} {
+		for _, conn := range s.take(t, what) {
+			defer conn.Release()
+		}
+	}
+	w.loseAnswers.Store(1)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+		t.Errorf("Delete whose answer was lost: %v, want none", err)
+	}
+	if w.loseAnswers.Load() >= 1 {
+		t.Error("no answer was lost: this test tests nothing")
+	}
+}
+
+func TestTheSmallestPoolIsNotStoppedByALockedRow(t *testing.T) {
+	t.Parallel()
+	s := storeOn(t, pgtest.New(t), "pool_max_conns=1")
+	s.sample(t, 2)
+	unlock := s.lock(t, 1)
+	deleted := make(chan error, 1)
+	go func() {
+		_, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
+		deleted <- err
+	}()
+	s.seeWaits(t, 2)
+	if _, err := s.plants.Delete(in(t, patience), deletion(2, "k")); err != nil {
+		t.Errorf("Delete of another plant: %v, want none", err)
+	}
+	if err := s.Ready(in(t, patience), nil); err != nil {
+		t.Errorf("Ready: %v, want none", err)
+	}
+	unlock()
+	if err := <-deleted; err != nil {
+		t.Errorf("Delete of the locked plant: %v, want none in the end", err)
+	}
+}
+
+// A plant that was refused a moment ago is not tried in a batch, where it would take
+// the others' deletions back.
+func TestARefusedPlantKeepsOutOfBatches(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		s.plant(t, 1)
+		s.exec(t, `CREATE TABLE order_items (plant_id bigint REFERENCES plants)`)
+		s.exec(t, `INSERT INTO order_items VALUES (1)`)
+		try := func(when string, inBatch bool) {
+			t.Helper()
+			_, err := s.plants.Delete(in(t, time.Second), deletion(1, "k"))
+			if _, refused := errors.AsType[*plant.ReferencedError](err); refused == inBatch {
+				t.Errorf("%s, while no batch can run: %v, want a ReferencedError: %v", when, err, !inBatch)
+			}
+		}
+		try("while batches can run", false)
+		taken := s.take(t, together)
+		try("a moment later", false)
+		time.Sleep(rememberFor + time.Second)
+		try("when that was forgotten", true)
+		for _, conn := range taken {
+			conn.Release()
+		}
+	})
+}
+
+// eagerly makes a server look for deadlocks after a few milliseconds.
+func eagerly(t *testing.T, database pgtest.Database) {
+	t.Helper()
+	if _, err := pgtest.Pool(t, database.Super).Exec(t.Context(),
+		`ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` SET deadlock_timeout = '16ms'`); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// We give up before the server looks for deadlocks, and ends a transaction of the
+// store's.
+func TestNoWaitOutlastsTheSearchForDeadlocks(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		prepare func(*testing.T, pgtest.Database)
+		want    []string // together, and waiting for locks
+	}{
+		"as PostgreSQL comes": {func(*testing.T, pgtest.Database) {}, []string{"20ms", "500ms"}},
+		"eagerly":             {eagerly, []string{"8ms", "8ms"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			c.prepare(t, database)
+			s := storeOn(t, database, "")
+			s.exec(t, `CREATE TABLE seen (id bigint, setting text);
+				CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+					$$BEGIN INSERT INTO public.seen VALUES (OLD.id, current_setting('lock_timeout')); RETURN OLD; END$$;
+				CREATE TRIGGER see BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION see()`)
+			s.sample(t, 2)
+			s.plants.hard.cache.Add(2, difficulty{locked, time.Now().Add(time.Hour)})
+			if err := errors.Join(s.deleteAtOnce(t, ids(1, 2))...); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, stringsOf(t, s.owner, `SELECT setting FROM seen ORDER BY id`)); diff != "" {
+				t.Errorf("limits of the waits for locks (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// However many rows are locked, that is the reason that is told.
+func TestManyLockedRowsAreTold(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	eagerly(t, database)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "pool_max_conns=1")
+		s.sample(t, 50)
+		tx, err := s.owner.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.WithoutCancel(t.Context()))
+		if _, err := tx.Exec(t.Context(), `SELECT FROM public.plants FOR UPDATE`); err != nil {
+			t.Fatal(err)
+		}
+		errs := make([]error, 50)
+		var all sync.WaitGroup
+		for i := range errs {
+			all.Go(func() { _, errs[i] = s.plants.Delete(in(t, time.Second), deletion(int64(i+1), "k")) })
+		}
+		all.Wait()
+		for i, err := range errs {
+			if !errors.Is(err, plant.ErrBusy) || errors.Is(err, plant.ErrUnavailable) || errors.Is(err, plant.ErrUnknown) {
+				t.Errorf("Delete(%d) of a locked row: %v, want ErrBusy", i+1, err)
+			}
+		}
+	})
 }

@@ -531,6 +531,9 @@ func TestManyLockedRowsAreTold(t *testing.T) {
 		if _, err := tx.Exec(t.Context(), `SELECT FROM public.plants FOR UPDATE`); err != nil {
 			t.Fatal(err)
 		}
+		for _, conn := range s.take(t, locked) { // by others that wait for locks
+			defer conn.Release()
+		}
 		errs := make([]error, 50)
 		var all sync.WaitGroup
 		for i := range errs {

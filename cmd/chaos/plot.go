@@ -49,8 +49,8 @@ func (r *report) plot(path string) error {
 	p.Y.Scale = plot.LogScale{}
 	p.Y.Tick.Marker = plot.LogTicks{Prec: -1}
 	p.Legend.Top = true
-	p.Legend.XOffs = vg.Points(-8)
-	p.X.Min, p.X.Max = 0, r.took.Seconds()
+	p.Legend.Padding = vg.Points(2)
+	p.X.Min, p.X.Max = 0, r.took.Seconds()*1.15 // with room for the legend
 	p.Y.Min, p.Y.Max = 0.1, 100
 
 	answers := r.answers()

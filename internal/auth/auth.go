@@ -30,9 +30,10 @@ type Token struct {
 	LastUsedAt time.Time // zero if never used; noted at most once a minute
 }
 
-// ValidAt reports whether the token is neither expired nor revoked at that moment.
+// ValidAt reports whether the token is not revoked, and not expired at that moment. When
+// it was revoked does not matter: that is the database's clock, which may be ahead of ours.
 func (t Token) ValidAt(at time.Time) bool {
-	return (t.ExpiresAt.IsZero() || at.Before(t.ExpiresAt)) && (t.RevokedAt.IsZero() || at.Before(t.RevokedAt))
+	return (t.ExpiresAt.IsZero() || at.Before(t.ExpiresAt)) && t.RevokedAt.IsZero()
 }
 
 // Why a request is not authenticated.

@@ -110,6 +110,7 @@ func TestTokenValidAt(t *testing.T) {
 		{"expires now", Token{ExpiresAt: now}, false},
 		{"expired", Token{ExpiresAt: now.Add(-time.Second)}, false},
 		{"revoked", Token{ExpiresAt: now.Add(time.Hour), RevokedAt: now.Add(-time.Second)}, false},
+		{"revoked, by a database whose clock is ahead of ours", Token{ExpiresAt: now.Add(time.Hour), RevokedAt: now.Add(time.Hour)}, false},
 	}
 	for _, tt := range tests {
 		if got := tt.token.ValidAt(now); got != tt.want {

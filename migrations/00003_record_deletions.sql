@@ -164,23 +164,33 @@ SET enable_seqscan = off
 SET jit = off
 AS $$
 DECLARE
-    next_turn integer;
+    last_turn integer;
     deleted boolean;
+    taken integer; -- the turn that was tried, and is somebody else's
 BEGIN
     LOOP
-        SELECT coalesce(max(d.turn) + 1, 0), coalesce(bool_or(d.plant IS NOT NULL), false) INTO next_turn, deleted
+        -- A deletion is the last entry of its key. The others need no look: a client may
+        -- have come back thousands of times.
+        SELECT d.turn, d.plant IS NOT NULL INTO last_turn, deleted
         FROM public.plant_deletions d
-        WHERE d.plant_id = plantstore_refuse.plant_id AND d.deleted_by = principal AND d.idempotency_key = key;
+        WHERE d.plant_id = plantstore_refuse.plant_id AND d.deleted_by = principal AND d.idempotency_key = key
+        ORDER BY d.turn DESC LIMIT 1;
         IF deleted THEN
             RETURN false;
         END IF;
+        IF taken > coalesce(last_turn, -1) THEN
+            RAISE EXCEPTION 'public.plant_deletions did not take a refusal'
+                USING ERRCODE = 'PST01', HINT = 'Run plantstore doctor.';
+        END IF;
+        taken := coalesce(last_turn + 1, 0);
         INSERT INTO public.plant_deletions (plant_id, deleted_by, session_role, request_id, idempotency_key, turn)
-        VALUES (plantstore_refuse.plant_id, principal, session_user, plantstore_refuse.request_id, key, next_turn)
+        VALUES (plantstore_refuse.plant_id, principal, session_user, plantstore_refuse.request_id, key, taken)
         ON CONFLICT ON CONSTRAINT plant_deletions_once DO NOTHING;
         IF FOUND THEN
             RETURN true;
         END IF;
-        -- Somebody else took that turn meanwhile: see who.
+        -- Somebody else took that turn meanwhile: see who. If nobody did, a trigger or
+        -- rule keeps the entry out.
     END LOOP;
 END
 $$;

@@ -189,6 +189,51 @@ func TestARefusalThatCannotBeWritten(t *testing.T) {
 	})
 }
 
+// What a trigger of the store's on the ledger says to a refusal is no answer about the
+// plant: an attempt that is open would delete it all the same.
+func TestARefusalThatTheStoreKeepsOut(t *testing.T) {
+	t.Parallel()
+	for name, body := range map[string]string{
+		"raises":       `BEGIN RAISE 'no'; END`,
+		"needs a row":  `BEGIN INSERT INTO public.audit VALUES (NEW.plant); RETURN NEW; END`,
+		"says nothing": `BEGIN RETURN NULL; END`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t)
+			s.exec(t, `CREATE TABLE items (plant bigint REFERENCES plants); INSERT INTO plants VALUES (1, 'Boston fern'); INSERT INTO items VALUES (1);
+				CREATE TABLE audit (record text NOT NULL);
+				CREATE FUNCTION keep_out() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$`+body+`$$;
+				CREATE TRIGGER keep_out BEFORE INSERT ON plant_deletions FOR EACH ROW WHEN (NEW.plant IS NULL) EXECUTE FUNCTION keep_out()`)
+			for _, id := range []int64{1, 2} {
+				if _, err := s.plants.Delete(in(t, patience), keyed(id, "k")); !errors.Is(err, plant.ErrHindered) {
+					t.Errorf("Delete of plant %d: %v, want ErrHindered", id, err)
+				}
+			}
+		})
+	}
+}
+
+// A client that comes back again and again costs the database no more each time.
+func TestManyRefusals(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.exec(t, `INSERT INTO plant_deletions (plant_id, deleted_by, idempotency_key, turn) SELECT 1, 'tester', 'k', i FROM generate_series(0, 9999) i`)
+	tx, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	var refused bool
+	var read int64
+	if err := tx.QueryRow(t.Context(), `SELECT plantstore_refuse(1, 'tester', 'request', 'k')`).Scan(&refused); err != nil || !refused {
+		t.Fatalf("plantstore_refuse = %v, %v; want true, none", refused, err)
+	}
+	if err := tx.QueryRow(t.Context(), `SELECT pg_stat_get_xact_tuples_fetched('plant_deletions_once'::regclass) + pg_stat_get_xact_tuples_returned('plant_deletions_once'::regclass)`).Scan(&read); err != nil || read > 10 {
+		t.Errorf("after 10000 refusals, the next one read %d entries, %v; want one or two", read, err)
+	}
+}
+
 // The function that writes refusals can't make a deletion up, and shows nothing.
 func TestRefusalsAreNoDeletions(t *testing.T) {
 	t.Parallel()

@@ -221,10 +221,16 @@ func sendOn(v verdict, err error) verdict {
 	return v
 }
 
-// onlyRead judges the error of a statement that changes nothing.
+// onlyRead judges the error of a statement that deletes nothing. Code of the store's
+// that ran with it (a policy, a trigger on the ledger) says nothing of the deletion.
 func onlyRead(err error) verdict {
 	v := judge(err, true)
-	if v.next == ask {
+	switch {
+	case isDefinite(v.err):
+		v.err = wrap(plant.ErrHindered, err)
+	case v.next == look:
+		v.next = done
+	case v.next == ask:
 		v.next = again
 	}
 	return v

@@ -199,6 +199,11 @@ func (h *hand) request(ctx context.Context, key int) answer {
 		d.Key = keyOf(h.plant, key)
 		h.sent[key]++
 	}
+	if h.random.IntN(4) == 0 { // the client gives it up, and perhaps comes back while it is under way
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, below(h.random, 100*time.Millisecond))
+		defer cancel()
+	}
 	a := h.ask(ctx, &d, 1+len(h.ops)+1000*h.number)
 	if !a.Unsent {
 		h.add(op{Hand: h.number, Do: deleteIt, Start: a.Start, End: a.End, Key: key, Nth: h.sent[key], Answer: a})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -230,7 +231,8 @@ func TestClientsThatHangUp(t *testing.T) {
 		gone, left = ledgered(t, s.primary)
 		return left == 0
 	}) || gone != plants {
-		t.Errorf("%d in the ledger, %d left; want %d and none", gone, left, plants)
+		others := slices.DeleteFunc(strings.Split(s.process.log.String(), "\n"), func(line string) bool { return strings.Contains(line, `"status":204`) })
+		t.Errorf("%d in the ledger, %d left; want %d and none; in the log, other than 204:\n%s", gone, left, plants, strings.Join(others, "\n"))
 	}
 	// The service itself takes a connection now and then.
 	var body string

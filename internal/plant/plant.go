@@ -36,6 +36,8 @@ type Deletion struct {
 	// Key makes the deletion happen once, however often it is tried: principal,
 	// plant and key together name one deletion for good. Never empty.
 	Key string
+	// Came is when the request came; zero counts as now.
+	Came time.Time
 	// KeySent is set if the client chose the key: an earlier request with it may be
 	// under way still.
 	KeySent bool

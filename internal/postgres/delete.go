@@ -80,6 +80,9 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 		ctx, cancel = context.WithTimeout(ctx, defaultTimeout)
 		defer cancel()
 	}
+	if d.Came.IsZero() {
+		d.Came = time.Now()
+	}
 	if err := p.lines.enter(ctx, d.Plant); err != nil {
 		return plant.Result{}, p.db.shares.inVain(err)
 	}
@@ -263,9 +266,7 @@ func (p *Plants) lookAlone(ctx context.Context, d plant.Deletion, why error) ver
 // there may be one, the no is recorded, and such an attempt is rolled back. Then, or
 // if the plant turns out to be deleted by such an attempt, its fate is known.
 func (p *Plants) sayNo(ctx context.Context, d plant.Deletion, no error, unsure bool) verdict {
-	_, deletedEarlier := errors.AsType[*plant.DeletedEarlierError](no)
-	mayBeOpen := unsure || d.KeySent
-	if !mayBeOpen && !deletedEarlier {
+	if !unsure && !d.KeySent {
 		return verdict{err: no}
 	}
 	what := retried
@@ -273,12 +274,6 @@ func (p *Plants) sayNo(ctx context.Context, d plant.Deletion, no error, unsure b
 		what = lost
 	}
 	return p.on(ctx, what, 1, func(ctx context.Context, conn *pgx.Conn) verdict {
-		if !mayBeOpen {
-			if err := settle(ctx, conn); err != nil {
-				return onlyRead(err)
-			}
-			return verdict{err: no}
-		}
 		refused, err := refuse(ctx, conn, d, max(remaining(ctx)-margin, 0))
 		switch {
 		case err != nil:
@@ -304,7 +299,7 @@ func explain(ctx context.Context, conn *pgx.Conn, d turn, why error, unsure bool
 	case h.own:
 		return replay(ctx, conn, d.Deletion, h, unsure)
 	case errors.Is(why, plant.ErrBusy) && h.turn > d.number:
-		return verdict{next: alone, turn: h.turn, err: why} // it met a refusal
+		return passRefusal(ctx, conn, d, h)
 	case errors.Is(why, plant.ErrHindered) && !h.replaced:
 		return verdict{err: why}
 	case h.kept:
@@ -316,10 +311,31 @@ func explain(ctx context.Context, conn *pgx.Conn, d turn, why error, unsure bool
 		err := fmt.Errorf("%w: the row came between two statements", plant.ErrBusy)
 		return verdict{next: again, err: err}
 	case h.deletedAt != nil:
+		// On this connection: another may lead to a server that never had the entry.
+		if err := settle(ctx, conn); err != nil {
+			return onlyRead(err)
+		}
 		return verdict{err: &plant.DeletedEarlierError{At: *h.deletedAt}}
 	default:
 		return verdict{err: plant.ErrNotFound}
 	}
+}
+
+// passRefusal goes on with the next turn of a deletion that met a refusal, which has
+// to be older than the request. If it is not, the client was told no while this request
+// was under way, perhaps given up long ago: nothing may come of it any more. Both ages
+// are durations of one clock each, that of the database and ours.
+//
+// The refusal has to outlive a failover. Otherwise an attempt of its turn could
+// delete the plant there, and one of the next turn once more.
+func passRefusal(ctx context.Context, conn *pgx.Conn, d turn, h history) verdict {
+	if h.age <= time.Since(d.Came).Seconds() {
+		return verdict{err: fmt.Errorf("%w: the same request was refused meanwhile", plant.ErrBusy)}
+	}
+	if err := settle(ctx, conn); err != nil {
+		return onlyRead(err)
+	}
+	return verdict{next: alone, turn: h.turn, err: plant.ErrBusy}
 }
 
 // replay ends a deletion that was found in the ledger.

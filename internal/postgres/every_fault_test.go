@@ -265,6 +265,7 @@ func (s *stage) giveOnce(t *testing.T, p play, b *breach) (passed traffic, misse
 	}
 	if p.past != "" {
 		s.must(t, p.past, ids, p.keySent, patience, nil)
+		s.letRefusalsAge(t, ids)
 	}
 	if err := world(p.after); err != nil {
 		t.Fatal(err)
@@ -312,6 +313,7 @@ func (s *stage) giveOnce(t *testing.T, p play, b *breach) (passed traffic, misse
 	}
 	s.awaitEnd(t, s.link.deliver())
 	settled := s.look(t, ids)
+	s.letRefusalsAge(t, ids)
 	again, _, _ := s.delete(t, ids, "retry", true, patience, nil)
 	after := s.look(t, ids)
 
@@ -352,6 +354,13 @@ func (s *stage) giveOnce(t *testing.T, p play, b *breach) (passed traffic, misse
 		}
 	}
 	return passed, missed + tooSlow, lies
+}
+
+// letRefusalsAge makes refusals older than any request. Their age is real, and that of
+// requests simulated.
+func (s *stage) letRefusalsAge(t *testing.T, ids []int64) {
+	t.Helper()
+	s.exec(t, `UPDATE plant_deletions SET deleted_at = deleted_at - interval '1 hour' WHERE plant IS NULL AND plant_id = ANY ($1)`, ids)
 }
 
 // must asks for plants, all of which want comes of.

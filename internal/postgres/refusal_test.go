@@ -335,3 +335,44 @@ func TestRefusalsAreDurable(t *testing.T) {
 		t.Errorf("synchronous_commit at the commit (-want +got):\n%s", diff)
 	}
 }
+
+// A request that is under way when its client is told no, elsewhere, gets no further:
+// the client has given it up.
+func TestARequestDoesNotPassANewerRefusal(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s, elsewhere := storeOn(t, database, ""), storeOn(t, database, "")
+	s.plant(t, 1)
+	unlock := s.lock(t, 1)
+	ended := make(chan error)
+	go func() {
+		_, err := s.plants.Delete(in(t, patience), keyed(1, "k"))
+		ended <- err
+	}()
+	s.seeWaits(t, 1)
+	conn, err := elsewhere.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if refused, err := refuse(in(t, patience), conn.Conn(), keyed(1, "k"), patience); !refused || err != nil {
+		t.Fatalf("refuse = %v, %v; want true, none", refused, err)
+	}
+	unlock()
+	if err := <-ended; !errors.Is(err, plant.ErrBusy) || errors.Is(err, plant.ErrUnknown) || !s.has(t, 1) {
+		t.Errorf("Delete: %v, the plant is there: %v; want ErrBusy, and the plant", err, s.has(t, 1))
+	}
+	if _, err := s.plants.Delete(in(t, patience), keyed(1, "k")); err != nil || s.has(t, 1) {
+		t.Errorf("the next request: %v, the plant is there: %v; want it deleted", err, s.has(t, 1))
+	}
+	// One that came before, and is only tried now.
+	s.plant(t, 2)
+	early := keyed(2, "k")
+	early.Came = time.Now()
+	if refused, err := refuse(in(t, patience), conn.Conn(), early, patience); !refused || err != nil {
+		t.Fatalf("refuse = %v, %v; want true, none", refused, err)
+	}
+	if _, err := s.plants.Delete(in(t, patience), early); !errors.Is(err, plant.ErrBusy) || !s.has(t, 2) {
+		t.Errorf("Delete of a request that came before its refusal: %v, the plant is there: %v; want ErrBusy, and the plant", err, s.has(t, 2))
+	}
+}

@@ -33,6 +33,10 @@ func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
 	if _, err := before.plants.Delete(in(t, patience), deletion(21, "k")); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := before.plants.Delete(in(t, patience), keyed(22, "k")); !errors.Is(err, plant.ErrNotFound) {
+		t.Fatalf("Delete of a missing plant: %v, want ErrNotFound", err)
+	}
+	before.plant(t, 22)
 	super := pgtest.Pool(t, server.URL("postgres", "plantstore"))
 	standby := func(names string) {
 		t.Helper()
@@ -72,7 +76,7 @@ func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
 		}
 		wg.Wait()
 		// What is read may not be on the standby, and what is refused is not yet.
-		for _, d := range []plant.Deletion{deletion(21, "k"), deletion(21, "other"), keyed(22, "k")} {
+		for _, d := range []plant.Deletion{deletion(21, "k"), deletion(21, "other"), keyed(22, "k"), keyed(23, "k")} {
 			if _, err := s.plants.Delete(in(t, 2*time.Second), d); err == nil || isDefinite(err) {
 				t.Errorf("Delete(%d) under key %q: %v, want nothing definite", d.Plant, d.Key, err)
 			}
@@ -81,6 +85,9 @@ func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
 	stop()
 	if n := <-cancelled; n == 0 {
 		t.Error("no wait was cancelled: this test tests nothing")
+	}
+	if !before.has(t, 22) {
+		t.Error("the next turn of plant 22 was tried, though its refusal is not on the standby")
 	}
 	standby("")
 	s := storeOn(t, database, "")

@@ -280,6 +280,7 @@ type history struct {
 	hidden    bool       // row level security may hide the plant or the ledger from us
 	own       bool       // the deletion that was asked about is in the ledger
 	turn      int        // the first of that deletion which has no entry
+	age       float64    // of its last entry, in seconds
 	requestID *string    // of the ledger's row
 	deletedAt *time.Time // of the ledger's row: the own one, else the latest; nil without any
 }
@@ -290,7 +291,7 @@ func readHistory(ctx context.Context, conn *pgx.Conn, d plant.Deletion) (history
 	// A row trigger before the DELETE can keep the row (tgtype 1: for each row, 2:
 	// before, 8: delete), and so can a rule instead of it. Without a condition ('<>')
 	// the rule leaves no DELETE whose triggers would run.
-	err := queryRow(ctx, conn, []any{&h.exists, &h.kept, &h.replaced, &h.hidden, &h.own, &h.requestID, &h.deletedAt, &h.turn}, `
+	err := queryRow(ctx, conn, []any{&h.exists, &h.kept, &h.replaced, &h.hidden, &h.own, &h.requestID, &h.deletedAt, &h.turn, &h.age}, `
 		SELECT p.there, p.there AND (
 				EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'public.plants'::pg_catalog.regclass AND NOT t.tgisinternal AND t.tgtype & 11 = 11)
 				OR EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = 'public.plants'::pg_catalog.regclass AND r.ev_type = '4' AND r.is_instead)),
@@ -298,13 +299,16 @@ func readHistory(ctx context.Context, conn *pgx.Conn, d plant.Deletion) (history
 				AND r.ev_qual::pg_catalog.text = '<>'),
 			row_security_active('public.plants') OR row_security_active('public.plant_deletions'),
 			coalesce(l.own, false), l.request_id, l.deleted_at,
-			(SELECT coalesce(max(r.turn) + 1, 0) FROM public.plant_deletions r
-				WHERE r.plant_id = $1::bigint AND r.deleted_by = $2::pg_catalog.text AND r.idempotency_key = $3::pg_catalog.text)
+			coalesce(r.turn + 1, 0), coalesce(extract(epoch FROM clock_timestamp() - r.deleted_at), 0)::float8
 		FROM (SELECT EXISTS (SELECT FROM public.plants WHERE id = $1::bigint) AS there) p LEFT JOIN LATERAL (
 			SELECT d.deleted_by = $2::pg_catalog.text AND d.idempotency_key IS NOT DISTINCT FROM $3::pg_catalog.text AS own, d.request_id, d.deleted_at
 			FROM public.plant_deletions d WHERE d.plant_id = $1::bigint AND d.plant IS NOT NULL
 			ORDER BY own DESC, d.id DESC LIMIT 1
-		) l ON true`,
+		) l ON true LEFT JOIN LATERAL (
+			SELECT d.turn, d.deleted_at FROM public.plant_deletions d
+			WHERE d.plant_id = $1::bigint AND d.deleted_by = $2::pg_catalog.text AND d.idempotency_key = $3::pg_catalog.text
+			ORDER BY d.turn DESC LIMIT 1
+		) r ON true`,
 		int64(d.Plant), d.Principal, d.Key)
 	return h, err
 }

@@ -38,7 +38,7 @@ func (s *Server) deletePlant(c echo.Context) error {
 	s.metrics.inFlight.Inc()
 	defer s.metrics.inFlight.Dec()
 	result, err := s.Plants.Delete(c.Request().Context(), plant.Deletion{
-		Plant: id, Principal: x.principal.Name, RequestID: x.requestID, Key: key, KeySent: sent,
+		Plant: id, Principal: x.principal.Name, RequestID: x.requestID, Key: key, KeySent: sent, Came: x.came,
 	})
 	s.metrics.deletion(result, err)
 	if err != nil {

@@ -23,6 +23,7 @@ const (
 
 // An exchange is what is known of a request while it is served.
 type exchange struct {
+	came      time.Time
 	requestID string
 	principal auth.Principal
 	plant     string // the id, once it was read
@@ -38,7 +39,7 @@ func exchangeOf(c echo.Context) *exchange { return c.Get(exchangeKey).(*exchange
 func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		start := time.Now()
-		x := &exchange{requestID: requestID(c.Request())}
+		x := &exchange{came: start, requestID: requestID(c.Request())}
 		c.Set(exchangeKey, x)
 		header := c.Response().Header()
 		header.Set(headerRequestID, x.requestID)

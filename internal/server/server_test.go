@@ -207,8 +207,12 @@ func TestDeletionHasWhatTheRequestSaid(t *testing.T) {
 	c, deletions := recorder()
 	s := start(t, c)
 	s.ask(t, request{method: "DELETE", target: "/plants/-42?id=43", headers: []string{asAlice, "Idempotency-Key: k1", "X-Request-Id: r1"}})
-	want := plant.Deletion{Plant: -42, Principal: "alice", RequestID: "r1", Key: "k1", KeySent: true}
-	if diff := cmp.Diff(want, <-deletions); diff != "" {
+	got := <-deletions
+	if age := time.Since(got.Came); age < 0 || age > time.Hour {
+		t.Errorf("the request came %s ago, want now", age)
+	}
+	want := plant.Deletion{Plant: -42, Principal: "alice", RequestID: "r1", Key: "k1", KeySent: true, Came: got.Came}
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("deletion (-want +got):\n%s", diff)
 	}
 	s.ask(t, request{method: "DELETE", target: "/plants/1", headers: []string{asAlice}})

@@ -38,9 +38,13 @@ const admitTimeout = 200 * time.Millisecond
 // admit reports whether a deletion may be tried; if so, it is in flight until land is
 // called, which may be more than once.
 func (p *Plants) admit(ctx context.Context) (land func(), ok bool) {
+	land = sync.OnceFunc(func() { p.inFlight.Release(1) })
+	if p.inFlight.TryAcquire(1) {
+		return land, true // also on a machine that takes longer than admitTimeout to get here
+	}
 	ctx, cancel := context.WithTimeout(ctx, admitTimeout)
 	defer cancel()
-	return sync.OnceFunc(func() { p.inFlight.Release(1) }), p.inFlight.Acquire(ctx, 1) == nil
+	return land, p.inFlight.Acquire(ctx, 1) == nil
 }
 
 // Back-off between attempts: doubling from first to most, each shortened or
@@ -72,8 +76,8 @@ const defaultTimeout = 10 * time.Second
 // result says Replayed, by an earlier one with the same key. Other outcomes are
 // *plant.ReferencedError, *plant.DeletedEarlierError, plant.ErrNotFound,
 // plant.ErrStoreRule, plant.ErrHindered, plant.ErrBusy, plant.ErrUnavailable,
-// plant.ErrOverloaded (all: not deleted by this request) and plant.ErrUnknown. Any other error is a fault of
-// ours; nothing was deleted.
+// plant.ErrOverloaded (all: not deleted by this request) and plant.ErrUnknown. Any
+// other error is a fault of ours; nothing was deleted.
 func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, error) {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc

@@ -220,8 +220,8 @@ func (l *Ledger) Older(ctx context.Context, age time.Duration) (int64, error) {
 	err := l.inTx(ctx, "count deletions", func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `SELECT count(*) FROM public.plant_deletions d
 			CROSS JOIN (SELECT clock_timestamp() - make_interval(secs => $1) AS moment) before
-			WHERE d.deleted_at < before.moment AND NOT EXISTS (SELECT FROM public.plant_deletions k WHERE k.plant_id = d.plant_id
-				AND k.deleted_by = d.deleted_by AND k.idempotency_key = d.idempotency_key AND k.deleted_at >= before.moment)`, age.Seconds()).Scan(&n)
+			WHERE d.deleted_at < before.moment AND ((SELECT k.deleted_at FROM public.plant_deletions k WHERE k.plant_id = d.plant_id
+				AND k.deleted_by = d.deleted_by AND k.idempotency_key = d.idempotency_key ORDER BY k.turn DESC LIMIT 1) >= before.moment) IS NOT TRUE`, age.Seconds()).Scan(&n)
 	})
 	return n, err
 }
@@ -252,8 +252,8 @@ func (l *Ledger) Purge(ctx context.Context, age time.Duration, progress func(pur
 			return tx.QueryRow(ctx, `
 				WITH batch AS (
 					SELECT id FROM public.plant_deletions d WHERE id > $1 AND deleted_at < $2
-						AND NOT EXISTS (SELECT FROM public.plant_deletions k WHERE k.plant_id = d.plant_id
-							AND k.deleted_by = d.deleted_by AND k.idempotency_key = d.idempotency_key AND k.deleted_at >= $2)
+						AND ((SELECT k.deleted_at FROM public.plant_deletions k WHERE k.plant_id = d.plant_id
+							AND k.deleted_by = d.deleted_by AND k.idempotency_key = d.idempotency_key ORDER BY k.turn DESC LIMIT 1) >= $2) IS NOT TRUE
 					ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED
 				), gone AS (
 					DELETE FROM public.plant_deletions d USING batch WHERE d.id = batch.id RETURNING d.id
@@ -282,7 +282,7 @@ func (l *Ledger) inTx(ctx context.Context, doing string, do func(pgx.Tx) error) 
 			SET LOCAL search_path = pg_catalog, pg_temp;
 			SET LOCAL statement_timeout = 0;
 			SET LOCAL lock_timeout = '30s';
-			SET LOCAL idle_in_transaction_session_timeout = '1min';
+			SET LOCAL idle_in_transaction_session_timeout = '5min';
 			SELECT set_config('client_encoding', CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END, true)`); err != nil {
 			return err
 		}

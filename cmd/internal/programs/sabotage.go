@@ -43,7 +43,7 @@ type edit struct {
 // sabotages returns the edits of each sabotage. When the source changes, this is
 // the place to follow it.
 func sabotages() map[string][]edit {
-	forgetRefusal := edit{"internal/postgres/delete.go", "mayBeOpen := unsure || d.KeySent", "mayBeOpen := false"}
+	forgetRefusal := edit{"internal/postgres/delete.go", "if !unsure && !d.KeySent {", "if true {"}
 	return map[string][]edit{
 		ForgetLedger:    {forgetRefusal, {"internal/postgres/statements.go", "coalesce(l.own, false)", "false"}},
 		ForgetRefusal:   {forgetRefusal},

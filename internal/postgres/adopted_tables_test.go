@@ -340,7 +340,7 @@ func shapesOfTables() []adopted {
 		{name: "constraints", table: `CREATE TABLE public.kinds (k int PRIMARY KEY); INSERT INTO public.kinds VALUES (1); GRANT SELECT ON public.kinds TO plantstore_owner;
 			CREATE TABLE public.plants (id bigserial PRIMARY KEY, name text NOT NULL UNIQUE CHECK (name <> ''), kind int REFERENCES public.kinds DEFERRABLE INITIALLY DEFERRED, EXCLUDE USING gist (int8range(id, id, '[]') WITH &&));
 			INSERT INTO public.plants (name, kind) VALUES ('a', 1), ('b', NULL)`},
-		{name: "plants that refer to each other", table: `CREATE TABLE public.plants (id bigint PRIMARY KEY, parent bigint REFERENCES public.plants ON DELETE CASCADE DEFERRABLE INITIALLY DEFERRED); INSERT INTO public.plants VALUES (3, NULL), (2, 3), (1, 2), (4, 4)`},
+		{name: "plants that refer to each other", cascades: true, table: `CREATE TABLE public.plants (id bigint PRIMARY KEY, parent bigint REFERENCES public.plants ON DELETE CASCADE DEFERRABLE INITIALLY DEFERRED); INSERT INTO public.plants VALUES (3, NULL), (2, 3), (1, 2), (4, 4)`},
 		{name: "a table of a role of the store's", setUp: `GRANT CREATE ON SCHEMA public TO plantstore_app; SET ROLE plantstore_app`,
 			table: `CREATE TABLE public.plants (id bigserial PRIMARY KEY, name text DEFAULT lower('X') CHECK (length(name) < 99)); ` + fern + ` RESET ROLE; REVOKE CREATE ON SCHEMA public FROM plantstore_app`},
 		{name: "jsonb that may not be null", table: `CREATE TABLE public.plants (id bigserial PRIMARY KEY, doc jsonb NOT NULL); INSERT INTO public.plants (doc) VALUES ('null'), ('"x"')`},

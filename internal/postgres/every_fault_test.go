@@ -238,6 +238,10 @@ func (s *stage) give(t *testing.T, p play, b *breach) (traffic, []string) {
 		switch {
 		case missed == 0:
 			return passed, lies
+		case b != nil && passed.bytes[b.direction] <= b.after && b.after < passed.bytes[b.direction]+8:
+			// Batches are quick by now, and their time limits have fewer digits than
+			// when the bytes were counted: there was no such byte.
+			return passed, lies
 		case tries == 5:
 			t.Fatalf("%s, %v after %d bytes: did not come about: this test tests nothing", p.name, b, b.after)
 		}

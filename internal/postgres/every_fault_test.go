@@ -28,19 +28,18 @@ import (
 // and may be deleted, and only then everything arrives that was held back. All that
 // is compared with the database.
 //
-// All of it takes minutes. Without PLANTSTORE_TEST_EVERY_FAULT=1, which .ci/run sets,
-// connections break between two messages of the protocol only, and every 13th of those
+// All of it takes minutes. Without PLANTSTORE_TEST_EVERY_FAULT=1, connections break between two messages of the protocol only, and every 13th of those
 // cases is tried.
 func TestEveryFault(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	storeOn(t, database, "").exec(t, `CREATE TABLE items (plant bigint REFERENCES plants); CREATE INDEX ON items (plant)`)
-	var next atomic.Int64
+	var next, missed atomic.Int64
 	onStage := func(t *testing.T, prepared map[string]bool, perform func(*testing.T, *stage)) {
 		simulated(t, func(t *testing.T) {
 			s, l := newLink(t, database, places, prepared)
 			defer time.Sleep(time.Minute) // until the driver has closed what it gave up
-			perform(t, &stage{store: s, link: l, next: &next})
+			perform(t, &stage{store: s, link: l, next: &next, missed: &missed})
 		})
 	}
 
@@ -98,6 +97,9 @@ func TestEveryFault(t *testing.T) {
 	stages.Wait()
 	for _, lie := range slices.Sorted(maps.Keys(lies)) {
 		t.Errorf("%s; after %s bytes", lie, ranges(lies[lie]))
+	}
+	if n := int(missed.Load()); n*20 > len(cases) {
+		t.Errorf("%d of %d breaches did not come about: this test tests too little", n, len(cases))
 	}
 	t.Logf("%d cases", len(cases))
 }
@@ -221,6 +223,8 @@ type stage struct {
 	store
 	link *link
 	next *atomic.Int64 // how many plays were given, on all stages
+	// missed counts the breaches that did not come about.
+	missed *atomic.Int64
 }
 
 // places is the size of a stage's pool.
@@ -243,7 +247,8 @@ func (s *stage) give(t *testing.T, p play, b *breach) (traffic, []string) {
 			// when the bytes were counted: there was no such byte.
 			return passed, lies
 		case tries == 5:
-			t.Fatalf("%s, %v after %d bytes: did not come about: this test tests nothing", p.name, b, b.after)
+			s.missed.Add(1)
+			return passed, lies
 		}
 		// A statement took too long, and the deletion another way.
 	}

@@ -7,8 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"plantstore/internal/localpg"
-	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
 )
 
@@ -47,23 +45,11 @@ func TestAQuestionOutlivesItsConnection(t *testing.T) {
 // Without its synchronous standby the database answers, and commits nothing.
 func TestNotReadyWithoutItsStandby(t *testing.T) {
 	t.Parallel()
-	server, err := localpg.Start(t.Context(), localpg.Options{Settings: map[string]string{"fsync": "off"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { server.Close() })
-	if err := migrate.NewStore(t.Context(), server.URL, "plantstore"); err != nil {
-		t.Fatal(err)
-	}
-	s := storeOn(t, pgtest.Database{Owner: server.URL("plantstore_owner", "plantstore"), App: server.URL("plantstore_app", "plantstore")}, "")
-	super := pgtest.Pool(t, server.URL("postgres", "plantstore"))
+	database := ownServer(t)
+	s, super := storeOn(t, database, ""), pgtest.Pool(t, database.Super)
 	ready := func(names, reason string) {
 		t.Helper()
-		for _, sql := range []string{`ALTER SYSTEM SET synchronous_standby_names = '` + names + `'`, `SELECT pg_reload_conf()`} {
-			if _, err := super.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
-				t.Fatal(err)
-			}
-		}
+		requireStandby(t, super, names)
 		said := ""
 		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 			said = ""

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
@@ -15,10 +16,9 @@ import (
 	"plantstore/internal/plant"
 )
 
-// While the synchronous standby is away a commit waits. A wait that is cancelled is
-// answered with success and a warning, and must not be believed.
-func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
-	t.Parallel()
+// ownServer starts a server of the test's own, with a store.
+func ownServer(t *testing.T) pgtest.Database {
+	t.Helper()
 	server, err := localpg.Start(t.Context(), localpg.Options{Settings: map[string]string{"fsync": "off"}})
 	if err != nil {
 		t.Fatal(err)
@@ -27,7 +27,26 @@ func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
 	if err := migrate.NewStore(t.Context(), server.URL, "plantstore"); err != nil {
 		t.Fatal(err)
 	}
-	database := pgtest.Database{Owner: server.URL("plantstore_owner", "plantstore"), App: server.URL("plantstore_app", "plantstore")}
+	return pgtest.Database{
+		Super: server.URL("postgres", "plantstore"), Owner: server.URL("plantstore_owner", "plantstore"), App: server.URL("plantstore_app", "plantstore"),
+	}
+}
+
+// requireStandby makes commits of a server wait for a standby of one of names.
+func requireStandby(t *testing.T, super *pgxpool.Pool, names string) {
+	t.Helper()
+	for _, sql := range []string{`ALTER SYSTEM SET synchronous_standby_names = '` + names + `'`, `SELECT pg_reload_conf()`} {
+		if _, err := super.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// While the synchronous standby is away a commit waits. A wait that is cancelled is
+// answered with success and a warning, and must not be believed.
+func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	database := ownServer(t)
 	before := storeOn(t, database, "")
 	before.sample(t, 21)
 	if _, err := before.plants.Delete(in(t, patience), deletion(21, "k")); err != nil {
@@ -37,16 +56,8 @@ func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
 		t.Fatalf("Delete of a missing plant: %v, want ErrNotFound", err)
 	}
 	before.plant(t, 22)
-	super := pgtest.Pool(t, server.URL("postgres", "plantstore"))
-	standby := func(names string) {
-		t.Helper()
-		for _, sql := range []string{`ALTER SYSTEM SET synchronous_standby_names = '` + names + `'`, `SELECT pg_reload_conf()`} {
-			if _, err := super.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	standby("nobody")
+	super := pgtest.Pool(t, database.Super)
+	requireStandby(t, super, "nobody")
 	// Every wait is cancelled as soon as it is seen, in real time.
 	ctx, stop := context.WithCancel(t.Context())
 	cancelled := make(chan int)
@@ -89,7 +100,7 @@ func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
 	if !before.has(t, 22) {
 		t.Error("the next turn of plant 22 was tried, though its refusal is not on the standby")
 	}
-	standby("")
+	requireStandby(t, super, "")
 	s := storeOn(t, database, "")
 	for id := range int64(20) {
 		if _, err := s.plants.Delete(in(t, patience), deletion(id+1, "k")); err != nil {

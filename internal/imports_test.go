@@ -21,6 +21,7 @@ var mayImport = map[string][]string{
 	"cmd/chaos":             {"cmd/internal/programs", "internal/auth", "internal/localpg", "internal/migrate", "internal/pgtest", "internal/postgres"},
 	"cmd/bench":             {"cmd/internal/programs", "internal/auth", "internal/localpg", "internal/migrate", "internal/postgres"},
 	"cmd/bench/bare":        {},
+	"cmd/bench/distance":    {},
 	"cmd/internal/programs": {},
 	"deploy/postgres":       {},
 	"internal/plant":        {},

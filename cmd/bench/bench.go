@@ -18,11 +18,11 @@ type bench struct {
 	config
 	folder string
 	// programs
-	service, oneByOne, bare string
-	server                  *localpg.Server
-	stores                  []*store
-	processes               []*localpg.Process
-	progress                func(format string, a ...any)
+	service, oneByOne, bare, distance string
+	server                            *localpg.Server
+	stores                            []*store
+	processes                         []*localpg.Process
+	progress                          func(format string, a ...any)
 }
 
 // close ends and removes everything.
@@ -79,6 +79,12 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
+	if r.journeys, err = b.travel(ctx, ledgered, plain); err != nil {
+		return nil, err
+	}
+	if b.quick {
+		return r, nil
+	}
 	if r.startup, err = b.startup(ctx, ledgered); err != nil {
 		return nil, err
 	}
@@ -86,11 +92,11 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	if r.closed, err = b.closedLoop(ctx, ledgered, plain); err != nil {
 		return nil, err
 	}
-	if err := b.measure(ctx, r.closed, b.duration); err != nil {
+	if err := b.measure(ctx, r.closed, b.duration, b.rounds); err != nil {
 		return nil, err
 	}
 	r.open = b.openLoop(r.closed)
-	if err := b.measure(ctx, r.open, b.duration); err != nil {
+	if err := b.measure(ctx, r.open, b.duration, b.rounds); err != nil {
 		return nil, err
 	}
 	if b.growth {
@@ -104,24 +110,24 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 // closedLoop starts the contenders and returns the trials in which each goes as
 // fast as it can.
 func (b *bench) closedLoop(ctx context.Context, ledgered, plain *store) (trials []*trial, err error) {
-	service, err := b.startService(ctx, plantstore, b.service, ledgered)
+	service, err := b.startService(ctx, plantstore, b.service, ledgered, home)
 	if err != nil {
 		return nil, err
 	}
-	bare, err := b.startBare(ctx, barePlain, plain, barePool, "no")
+	bare, err := b.startBare(ctx, barePlain, plain, home, barePool, "no")
 	if err != nil {
 		return nil, err
 	}
-	small, err := b.startBare(ctx, bareSmall, plain, 4, "no")
+	small, err := b.startBare(ctx, bareSmall, plain, home, 4, "no")
 	if err != nil {
 		return nil, err
 	}
-	bareWithLedger, err := b.startBare(ctx, bareLedgered, ledgered, barePool, "yes")
+	bareWithLedger, err := b.startBare(ctx, bareLedgered, ledgered, home, barePool, "yes")
 	if err != nil {
 		return nil, err
 	}
-	direct := &pgbenchContender{title: pgbenchLedgered, store: ledgered, script: ledgeredDelete, folder: b.folder}
-	directPlain := &pgbenchContender{title: pgbenchPlain, store: plain, script: plainDelete, folder: b.folder}
+	direct := &pgbenchContender{title: pgbenchLedgered, store: ledgered, road: home, script: ledgeredDelete, folder: b.folder}
+	directPlain := &pgbenchContender{title: pgbenchPlain, store: plain, road: home, script: plainDelete, folder: b.folder}
 	for _, n := range b.clients {
 		trials = append(trials,
 			&trial{contender: directPlain, store: plain, clients: n},
@@ -131,7 +137,7 @@ func (b *bench) closedLoop(ctx context.Context, ledgered, plain *store) (trials 
 			&trial{contender: service, store: ledgered, clients: n},
 			&trial{contender: bareWithLedger, store: ledgered, clients: n})
 		if n == 1 {
-			alone, err := b.startService(ctx, oneByOne, b.oneByOne, ledgered)
+			alone, err := b.startService(ctx, oneByOne, b.oneByOne, ledgered, home)
 			if err != nil {
 				return nil, err
 			}
@@ -169,25 +175,25 @@ func (b *bench) grow(ctx context.Context, r *report) error {
 		if err != nil {
 			return err
 		}
-		service, err := b.startService(ctx, plantstore, b.service, s)
+		service, err := b.startService(ctx, plantstore, b.service, s, home)
 		if err != nil {
 			return err
 		}
-		direct := &pgbenchContender{title: pgbenchLedgered, store: s, script: ledgeredDelete, folder: b.folder}
+		direct := &pgbenchContender{title: pgbenchLedgered, store: s, road: home, script: ledgeredDelete, folder: b.folder}
 		for _, n := range []int{32, 128} {
 			r.growth = append(r.growth,
 				&trial{contender: direct, store: s, clients: n},
 				&trial{contender: service, store: s, clients: n})
 		}
 	}
-	return b.measure(ctx, r.growth, min(b.duration, 2*time.Second))
+	return b.measure(ctx, r.growth, min(b.duration, 2*time.Second), b.rounds)
 }
 
 // measure goes through the trials round by round.
-func (b *bench) measure(ctx context.Context, trials []*trial, d time.Duration) error {
-	for round := range b.rounds {
+func (b *bench) measure(ctx context.Context, trials []*trial, d time.Duration, rounds int) error {
+	for round := range rounds {
 		for _, t := range trials {
-			q := t.store.quota(d + 3*warmUp)
+			q := t.store.quota(d + beyond(t.clients))
 			m, err := t.contender.measure(ctx, q, t.clients, d, t.pace)
 			if err != nil {
 				return fmt.Errorf("%s, %d clients: %w", t.contender.name(), t.clients, err)
@@ -204,7 +210,7 @@ func (b *bench) measure(ctx context.Context, trials []*trial, d time.Duration) e
 					t.contender.name(), t.clients, m.deleted, gone)
 			}
 			t.rounds = append(t.rounds, m)
-			b.progress("round %d/%d, %s plants, %s, %d clients: %.0f/s, p50 %s, p99 %s, others %.0f %%", round+1, b.rounds,
+			b.progress("round %d/%d, %s plants, %s, %d clients: %.0f/s, p50 %s, p99 %s, others %.0f %%", round+1, rounds,
 				count(t.store.plants), t.contender.name(), t.clients, m.rate, m.p50, m.p99, m.others*100)
 		}
 	}
@@ -221,8 +227,8 @@ func (b *bench) open(ctx context.Context, spec storeSpec) (*store, error) {
 	return s, nil
 }
 
-func (b *bench) startService(ctx context.Context, title, program string, s *store) (*httpContender, error) {
-	c, err := startService(ctx, title, program, s)
+func (b *bench) startService(ctx context.Context, title, program string, s *store, r *road) (*httpContender, error) {
+	c, err := startService(ctx, title, program, s, r)
 	if err != nil {
 		return nil, err
 	}
@@ -230,8 +236,8 @@ func (b *bench) startService(ctx context.Context, title, program string, s *stor
 	return c, nil
 }
 
-func (b *bench) startBare(ctx context.Context, title string, s *store, pool int, settings string) (*httpContender, error) {
-	c, err := startBare(ctx, title, b.bare, s, pool, settings)
+func (b *bench) startBare(ctx context.Context, title string, s *store, r *road, pool int, settings string) (*httpContender, error) {
+	c, err := startBare(ctx, title, b.bare, s, r, pool, settings)
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +250,7 @@ func (b *bench) startup(ctx context.Context, s *store) (time.Duration, error) {
 	var times []time.Duration
 	for range 9 {
 		start := time.Now()
-		c, err := startService(ctx, plantstore, b.service, s)
+		c, err := startService(ctx, plantstore, b.service, s, home)
 		if err != nil {
 			return 0, err
 		}

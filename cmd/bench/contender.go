@@ -24,7 +24,8 @@ type contender interface {
 // A measurement is what came of it.
 type measurement struct {
 	rate      float64 // deletions per second
-	p50, p99  time.Duration
+	p50, p90  time.Duration
+	p99, p999 time.Duration
 	service   float64 // CPU seconds of the service for 1,000 deletions
 	database  float64 // the same of the database
 	generator float64 // the same of the load generator
@@ -40,7 +41,9 @@ func (m *measurement) setLatencies(sorted []time.Duration) error {
 		return errors.New("nothing was deleted")
 	}
 	m.p50 = sorted[len(sorted)/2]
+	m.p90 = sorted[len(sorted)*90/100]
 	m.p99 = sorted[len(sorted)*99/100]
+	m.p999 = sorted[len(sorted)*999/1000]
 	return nil
 }
 

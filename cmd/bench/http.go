@@ -30,8 +30,8 @@ type httpContender struct {
 	allocations func(context.Context) (float64, error)
 }
 
-// startService starts the service on a store.
-func startService(ctx context.Context, title, program string, s *store) (*httpContender, error) {
+// startService starts the service on a store at the end of a road.
+func startService(ctx context.Context, title, program string, s *store, r *road) (*httpContender, error) {
 	address, err := programs.FreeAddress()
 	if err != nil {
 		return nil, err
@@ -41,7 +41,7 @@ func startService(ctx context.Context, title, program string, s *store) (*httpCo
 		return nil, err
 	}
 	p, err := start(program, []string{"serve"}, []string{
-		"DATABASE_URL=" + s.url(), "PLANTSTORE_ADDR=" + address, "PLANTSTORE_ADMIN_ADDR=" + admin,
+		"DATABASE_URL=" + s.url(r), "PLANTSTORE_ADDR=" + address, "PLANTSTORE_ADMIN_ADDR=" + admin,
 		"PLANTSTORE_DRAIN_DELAY=0s"})
 	if err != nil {
 		return nil, err
@@ -55,14 +55,14 @@ func startService(ctx context.Context, title, program string, s *store) (*httpCo
 	return c, nil
 }
 
-// startBare starts the bare handler on a store.
-func startBare(ctx context.Context, title, program string, s *store, pool int, settings string) (*httpContender, error) {
+// startBare starts the bare handler on a store at the end of a road.
+func startBare(ctx context.Context, title, program string, s *store, r *road, pool int, settings string) (*httpContender, error) {
 	address, err := programs.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
 	p, err := start(program, nil, []string{
-		"DATABASE_URL=" + s.url() + "&pool_max_conns=" + strconv.Itoa(pool), "ADDR=" + address, "SETTINGS=" + settings})
+		"DATABASE_URL=" + s.url(r) + "&pool_max_conns=" + strconv.Itoa(pool), "ADDR=" + address, "SETTINGS=" + settings})
 	if err != nil {
 		return nil, err
 	}

@@ -56,10 +56,14 @@ type config struct {
 	clients  []int
 	plants   int64
 	growth   bool
+	roads    []*road
+	quick    bool
+	beside   string
+	pool     int
 	out      string
 }
 
-func parse(args []string, stderr io.Writer) (c config, err error) {
+func parse(args []string, stderr io.Writer) (c config, _ error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.DurationVar(&c.duration, "duration", 5*time.Second, "how long each measurement takes")
@@ -69,13 +73,17 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 		c.clients = nil
 		for f := range strings.SplitSeq(s, ",") {
 			n, err := strconv.Atoi(f)
-			if err != nil || n < 1 || n > 256 {
-				return errors.New("want numbers from 1 to 256")
+			if err != nil || n < 1 || n > 1024 {
+				return errors.New("want numbers from 1 to 1024")
 			}
 			c.clients = append(c.clients, n)
 		}
 		return nil
 	})
+	roads := flags.String("distance", "0s,1ms,5ms,commits", "round trips to the database, with commas between; commits: beside it, with slow commits")
+	flags.BoolVar(&c.quick, "quick", false, "only the service and the bare handler at each distance")
+	flags.StringVar(&c.beside, "beside", "", "path of another build of the service, to be measured beside it at each distance")
+	flags.IntVar(&c.pool, "pool", 0, "database connections of the bare handler at each distance; 0 finds the best")
 	plants := flags.Float64("plants", 4e6, "how many plants there are")
 	flags.BoolVar(&c.growth, "growth", false, "also measure with 100 thousand, 1 million and 20 million plants and a ledger of 10 million rows")
 	flags.StringVar(&c.out, "out", "", "file to write the report to, as Markdown")
@@ -83,6 +91,10 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 		return c, err
 	}
 	c.plants = int64(*plants)
+	var err error
+	if c.roads, err = parseRoads(*roads); err != nil {
+		return c, fmt.Errorf("-distance: %w", err)
+	}
 	if c.duration < 100*time.Millisecond || c.duration > 10*time.Minute || c.rounds < 1 || c.plants < 1000 {
 		return c, errors.New("-duration must be from 100ms to 10m, -rounds at least 1, -plants at least 1000")
 	}
@@ -106,7 +118,12 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	if b.service, err = programs.Build(ctx, folder, programs.Spec{Package: "cmd/plantstore"}); err != nil {
 		return err
 	}
-	if b.oneByOne, err = programs.Build(ctx, folder, programs.Spec{Package: "cmd/plantstore", Sabotage: programs.OneByOne}); err != nil {
+	if !c.quick {
+		if b.oneByOne, err = programs.Build(ctx, folder, programs.Spec{Package: "cmd/plantstore", Sabotage: programs.OneByOne}); err != nil {
+			return err
+		}
+	}
+	if b.distance, err = programs.Build(ctx, folder, programs.Spec{Package: "cmd/bench/distance"}); err != nil {
 		return err
 	}
 	if b.bare, err = programs.Build(ctx, folder, programs.Spec{Package: "cmd/bench/bare"}); err != nil {

@@ -28,8 +28,12 @@ import (
 type pgbenchContender struct {
 	title  string
 	store  *store
+	road   *road
 	script string
 	folder string // for the script and logs
+	// nothing: the script deletes nothing, and its latency is without what the
+	// load generator was late.
+	nothing bool
 }
 
 // Each of pgbench's clients keeps its variables from one transaction to the next,
@@ -92,7 +96,7 @@ func (c *pgbenchContender) measure(ctx context.Context, q *quota, clients int, d
 	if m.deleted, err = strconv.ParseInt(string(found[1]), 10, 64); err != nil {
 		return m, err
 	}
-	latencies, err := readLogs(folder, from, to)
+	latencies, err := readLogs(folder, from, to, c.nothing)
 	if err != nil {
 		return m, err
 	}
@@ -100,6 +104,12 @@ func (c *pgbenchContender) measure(ctx context.Context, q *quota, clients int, d
 	m.rate = float64(len(latencies)) / to.Sub(from).Seconds()
 	m.setUsage(before, after, len(latencies), to.Sub(from))
 	return m, m.setLatencies(latencies)
+}
+
+// beyond is how long pgbench deletes, or connects, apart from the time that is
+// measured.
+func beyond(clients int) time.Duration {
+	return 3*warmUp + time.Duration(clients/64)*time.Second
 }
 
 // command is the pgbench that measure runs, with its script and its logs in
@@ -110,7 +120,7 @@ func (c *pgbenchContender) command(ctx context.Context, folder string, q *quota,
 		return nil, err
 	}
 	// pgbench counts whole seconds, and those that its clients take to connect.
-	whole := int(math.Ceil((3*warmUp + d).Seconds()))
+	whole := int(math.Ceil((d + beyond(clients)).Seconds()))
 	args := []string{
 		"--no-vacuum", "--protocol=prepared", "--file=" + script, "--time=" + strconv.Itoa(whole),
 		"--client=" + strconv.Itoa(clients), "--jobs=" + strconv.Itoa(min(clients, 2)),
@@ -121,7 +131,7 @@ func (c *pgbenchContender) command(ctx context.Context, folder string, q *quota,
 	if rate > 0 {
 		args = append(args, fmt.Sprintf("--rate=%f", rate))
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(c.store.server.Programs(), "pgbench"), append(args, c.store.url())...)
+	cmd := exec.CommandContext(ctx, filepath.Join(c.store.server.Programs(), "pgbench"), append(args, c.store.url(c.road))...)
 	cmd.Env = localpg.Environ("PG")
 	return cmd, nil
 }
@@ -176,7 +186,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 }
 
 // readLogs reads the latencies of the transactions that ended in a span of time.
-func readLogs(folder string, from, to time.Time) ([]time.Duration, error) {
+func readLogs(folder string, from, to time.Time, inTime bool) ([]time.Duration, error) {
 	names, err := logs(folder)
 	if err != nil {
 		return nil, err
@@ -187,7 +197,7 @@ func readLogs(folder string, from, to time.Time) ([]time.Duration, error) {
 		if err != nil {
 			return nil, err
 		}
-		latencies, err = readLog(latencies, f, from.UnixMicro(), to.UnixMicro())
+		latencies, err = readLog(latencies, f, from.UnixMicro(), to.UnixMicro(), inTime)
 		f.Close()
 		if err != nil {
 			return nil, fmt.Errorf("pgbench's log: %w", err)
@@ -196,8 +206,9 @@ func readLogs(folder string, from, to time.Time) ([]time.Duration, error) {
 	return latencies, nil
 }
 
-// readLog reads one log, with times in microseconds.
-func readLog(latencies []time.Duration, r io.Reader, from, to int64) ([]time.Duration, error) {
+// readLog reads one log, with times in microseconds. In time, a latency is without
+// the time that its transaction was late.
+func readLog(latencies []time.Duration, r io.Reader, from, to int64, inTime bool) ([]time.Duration, error) {
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {
 		// client, transaction, latency, script, seconds, microseconds; with a
@@ -212,6 +223,16 @@ func readLog(latencies []time.Duration, r io.Reader, from, to int64) ([]time.Dur
 			if n[i], err = strconv.ParseInt(fields[column], 10, 64); err != nil {
 				return nil, err
 			}
+		}
+		if inTime {
+			if len(fields) < 7 {
+				return nil, fmt.Errorf("line %q does not tell how late it was", lines.Text())
+			}
+			late, err := strconv.ParseInt(fields[6], 10, 64)
+			if err != nil {
+				return nil, err
+			}
+			n[0] -= late
 		}
 		if at := n[1]*1_000_000 + n[2]; from <= at && at < to {
 			latencies = append(latencies, time.Duration(n[0])*time.Microsecond)

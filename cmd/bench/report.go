@@ -19,6 +19,7 @@ type report struct {
 	machine  string
 	postgres string // version
 	startup  time.Duration
+	journeys []*journey
 	closed   []*trial
 	open     []*trial
 	growth   []*trial
@@ -83,6 +84,10 @@ func (r *report) markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "`%s`, %s. %s PostgreSQL %s, %s plants, each figure the median of %d rounds of %s.\n\n",
 		r.command, r.date.UTC().Format("2 January 2006 15:04 UTC"), r.machine, r.postgres, count(r.plants), r.rounds, r.duration)
+	r.writeJourneys(&b)
+	if r.quick {
+		return b.String()
+	}
 	r.writeClosed(&b)
 	r.writeOpen(&b)
 	r.writeGrowth(&b)

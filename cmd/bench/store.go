@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
+	"path/filepath"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -28,7 +30,7 @@ func serverSettings() (map[string]string, error) {
 	return map[string]string{
 		"fsync":              "on",
 		"shared_buffers":     fmt.Sprintf("%dMB", memory/4>>20), // what PostgreSQL's manual recommends, 20.4.1
-		"max_connections":    "400",
+		"max_connections":    "700",
 		"max_wal_size":       "48GB",
 		"checkpoint_timeout": "1d",
 	}, nil
@@ -108,8 +110,28 @@ func (s *store) issueToken(ctx context.Context, owner string) error {
 	return err
 }
 
-// url is what everybody connects with: the Unix socket, the runtime role.
-func (s *store) url() string { return s.server.URL("plantstore_app", s.name) }
+// url is what everybody connects with who takes a road: a Unix socket, the runtime
+// role.
+func (s *store) url(r *road) string {
+	direct := s.server.URL("plantstore_app", s.name)
+	if r.folder == "" {
+		return direct
+	}
+	u, err := url.Parse(direct)
+	if err != nil {
+		panic(err) // URL makes it
+	}
+	query := u.Query()
+	query.Set("host", r.folder)
+	u.RawQuery = query.Encode()
+	return u.String()
+}
+
+// socket is the path of the server's Unix socket.
+func (s *store) socket() (string, error) {
+	u, err := url.Parse(s.url(home))
+	return filepath.Join(u.Query().Get("host"), ".s.PGSQL.5432"), err
+}
 
 func (s *store) close() error { return s.control.Close(context.Background()) }
 

@@ -1,0 +1,334 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// pieceSize bounds what is read at a time.
+const pieceSize = 64 << 10
+
+// A proxy passes bytes on between the clients of one socket and the server behind
+// another. Only serve may run while it does, and stop.
+type proxy struct {
+	delay           time.Duration
+	target          unix.Sockaddr
+	epoll, listener int
+	wake            int // an eventfd: stop was called
+	ends            map[int32]*end
+	// queue has what is under way to the server. As all of it takes as long, it is
+	// in the order of time.
+	queue []piece
+	head  int // first of the queue that is under way
+	free  [][]byte
+	begin time.Time
+	late  lateness
+}
+
+// An end is one of the two sockets of a connection.
+type end struct {
+	fd     int // -1: closed
+	peer   *end
+	server bool
+	// out was released and not yet taken by the socket, nil if all was.
+	out []byte
+	// ended: close the connection when out is taken.
+	ended bool
+	// deaf: it hung up, and epoll does not watch it.
+	deaf bool
+}
+
+// A piece is what was read from a client at a time.
+type piece struct {
+	due  time.Duration
+	to   *end
+	data []byte // of the free list; nil: the client hung up
+}
+
+// listen makes a proxy that accepts clients. The caller has to close it.
+func listen(path, target string, delay time.Duration) (_ *proxy, err error) {
+	p := &proxy{delay: delay, target: &unix.SockaddrUnix{Name: target}, ends: make(map[int32]*end), begin: time.Now(),
+		epoll: -1, listener: -1, wake: -1}
+	defer func() {
+		if err != nil {
+			p.close()
+		}
+	}()
+	if p.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("epoll: %w", err)
+	}
+	if p.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return nil, fmt.Errorf("eventfd: %w", err)
+	}
+	if p.listener, err = newSocket(); err != nil {
+		return nil, err
+	}
+	if err := unix.Bind(p.listener, &unix.SockaddrUnix{Name: path}); err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	if err := unix.Listen(p.listener, 4096); err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	return p, errors.Join(p.watch(unix.EPOLL_CTL_ADD, p.listener, unix.EPOLLIN), p.watch(unix.EPOLL_CTL_ADD, p.wake, unix.EPOLLIN))
+}
+
+func newSocket() (int, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, fmt.Errorf("socket: %w", err)
+	}
+	return fd, nil
+}
+
+func (p *proxy) watch(operation, fd int, events uint32) error {
+	if err := unix.EpollCtl(p.epoll, operation, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)}); err != nil {
+		return fmt.Errorf("epoll: %w", err)
+	}
+	return nil
+}
+
+// close closes everything.
+func (p *proxy) close() {
+	for _, e := range p.ends {
+		unix.Close(e.fd)
+	}
+	for _, fd := range []int{p.epoll, p.listener, p.wake} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+// stop makes serve return. It may be called from elsewhere.
+func (p *proxy) stop() { _, _ = unix.Write(p.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
+
+func (p *proxy) now() time.Duration { return time.Since(p.begin) }
+
+// serve passes bytes on until stop is called.
+func (p *proxy) serve() error {
+	events := make([]unix.EpollEvent, 256)
+	for {
+		if err := p.release(); err != nil {
+			return err
+		}
+		n, err := p.wait(events)
+		if err != nil {
+			return err
+		}
+		for _, event := range events[:n] {
+			switch fd := int(event.Fd); {
+			case fd == p.wake:
+				return nil
+			case fd == p.listener:
+				err = p.accept()
+			default:
+				err = p.serveEnd(p.ends[event.Fd], event.Events)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// wait waits for something to do, until the next piece is due.
+func (p *proxy) wait(events []unix.EpollEvent) (n int, err error) {
+	patience := -1
+	if p.head < len(p.queue) {
+		patience = 0
+		if left := p.queue[p.head].due - p.now(); left > 0 {
+			// Unlike epoll_wait, ppoll takes times shorter than a millisecond.
+			timeout := unix.NsecToTimespec(left.Nanoseconds())
+			_, err = unix.Ppoll([]unix.PollFd{{Fd: int32(p.epoll), Events: unix.POLLIN}}, &timeout, nil)
+		}
+	}
+	if err == nil {
+		n, err = unix.EpollWait(p.epoll, events, patience)
+	}
+	if err == unix.EINTR {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("wait: %w", err)
+	}
+	return n, nil
+}
+
+// accept takes a client and connects to the server for it.
+func (p *proxy) accept() error {
+	fd, _, err := unix.Accept4(p.listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+	switch err {
+	case nil:
+	case unix.EAGAIN, unix.ECONNABORTED, unix.EINTR:
+		return nil
+	default:
+		return fmt.Errorf("accept: %w", err)
+	}
+	to, err := newSocket()
+	if err == nil {
+		if refused := unix.Connect(to, p.target); refused != nil {
+			unix.Close(to)
+			unix.Close(fd) // as a server that is down
+			return nil
+		}
+	}
+	if err != nil {
+		unix.Close(fd)
+		return err
+	}
+	client, server := &end{fd: fd}, &end{fd: to, server: true}
+	client.peer, server.peer = server, client
+	p.ends[int32(fd)], p.ends[int32(to)] = client, server
+	return errors.Join(p.watch(unix.EPOLL_CTL_ADD, fd, unix.EPOLLIN), p.watch(unix.EPOLL_CTL_ADD, to, unix.EPOLLIN))
+}
+
+// serveEnd reads from an end and writes to it what it did not take before. It is
+// nil if its connection was closed a moment ago.
+func (p *proxy) serveEnd(e *end, events uint32) error {
+	if e == nil {
+		return nil
+	}
+	if events&unix.EPOLLOUT != 0 {
+		if err := p.writeOn(e); err != nil {
+			return err
+		}
+	}
+	if events&^unix.EPOLLOUT == 0 || e.fd < 0 {
+		return nil
+	}
+	data := p.take()
+	n, err := unix.Read(e.fd, data)
+	if err == unix.EAGAIN || err == unix.EINTR {
+		p.free = append(p.free, data)
+		return nil
+	}
+	if err != nil || n <= 0 { // it hung up, or its connection broke
+		p.free = append(p.free, data)
+		data, n = nil, 0
+		// Nothing more is read from it, and level-triggered events would not end.
+		e.deaf = true
+		if err := p.watch(unix.EPOLL_CTL_DEL, e.fd, 0); err != nil {
+			return err
+		}
+	}
+	if e.server {
+		return p.pass(e.peer, data, n)
+	}
+	p.queue = append(p.queue, piece{due: p.now() + p.delay, to: e.peer, data: data[:n]})
+	return nil
+}
+
+// release passes on what is due.
+func (p *proxy) release() error {
+	for p.head < len(p.queue) {
+		now := p.now()
+		next := p.queue[p.head]
+		if next.due > now {
+			break
+		}
+		p.queue[p.head] = piece{}
+		p.head++
+		p.late.add(now - next.due)
+		if err := p.pass(next.to, next.data, len(next.data)); err != nil {
+			return err
+		}
+	}
+	if p.head == len(p.queue) {
+		p.queue, p.head = p.queue[:0], 0
+	} else if p.head > 4096 {
+		p.queue = p.queue[:copy(p.queue, p.queue[p.head:])]
+		p.head = 0
+	}
+	return nil
+}
+
+// pass gives n bytes of data, which goes back to the free list, to an end. With
+// nil the connection ends.
+func (p *proxy) pass(e *end, data []byte, n int) error {
+	if data == nil {
+		e.ended = true
+		return p.write(e, nil)
+	}
+	err := p.write(e, data[:n])
+	p.free = append(p.free, data[:cap(data)])
+	return err
+}
+
+// write writes data to an end, after what it has not taken yet. A connection that
+// broke is closed.
+func (p *proxy) write(e *end, data []byte) error {
+	if e.fd < 0 {
+		return nil
+	}
+	if e.out != nil {
+		e.out = append(e.out, data...)
+		return nil
+	}
+	left, err := e.send(data)
+	switch {
+	case err != nil || len(left) == 0 && e.ended:
+		p.hangUp(e)
+	case len(left) > 0:
+		e.out = bytes.Clone(left) // data goes back to the free list
+		return p.watch(unix.EPOLL_CTL_MOD, e.fd, unix.EPOLLIN|unix.EPOLLOUT)
+	}
+	return nil
+}
+
+// writeOn writes what an end has not taken yet.
+func (p *proxy) writeOn(e *end) error {
+	left, err := e.send(e.out)
+	e.out = left
+	if err == nil && len(left) > 0 {
+		return nil
+	}
+	e.out = nil
+	if err != nil || e.ended {
+		p.hangUp(e)
+		return nil
+	}
+	return p.watch(unix.EPOLL_CTL_MOD, e.fd, unix.EPOLLIN)
+}
+
+// send writes data and returns what the socket did not take.
+func (e *end) send(data []byte) (left []byte, err error) {
+	for len(data) > 0 {
+		n, err := unix.Write(e.fd, data)
+		if err == unix.EAGAIN && !e.deaf {
+			break
+		}
+		if err != nil && err != unix.EINTR {
+			return nil, err
+		}
+		data = data[max(n, 0):]
+	}
+	return data, nil
+}
+
+// hangUp closes both ends of a connection.
+func (p *proxy) hangUp(e *end) {
+	for _, e := range []*end{e, e.peer} {
+		if e.fd >= 0 {
+			delete(p.ends, int32(e.fd))
+			unix.Close(e.fd)
+			e.fd = -1
+		}
+	}
+}
+
+// take returns a buffer of the free list.
+func (p *proxy) take() []byte {
+	last := len(p.free) - 1
+	if last < 0 {
+		return make([]byte, pieceSize)
+	}
+	data := p.free[last]
+	p.free = p.free[:last]
+	return data
+}

@@ -60,7 +60,12 @@ func (c *devCommand) Run(ctx context.Context, console *console) (err error) {
 	fmt.Fprintf(console.out, devGreeting, public.Addr(), token, pg.Version(),
 		pg.URL("plantstore_owner", database), admin.Addr())
 	log := newLog(console.err, c.LogFormat, c.LogLevel)
-	return serve(ctx, c.serveTuning, pg.URL("plantstore_app", database), 0, log, public, admin)
+	db, err := postgres.Open(context.WithoutCancel(ctx), pg.URL("plantstore_app", database))
+	if err != nil {
+		return explained(err)
+	}
+	defer db.Close()
+	return serve(ctx, c.serveTuning, db, 0, log, public, admin)
 }
 
 const devGreeting = `

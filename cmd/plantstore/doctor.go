@@ -19,9 +19,8 @@ const doctorTimeout = 2 * time.Minute
 
 type doctorCommand struct {
 	ownerFlags `embed:""`
-	ServiceURL string `name:"service-url" env:"DATABASE_URL" help:"Database as the service connects to it, pool_max_conns included."`
-	Replicas   int    `default:"1" help:"How many instances of the service run: each has a pool."`
-	JSON       bool   `name:"json" help:"Print JSON."`
+	Replicas   int  `default:"1" help:"How many instances of the service run: each has a pool."`
+	JSON       bool `name:"json" help:"Print JSON."`
 }
 
 // Validate refuses values that can't work.

@@ -6,11 +6,42 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"plantstore/internal/postgres"
 )
 
-// ownerFlags name the database for the commands that need its owner.
+// ownerFlags name the database for the commands that need its owner. Its service's is
+// taken where the owner's is not set.
 type ownerFlags struct {
-	DatabaseURL string `name:"database-url" env:"PLANTSTORE_MIGRATE_DATABASE_URL,DATABASE_URL" help:"Database, as its owner and without a connection pooler between: libpq URL or DSN. PG* variables fill the gaps."`
+	DatabaseURL     string `name:"database-url" env:"PLANTSTORE_MIGRATE_DATABASE_URL" help:"Database, as its owner and without a connection pooler between: libpq URL or DSN. PG* variables fill the gaps. Default: that of --service-url."`
+	DatabaseURLFile string `name:"database-url-file" env:"PLANTSTORE_MIGRATE_DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the database URL instead."`
+	ServiceURL      string `name:"service-url" env:"DATABASE_URL" help:"Database as the service connects to it, pool_max_conns included."`
+	ServiceURLFile  string `name:"service-url-file" env:"DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the service's database URL instead."`
+}
+
+// AfterApply reads the files, and makes DatabaseURL the owner's.
+func (f *ownerFlags) AfterApply() (err error) {
+	if f.DatabaseURL, err = urlOrFile("PLANTSTORE_MIGRATE_DATABASE_URL", f.DatabaseURL, f.DatabaseURLFile); err != nil {
+		return err
+	}
+	if f.ServiceURL, err = urlOrFile("DATABASE_URL", f.ServiceURL, f.ServiceURLFile); err != nil {
+		return err
+	}
+	if f.DatabaseURL == "" {
+		f.DatabaseURL = f.ServiceURL
+	}
+	return nil
+}
+
+// urlOrFile returns a database URL that may be in a file.
+func urlOrFile(setting, url, file string) (string, error) {
+	switch {
+	case file == "":
+		return url, nil
+	case url != "":
+		return "", fmt.Errorf("both %s and %[1]s_FILE are set: set one of them", setting)
+	}
+	return postgres.ReadURL(file)
 }
 
 // A network is one on the command line, or a single address.

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	// What is set on this machine must not reach the tests.
 	for _, setting := range os.Environ() {
 		name, _, _ := strings.Cut(setting, "=")
-		if name == "DATABASE_URL" || strings.HasPrefix(name, "PLANTSTORE_") && !strings.HasPrefix(name, "PLANTSTORE_TEST_") {
+		if strings.HasPrefix(name, "DATABASE_URL") || strings.HasPrefix(name, "PLANTSTORE_") && !strings.HasPrefix(name, "PLANTSTORE_TEST_") {
 			os.Unsetenv(name)
 		}
 	}
@@ -129,7 +129,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 	t.Parallel()
 	stdout, _, code := command(t, "serve", "--help")
 	for _, name := range []string{
-		"DATABASE_URL", "PLANTSTORE_ADDR", "PLANTSTORE_ADMIN_ADDR", "PLANTSTORE_REQUEST_TIMEOUT", "PLANTSTORE_DRAIN_DELAY",
+		"DATABASE_URL", "DATABASE_URL_FILE", "PLANTSTORE_ADDR", "PLANTSTORE_ADMIN_ADDR", "PLANTSTORE_REQUEST_TIMEOUT", "PLANTSTORE_DRAIN_DELAY",
 		"PLANTSTORE_SHUTDOWN_TIMEOUT", "PLANTSTORE_MAX_IN_FLIGHT", "PLANTSTORE_MAX_CONNECTIONS", "PLANTSTORE_TRUSTED_PROXIES", "PLANTSTORE_TOKEN_CACHE_TTL",
 		"PLANTSTORE_LOG_LEVEL", "PLANTSTORE_LOG_FORMAT",
 	} {

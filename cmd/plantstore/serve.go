@@ -19,13 +19,14 @@ import (
 )
 
 type serveCommand struct {
-	DatabaseURL string        `name:"database-url" env:"DATABASE_URL" help:"Database to serve: libpq URL or DSN, several hosts allowed. PG* variables fill the gaps."`
-	Addr        string        `env:"PLANTSTORE_ADDR" default:":8080" help:"Address of the public listener."`
-	AdminAddr   string        `env:"PLANTSTORE_ADMIN_ADDR" default:":9090" help:"Address of the operators' listener: /livez, /readyz, /metrics."`
-	DrainDelay  time.Duration `env:"PLANTSTORE_DRAIN_DELAY" default:"5s" help:"How long to go on serving, unready, after SIGTERM."`
-	LogFormat   string        `env:"PLANTSTORE_LOG_FORMAT" enum:"json,text" default:"json" help:"Log format: ${enum}."`
-	LogLevel    slog.Level    `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
-	serveTuning `embed:""`
+	DatabaseURL     string        `name:"database-url" env:"DATABASE_URL" help:"Database to serve: libpq URL or DSN, several hosts allowed. PG* variables fill the gaps."`
+	DatabaseURLFile string        `name:"database-url-file" env:"DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the database URL instead. It is read again for each connection, so role and password may change."`
+	Addr            string        `env:"PLANTSTORE_ADDR" default:":8080" help:"Address of the public listener."`
+	AdminAddr       string        `env:"PLANTSTORE_ADMIN_ADDR" default:":9090" help:"Address of the operators' listener: /livez, /readyz, /metrics."`
+	DrainDelay      time.Duration `env:"PLANTSTORE_DRAIN_DELAY" default:"5s" help:"How long to go on serving, unready, after SIGTERM."`
+	LogFormat       string        `env:"PLANTSTORE_LOG_FORMAT" enum:"json,text" default:"json" help:"Log format: ${enum}."`
+	LogLevel        slog.Level    `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
+	serveTuning     `embed:""`
 }
 
 // serveTuning are the settings that serve and dev share.
@@ -58,6 +59,9 @@ func (f *serveTuning) Validate() error {
 
 // Validate refuses values that can't work.
 func (c *serveCommand) Validate() error {
+	if _, err := urlOrFile("DATABASE_URL", c.DatabaseURL, c.DatabaseURLFile); err != nil {
+		return err
+	}
 	if c.DrainDelay < 0 {
 		return fmt.Errorf("--drain-delay (PLANTSTORE_DRAIN_DELAY) is %s: it must not be negative", c.DrainDelay)
 	}
@@ -75,7 +79,19 @@ func (c *serveCommand) Run(ctx context.Context, console *console) error {
 		return err
 	}
 	log := newLog(console.err, c.LogFormat, c.LogLevel)
-	return serve(ctx, c.serveTuning, c.DatabaseURL, c.DrainDelay, log, public, admin)
+	// The pool outlives ctx: requests in flight end first.
+	open := context.WithoutCancel(ctx)
+	var db *postgres.DB
+	if c.DatabaseURLFile != "" {
+		db, err = postgres.OpenFile(open, c.DatabaseURLFile)
+	} else {
+		db, err = postgres.Open(open, c.DatabaseURL)
+	}
+	if err != nil {
+		return explained(err)
+	}
+	defer db.Close()
+	return serve(ctx, c.serveTuning, db, c.DrainDelay, log, public, admin)
 }
 
 func listen(setting, addr string) (net.Listener, error) {
@@ -98,14 +114,8 @@ func newLog(w io.Writer, format string, level slog.Level) *slog.Logger {
 }
 
 // serve wires the service and runs it until ctx ends.
-func serve(ctx context.Context, f serveTuning, databaseURL string, drainDelay time.Duration, log *slog.Logger,
+func serve(ctx context.Context, f serveTuning, db *postgres.DB, drainDelay time.Duration, log *slog.Logger,
 	public, admin net.Listener) error {
-	// The pool outlives ctx: requests in flight end first.
-	db, err := postgres.Open(context.WithoutCancel(ctx), databaseURL)
-	if err != nil {
-		return errors.New(postgres.Explain(err))
-	}
-	defer db.Close()
 	tokens := db.Tokens(f.TokenCacheTTL)
 	versions := migrate.Versions()
 	readiness, err := doctor.NewReadiness(ctx)

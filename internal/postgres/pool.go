@@ -9,11 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -41,7 +41,38 @@ const (
 // several hosts and pgxpool's own settings (pool_max_conns and friends) may
 // stand, see PoolSize; libpq's PG* variables fill the gaps. Open does not connect: a database
 // that is down now may be up when the first request comes.
+//
+// The files that the URL names (passwords, certificates) are read again for each
+// connection.
 func Open(ctx context.Context, url string) (*DB, error) {
+	return open(ctx, func() (string, error) { return url, nil })
+}
+
+// OpenFile is Open for a URL in a file, which is read again for each connection: the
+// role and its password may change.
+func OpenFile(ctx context.Context, file string) (*DB, error) {
+	return open(ctx, func() (string, error) { return ReadURL(file) })
+}
+
+// ReadURL reads the URL or DSN of a database from a file. Its errors are sentences
+// for an operator.
+func ReadURL(file string) (string, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("the file with the database's URL can't be read: %w", err)
+	}
+	url := strings.TrimSpace(string(content))
+	if url == "" { // which would mean: whatever the PG* variables say
+		return "", fmt.Errorf("the file with the database's URL, %s, is empty", file)
+	}
+	return url, nil
+}
+
+func open(ctx context.Context, read func() (string, error)) (*DB, error) {
+	url, err := read()
+	if err != nil {
+		return nil, err
+	}
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
@@ -71,6 +102,10 @@ func Open(ctx context.Context, url string) (*DB, error) {
 	}
 	conn.AfterNetConnect = func(_ context.Context, _ *pgconn.Config, c net.Conn) (net.Conn, error) {
 		return c, c.SetDeadline(time.Time{}) // an ordinary connection: see dialBriefly
+	}
+	config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+		renew(c, read)
+		return nil
 	}
 	config.AfterConnect = prepareSession
 	// What is sent on a connection that has ended meanwhile has a fate that nobody
@@ -102,6 +137,25 @@ func Open(ctx context.Context, url string) (*DB, error) {
 		return nil, err
 	}
 	return db, nil
+}
+
+// renew gives a connection's configuration the credentials as they are now. Where
+// they can't be read, those from the start may still do. Another database would have
+// another ledger, and attempts whose fate was unknown would be looked for there: so
+// what names one counts for nothing until the next start.
+func renew(c *pgx.ConnConfig, read func() (string, error)) {
+	url, err := read()
+	if err != nil {
+		return
+	}
+	fresh, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return
+	}
+	now := fresh.ConnConfig
+	if now.Database == c.Database && hosts(&now.Config) == hosts(&c.Config) {
+		c.User, c.Password, c.TLSConfig, c.Fallbacks = now.User, now.Password, now.TLSConfig, now.Fallbacks
+	}
 }
 
 // PoolSize is how many connections a service opens at the most to the database of a
@@ -296,61 +350,6 @@ func missingOf(ctx context.Context, conn *pgx.Conn, versions []int64) ([]string,
 }
 
 func (db *DB) explain(err error) error { return errors.New(Explain(err)) }
-
-// Explain says in one plain sentence why a database could not be used, and what
-// to look at. It tells host, database and role, never a password.
-func Explain(err error) string {
-	if _, ok := errors.AsType[*pgconn.ParseConfigError](err); ok {
-		// The text of a parse error can quote a URL that is too broken to redact.
-		return "DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database"
-	}
-	connect, isConnect := errors.AsType[*pgconn.ConnectError](err)
-	pg := pgError(err)
-	if !isConnect {
-		if pg != nil {
-			if pg.Hint != "" {
-				return fmt.Sprintf("%s (SQLSTATE %s; hint: %s)", pg.Message, pg.Code, pg.Hint)
-			}
-			return fmt.Sprintf("%s (SQLSTATE %s)", pg.Message, pg.Code)
-		}
-		if errors.Is(err, context.DeadlineExceeded) {
-			return "the database did not answer in time"
-		}
-		return err.Error()
-	}
-	c := connect.Config
-	at := hosts(c)
-	if pg != nil {
-		switch pg.Code {
-		case "28P01":
-			return fmt.Sprintf("the password for role %q is wrong at %s: correct it in DATABASE_URL", c.User, at)
-		case "28000":
-			return fmt.Sprintf("role %q may not log in to database %q at %s: %s", c.User, c.Database, at, pg.Message)
-		case "3D000":
-			return fmt.Sprintf("there is no database %q at %s: create it, or correct DATABASE_URL", c.Database, at)
-		case "53300":
-			return fmt.Sprintf("the server at %s has no connection left for role %q", at, c.User)
-		case "57P03":
-			return fmt.Sprintf("the server at %s is starting up, shutting down or recovering", at)
-		}
-		return fmt.Sprintf("the server at %s refused the connection: %s (SQLSTATE %s)", at, pg.Message, pg.Code)
-	}
-	dns, isDNS := errors.AsType[*net.DNSError](err)
-	why := "it cannot be reached"
-	switch {
-	case isDNS:
-		why = "the name " + strconv.Quote(dns.Name) + " is not known"
-	case errors.Is(err, syscall.ECONNREFUSED):
-		why = "connection refused"
-	case errors.Is(err, syscall.ENOENT):
-		why = "the socket does not exist"
-	case errors.Is(err, context.DeadlineExceeded):
-		why = "it does not answer"
-	case errors.Is(err, pgconn.ErrReadOnlyConnection), errors.Is(err, pgconn.ErrStandbyConnection):
-		why = "it is not a writable primary"
-	}
-	return fmt.Sprintf("cannot connect to PostgreSQL at %s: %s: is it running, and is DATABASE_URL right?", at, why)
-}
 
 // several reports whether a configuration has more than one server.
 func several(c *pgconn.Config) bool {

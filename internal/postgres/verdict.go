@@ -19,6 +19,7 @@ const (
 	undefinedColumn       = "42703"
 	undefinedFunction     = "42883"
 	insufficientPrivilege = "42501"
+	invalidPassword       = "28P01"
 
 	// unrecorded is raised by our own functions in the database: a plant would
 	// leave without its record.
@@ -97,9 +98,10 @@ func judge(err error, sent bool) verdict {
 		}
 		return v
 	case isConnect:
-		// Never got as far as a statement. A refused password or a missing
-		// database will be refused again; everything else may pass.
-		if pg := pgError(connect); pg != nil && (pg.Code[:2] == "28" || pg.Code[:2] == "3D") {
+		// Never got as far as a statement. A role that may not log in or a missing
+		// database will be refused again; everything else may pass, also a password
+		// that is being changed: it is read again for each connection.
+		if pg := pgError(connect); pg != nil && pg.Code != invalidPassword && (pg.Code[:2] == "28" || pg.Code[:2] == "3D") {
 			return unavailable(done)
 		}
 		return unavailable(again)

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"plantstore/internal/pgtest"
+	"plantstore/internal/postgres"
+)
+
+func writeFile(t *testing.T, name, content string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDatabaseURLsInFiles(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	folder := t.TempDir()
+	owner, app, empty := filepath.Join(folder, "owner"), filepath.Join(folder, "app"), filepath.Join(folder, "empty")
+	writeFile(t, owner, database.Owner+"\n")
+	writeFile(t, app, database.App)
+	writeFile(t, empty, " \n")
+	const missing = "/nonexistent/url"
+	for _, tt := range []struct {
+		name, stderr string
+		code         int
+		args         []string
+	}{
+		{"owner's", "", 0, []string{"token", "list", "--database-url-file=" + owner}},
+		{"owner's beside the service's", "", 0, []string{"token", "list", "--database-url-file=" + owner, "--service-url=nowhere"}},
+		{"the service's for want of the owner's", "", 0, []string{"migrate", "version", "--service-url-file=" + app}},
+		{"both", "plantstore: both PLANTSTORE_MIGRATE_DATABASE_URL and PLANTSTORE_MIGRATE_DATABASE_URL_FILE are set: set one of them\n", 2,
+			[]string{"token", "list", "--database-url-file=" + owner, "--database-url=" + database.Owner}},
+		{"both of the service", "plantstore: serve: both DATABASE_URL and DATABASE_URL_FILE are set: set one of them\n", 2,
+			[]string{"serve", "--database-url-file=" + app, "--database-url=" + database.App}},
+		{"missing", "plantstore: the file with the database's URL can't be read: open " + missing + ": no such file or directory\n", 2,
+			[]string{"token", "list", "--database-url-file=" + missing}},
+		{"missing for the service", "plantstore: serve: the file with the database's URL can't be read: open " + missing + ": no such file or directory\n", 2,
+			[]string{"serve", "--database-url-file=" + missing}},
+		{"empty", "plantstore: serve: the file with the database's URL, " + empty + ", is empty\n", 2, []string{"serve", "--database-url-file=" + empty}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if _, stderr, code := command(t, tt.args...); code != tt.code || stderr != tt.stderr {
+				t.Errorf("exit code %d, %q; want %d, %q", code, stderr, tt.code, tt.stderr)
+			}
+		})
+	}
+}
+
+// While the database has the new password already and the file does not, connections
+// are refused, and requests wait.
+func TestPasswordChangesUnderLoad(t *testing.T) {
+	t.Parallel()
+	const plants = 100_000
+	s, _ := newSite(t, plants, false)
+	s.process.stop(t)
+	folder := socketFolder(t, s.primary)
+	super := s.primary.URL("postgres", "plantstore")
+	script := func(sql string) {
+		t.Helper()
+		if err := postgres.Script(t.Context(), super, sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script(fmt.Sprintf(`COPY (VALUES ('local all plantstore_app scram-sha-256'), ('local all all trust')) TO '%s/data/pg_hba.conf'; SELECT pg_reload_conf()`, folder))
+	file := filepath.Join(t.TempDir(), "url")
+	change := func(password string) {
+		t.Helper()
+		script(fmt.Sprintf(`ALTER ROLE plantstore_app PASSWORD '%s'`, password))
+	}
+	publish := func(password string) {
+		t.Helper()
+		writeFile(t, file, fmt.Sprintf("host=%s user=plantstore_app password=%s dbname=plantstore", folder, password))
+	}
+	change("first")
+	publish("first")
+	s.process = start(t, append([]string{"serve", "--database-url-file=" + file, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s"}, longTimeout...)...)
+	s.public, s.admin = s.process.addresses(t)
+	waitReady(t, s.admin, http.StatusOK)
+	c := s.clients(t, plants)
+	c.more(t, 50)
+	change("second")
+	c.more(t, 50) // connections that are open live on
+	const endAll = `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'plantstore_app'`
+	for _, password := range []string{"third", "fourth"} {
+		change(password)
+		script(endAll)
+		if why := waitReady(t, s.admin, http.StatusServiceUnavailable); why != fmt.Sprintf("the password for role \"plantstore_app\" is wrong at %s: correct it in DATABASE_URL\n", folder) {
+			t.Errorf("/readyz says %q, want that the password is wrong", why)
+		}
+		publish(password)
+		c.more(t, 50)
+	}
+	// Without the file, the next connection is tried with what was known at the start.
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	change("first")
+	script(endAll)
+	c.more(t, 50)
+	// The file may not lead elsewhere while attempts may be open.
+	writeFile(t, file, "host=/nonexistent user=plantstore_app password=first dbname=plantstore")
+	script(endAll)
+	c.more(t, 50)
+	c.end()
+	if gone, left := ledgered(t, s.primary); int64(gone) != c.deleted.Load() || gone+left != plants {
+		t.Errorf("%d in the ledger, %d left; want %d and the rest of %d", gone, left, c.deleted.Load(), plants)
+	}
+}

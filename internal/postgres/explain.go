@@ -1,0 +1,167 @@
+package postgres
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Explain says in one plain sentence why a database could not be used, and what
+// to look at. It tells host, database and role, never a password.
+func Explain(err error) string {
+	if parse, ok := errors.AsType[*pgconn.ParseConfigError](err); ok {
+		return explainSettings(parse)
+	}
+	connect, isConnect := errors.AsType[*pgconn.ConnectError](err)
+	pg := pgError(err)
+	if !isConnect {
+		if pg != nil {
+			if pg.Hint != "" {
+				return fmt.Sprintf("%s (SQLSTATE %s; hint: %s)", pg.Message, pg.Code, pg.Hint)
+			}
+			return fmt.Sprintf("%s (SQLSTATE %s)", pg.Message, pg.Code)
+		}
+		if errors.Is(err, context.DeadlineExceeded) {
+			return "the database did not answer in time"
+		}
+		return err.Error()
+	}
+	c := connect.Config
+	at := hosts(c)
+	if pg != nil {
+		switch pg.Code {
+		case invalidPassword:
+			return fmt.Sprintf("the password for role %q is wrong at %s: correct it in DATABASE_URL", c.User, at)
+		case "28000":
+			return fmt.Sprintf("role %q may not log in to database %q at %s: %s", c.User, c.Database, at, pg.Message)
+		case "3D000":
+			return fmt.Sprintf("there is no database %q at %s: create it, or correct DATABASE_URL", c.Database, at)
+		case "53300":
+			return fmt.Sprintf("the server at %s has no connection left for role %q", at, c.User)
+		case "57P03":
+			return fmt.Sprintf("the server at %s is starting up, shutting down or recovering", at)
+		}
+		return fmt.Sprintf("the server at %s refused the connection: %s (SQLSTATE %s)", at, pg.Message, pg.Code)
+	}
+	if why := explainTLS(connect); why != "" {
+		return why
+	}
+	dns, isDNS := errors.AsType[*net.DNSError](err)
+	why := "it cannot be reached"
+	switch {
+	case isDNS:
+		why = "the name " + strconv.Quote(dns.Name) + " is not known"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		why = "connection refused"
+	case errors.Is(err, syscall.ENOENT):
+		why = "the socket does not exist"
+	case errors.Is(err, context.DeadlineExceeded):
+		why = "it does not answer"
+	case errors.Is(err, pgconn.ErrReadOnlyConnection), errors.Is(err, pgconn.ErrStandbyConnection):
+		why = "it is not a writable primary"
+	}
+	return fmt.Sprintf("cannot connect to PostgreSQL at %s: %s: is it running, and is DATABASE_URL right?", at, why)
+}
+
+// explainSettings says what is wrong with a URL that can't be used. The text of the
+// driver's error can quote a URL that is too broken to redact, so it is not shown.
+func explainSettings(e *pgconn.ParseConfigError) string {
+	if file, ok := errors.AsType[*fs.PathError](e); ok {
+		return fmt.Sprintf("the file %s, which DATABASE_URL or a PG* variable names, can't be read: %v", file.Path, file.Err)
+	}
+	switch {
+	case usableWith(e.ConnString, "sslmode=prefer"):
+		return "sslmode in DATABASE_URL (or PGSSLMODE) is none that there is: it may be disable, allow, prefer, require, verify-ca or verify-full"
+	case usableWith(e.ConnString, "sslmode=disable"):
+		return "sslcert and sslkey in DATABASE_URL (or PGSSLCERT and PGSSLKEY) are no certificate and its key"
+	case usableWith(e.ConnString, "sslrootcert=system"):
+		return "sslrootcert in DATABASE_URL (or PGSSLROOTCERT) names a file without a certificate in it"
+	}
+	return "DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database"
+}
+
+// usableWith reports whether a URL or DSN can be read once it has another parameter.
+// The driver tells faults of these by their text only.
+func usableWith(url, parameter string) bool {
+	glue := " "
+	if strings.HasPrefix(url, "postgres://") || strings.HasPrefix(url, "postgresql://") {
+		glue = "?"
+		if strings.Contains(url, "?") {
+			glue = "&"
+		}
+	}
+	_, err := pgconn.ParseConfig(url + glue + parameter)
+	return err == nil
+}
+
+// explainTLS says why a connection is not as secure as it has to be. It returns
+// nothing where that is not what went wrong.
+func explainTLS(e *pgconn.ConnectError) string {
+	at := hosts(e.Config)
+	if _, ok := errors.AsType[x509.UnknownAuthorityError](e); ok {
+		return fmt.Sprintf("the certificate of the server at %s is signed by an authority that is not known: name the authority's file with sslrootcert in DATABASE_URL", at)
+	}
+	if h, ok := errors.AsType[x509.HostnameError](e); ok {
+		return fmt.Sprintf("the server at %s has a certificate for another host (%s): name that one in DATABASE_URL, or mend the certificate", at, names(h.Certificate))
+	}
+	if c, ok := errors.AsType[x509.CertificateInvalidError](e); ok {
+		return fmt.Sprintf("the certificate of the server at %s can't be used: %v", at, c)
+	}
+	if op, ok := errors.AsType[*net.OpError](e); ok && op.Op == "remote error" { // crypto/tls: an alert
+		return fmt.Sprintf("the server at %s refused TLS: %v: does it ask for a client certificate (sslcert and sslkey in DATABASE_URL)?", at, op.Err)
+	}
+	_, garbled := errors.AsType[tls.RecordHeaderError](e)
+	if e.Config.TLSConfig != nil && (garbled || isDriversOwn(e)) {
+		return fmt.Sprintf("the server at %s does not speak TLS as sslmode in DATABASE_URL asks for (%v): switch TLS on at the server (ssl = on), or ask for less", at, cause(e))
+	}
+	return ""
+}
+
+// isDriversOwn reports whether the driver itself refused to go on with a server that
+// answered. It has no types for that.
+func isDriversOwn(e *pgconn.ConnectError) bool {
+	_, network := errors.AsType[net.Error](e)
+	_, standby := errors.AsType[*pgconn.NotPreferredError](e)
+	for _, other := range []error{io.EOF, io.ErrUnexpectedEOF, context.Canceled, context.DeadlineExceeded,
+		pgconn.ErrReadOnlyConnection, pgconn.ErrStandbyConnection} {
+		network = network || errors.Is(e, other)
+	}
+	return !network && !standby
+}
+
+// cause is what an error began with: of several, the first.
+func cause(err error) error {
+	for {
+		switch e := err.(type) {
+		case interface{ Unwrap() []error }:
+			err = e.Unwrap()[0]
+		case interface{ Unwrap() error }:
+			err = e.Unwrap()
+		default:
+			return err
+		}
+	}
+}
+
+// names lists the hosts that a certificate is for.
+func names(c *x509.Certificate) string {
+	all := slices.Clone(c.DNSNames)
+	for _, ip := range c.IPAddresses {
+		all = append(all, ip.String())
+	}
+	if len(all) == 0 {
+		return "none"
+	}
+	return strings.Join(all, ", ")
+}

@@ -1,0 +1,142 @@
+package postgres
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// tlsServer stands for a database server: it answers the driver's question for TLS
+// (PostgreSQL's manual, "SSL Session Encryption"), and speaks TLS where it has a
+// configuration for that.
+func tlsServer(t *testing.T, answer string, config *tls.Config) (port string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				io.ReadFull(conn, make([]byte, 8))
+				io.WriteString(conn, answer)
+				if config != nil {
+					conn = tls.Server(conn, config)
+				}
+				io.Copy(io.Discard, conn)
+			}()
+		}
+	}()
+	_, port, _ = net.SplitHostPort(l.Addr().String())
+	return port
+}
+
+// certificate makes one that an authority of its own signs, for a host and until a
+// time, and a file with that authority.
+func certificate(t *testing.T, host string, until time.Time) (tls.Certificate, string) {
+	t.Helper()
+	sign := func(template, parent *x509.Certificate, by *ecdsa.PrivateKey) ([]byte, *ecdsa.PrivateKey) {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if by == nil {
+			by = key
+		}
+		der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), by)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return der, key
+	}
+	authority := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "Test authority"},
+		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	authorityDER, authorityKey := sign(authority, authority, nil)
+	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: until, DNSNames: []string{host}}
+	leafDER, leafKey := sign(leaf, authority, authorityKey)
+	file := filepath.Join(t.TempDir(), "authority.pem")
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: authorityDER}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{leafDER}, PrivateKey: leafKey}, file
+}
+
+// Whatever keeps a connection to the database from being secure is told apart from a
+// server that does not run.
+func TestExplainTellsWhyTLSFails(t *testing.T) {
+	t.Parallel()
+	good, authority := certificate(t, "localhost", time.Now().Add(time.Hour))
+	other, otherAuthority := certificate(t, "db9.example", time.Now().Add(time.Hour))
+	old, oldAuthority := certificate(t, "localhost", time.Now().Add(-time.Hour))
+	speaks := func(c tls.Certificate) string {
+		return tlsServer(t, "S", &tls.Config{Certificates: []tls.Certificate{c}})
+	}
+	wantsCertificate := tlsServer(t, "S", &tls.Config{Certificates: []tls.Certificate{good}, ClientAuth: tls.RequireAnyClientCert,
+		MaxVersion: tls.VersionTLS12}) // of 1.3, the client's handshake ends before the server refuses
+	broken := filepath.Join(t.TempDir(), "broken.pem")
+	if err := os.WriteFile(broken, []byte("-----BEGIN NOTHING-----\n-----END NOTHING-----\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct{ name, port, parameters, want string }{
+		{"the server speaks none", tlsServer(t, "N", nil), "sslmode=require",
+			"the server at localhost:PORT does not speak TLS as sslmode in DATABASE_URL asks for (server refused TLS connection): switch TLS on at the server (ssl = on), or ask for less"},
+		{"the server speaks something else", tlsServer(t, "SPAM, SPAM, SPAM", nil), "sslmode=require",
+			"the server at localhost:PORT does not speak TLS as sslmode in DATABASE_URL asks for (tls: first record does not look like a TLS handshake): switch TLS on at the server (ssl = on), or ask for less"},
+		{"unknown authority", speaks(good), "sslmode=verify-full",
+			"the certificate of the server at localhost:PORT is signed by an authority that is not known: name the authority's file with sslrootcert in DATABASE_URL"},
+		{"unknown authority, any host", speaks(good), "sslmode=verify-ca&sslrootcert=" + otherAuthority,
+			"the certificate of the server at localhost:PORT is signed by an authority that is not known: name the authority's file with sslrootcert in DATABASE_URL"},
+		{"other host", speaks(other), "sslmode=verify-full&sslrootcert=" + otherAuthority,
+			"the server at localhost:PORT has a certificate for another host (db9.example): name that one in DATABASE_URL, or mend the certificate"},
+		{"expired", speaks(old), "sslmode=verify-full&sslrootcert=" + oldAuthority,
+			"the certificate of the server at localhost:PORT can't be used: x509: certificate has expired or is not yet valid: "},
+		{"client certificate missing", wantsCertificate, "sslmode=verify-full&sslrootcert=" + authority,
+			"the server at localhost:PORT refused TLS: tls: "},
+		{"file missing", "1", "sslmode=verify-full&sslrootcert=/nonexistent/ca.pem",
+			"the file /nonexistent/ca.pem, which DATABASE_URL or a PG* variable names, can't be read: no such file or directory"},
+		{"key missing", "1", "sslmode=require&sslcert=/nonexistent/c.pem&sslkey=/nonexistent/k.pem",
+			"the file /nonexistent/k.pem, which DATABASE_URL or a PG* variable names, can't be read: no such file or directory"},
+		{"half a pair", "1", "sslmode=require&sslcert=/nonexistent/c.pem",
+			"sslcert and sslkey in DATABASE_URL (or PGSSLCERT and PGSSLKEY) are no certificate and its key"},
+		{"no pair", "1", "sslmode=require&sslcert=" + authority + "&sslkey=" + broken,
+			"sslcert and sslkey in DATABASE_URL (or PGSSLCERT and PGSSLKEY) are no certificate and its key"},
+		{"no authority in the file", "1", "sslmode=verify-full&sslrootcert=" + broken,
+			"sslrootcert in DATABASE_URL (or PGSSLROOTCERT) names a file without a certificate in it"},
+		{"unknown sslmode", "1", "sslmode=verify",
+			"sslmode in DATABASE_URL (or PGSSLMODE) is none that there is: it may be disable, allow, prefer, require, verify-ca or verify-full"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			keywords := fmt.Sprintf("host=localhost port=%s user=u password=geheim dbname=db %s", tt.port, strings.ReplaceAll(tt.parameters, "&", " "))
+			for _, url := range []string{"postgres://u:geheim@localhost:" + tt.port + "/db?" + tt.parameters, keywords} {
+				_, err := pgconn.Connect(t.Context(), url)
+				want := strings.ReplaceAll(tt.want, "PORT", tt.port)
+				if got := Explain(err); !strings.HasPrefix(got, want) || strings.Contains(got, "geheim") {
+					t.Errorf("%v: Explain = %q\nwant      %q", err, got, want)
+				}
+			}
+		})
+	}
+}

@@ -65,7 +65,7 @@ func (c *devCommand) Run(ctx context.Context, console *console) (err error) {
 		return explained(err)
 	}
 	defer db.Close()
-	return serve(ctx, c.serveTuning, db, 0, log, public, admin)
+	return serve(ctx, c.serveTuning, service{db: db, log: log, public: public, admin: admin})
 }
 
 const devGreeting = `

@@ -89,6 +89,8 @@ func TestBadCommandLines(t *testing.T) {
 			`plantstore: DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database`, false},
 		{"migrate up --database-url=postgres://u:geheim@127.0.0.1:1/d?sslmode=disable", 1,
 			`plantstore: cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is DATABASE_URL right?`, false},
+		{"serve --tls-cert=cert.pem", 2, `plantstore: serve: --tls-cert (PLANTSTORE_TLS_CERT) and --tls-key (PLANTSTORE_TLS_KEY) go together: one of them is not set`, false},
+		{"serve --tls-cert=/nonexistent/cert.pem --tls-key=key.pem", 2, `plantstore: serve: the certificate for TLS can't be read: open /nonexistent/cert.pem: no such file or directory`, false},
 		{"token create x --days=-1", 2, `plantstore: token create: --days is -1: it must be from 0 to 36500`, false},
 		{"token create", 2, `plantstore: expected "<name>"`, true},
 		{"healthcheck --admin-addr=nonsense", 2, `plantstore: --admin-addr (PLANTSTORE_ADMIN_ADDR) is "nonsense": address nonsense: missing port in address`, false},
@@ -129,7 +131,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 	t.Parallel()
 	stdout, _, code := command(t, "serve", "--help")
 	for _, name := range []string{
-		"DATABASE_URL", "DATABASE_URL_FILE", "PLANTSTORE_ADDR", "PLANTSTORE_ADMIN_ADDR", "PLANTSTORE_REQUEST_TIMEOUT", "PLANTSTORE_DRAIN_DELAY",
+		"DATABASE_URL", "DATABASE_URL_FILE", "PLANTSTORE_TLS_CERT", "PLANTSTORE_TLS_KEY", "PLANTSTORE_ADDR", "PLANTSTORE_ADMIN_ADDR", "PLANTSTORE_REQUEST_TIMEOUT", "PLANTSTORE_DRAIN_DELAY",
 		"PLANTSTORE_SHUTDOWN_TIMEOUT", "PLANTSTORE_MAX_IN_FLIGHT", "PLANTSTORE_MAX_CONNECTIONS", "PLANTSTORE_TRUSTED_PROXIES", "PLANTSTORE_TOKEN_CACHE_TTL",
 		"PLANTSTORE_LOG_LEVEL", "PLANTSTORE_LOG_FORMAT",
 	} {

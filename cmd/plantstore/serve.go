@@ -23,10 +23,14 @@ type serveCommand struct {
 	DatabaseURLFile string        `name:"database-url-file" env:"DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the database URL instead. It is read again for each connection, so role and password may change."`
 	Addr            string        `env:"PLANTSTORE_ADDR" default:":8080" help:"Address of the public listener."`
 	AdminAddr       string        `env:"PLANTSTORE_ADMIN_ADDR" default:":9090" help:"Address of the operators' listener: /livez, /readyz, /metrics."`
+	TLSCert         string        `name:"tls-cert" env:"PLANTSTORE_TLS_CERT" placeholder:"FILE" help:"Certificate of the public listener, with its chain, in PEM. Read again when it changes. Default: plain HTTP."`
+	TLSKey          string        `name:"tls-key" env:"PLANTSTORE_TLS_KEY" placeholder:"FILE" help:"Key of the certificate, in PEM."`
 	DrainDelay      time.Duration `env:"PLANTSTORE_DRAIN_DELAY" default:"5s" help:"How long to go on serving, unready, after SIGTERM."`
 	LogFormat       string        `env:"PLANTSTORE_LOG_FORMAT" enum:"json,text" default:"json" help:"Log format: ${enum}."`
 	LogLevel        slog.Level    `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
 	serveTuning     `embed:""`
+
+	certificate *server.Certificate
 }
 
 // serveTuning are the settings that serve and dev share.
@@ -62,6 +66,15 @@ func (c *serveCommand) Validate() error {
 	if _, err := urlOrFile("DATABASE_URL", c.DatabaseURL, c.DatabaseURLFile); err != nil {
 		return err
 	}
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		return errors.New("--tls-cert (PLANTSTORE_TLS_CERT) and --tls-key (PLANTSTORE_TLS_KEY) go together: one of them is not set")
+	}
+	if c.TLSCert != "" {
+		var err error
+		if c.certificate, err = server.LoadCertificate(c.TLSCert, c.TLSKey); err != nil {
+			return err
+		}
+	}
 	if c.DrainDelay < 0 {
 		return fmt.Errorf("--drain-delay (PLANTSTORE_DRAIN_DELAY) is %s: it must not be negative", c.DrainDelay)
 	}
@@ -91,7 +104,10 @@ func (c *serveCommand) Run(ctx context.Context, console *console) error {
 		return explained(err)
 	}
 	defer db.Close()
-	return serve(ctx, c.serveTuning, db, c.DrainDelay, log, public, admin)
+	return serve(ctx, c.serveTuning, service{
+		db: db, log: log, public: public, admin: admin, certificate: c.certificate, drainDelay: c.DrainDelay,
+		settings: []any{"database_url_file", c.DatabaseURLFile, "tls_cert", c.TLSCert, "tls_key", c.TLSKey},
+	})
 }
 
 func listen(setting, addr string) (net.Listener, error) {
@@ -113,9 +129,19 @@ func newLog(w io.Writer, format string, level slog.Level) *slog.Logger {
 	return slog.New(slog.NewJSONHandler(w, options))
 }
 
+// A service is what serve and dev set up in their own ways.
+type service struct {
+	db            *postgres.DB
+	log           *slog.Logger
+	public, admin net.Listener
+	drainDelay    time.Duration
+	certificate   *server.Certificate // nil: plain HTTP
+	settings      []any               // for the log, beside those of serveTuning
+}
+
 // serve wires the service and runs it until ctx ends.
-func serve(ctx context.Context, f serveTuning, db *postgres.DB, drainDelay time.Duration, log *slog.Logger,
-	public, admin net.Listener) error {
+func serve(ctx context.Context, f serveTuning, s service) error {
+	db, log := s.db, s.log
 	tokens := db.Tokens(f.TokenCacheTTL)
 	versions := migrate.Versions()
 	readiness, err := doctor.NewReadiness(ctx)
@@ -143,7 +169,8 @@ func serve(ctx context.Context, f serveTuning, db *postgres.DB, drainDelay time.
 		Plants: db.Plants(f.MaxInFlight), Tokens: tokens, Ready: ready,
 		Pool:           func() server.PoolStats { return server.PoolStats(db.Stats()) },
 		Log:            log,
-		RequestTimeout: f.RequestTimeout, DrainDelay: drainDelay, ShutdownTimeout: f.ShutdownTimeout,
+		Certificate:    s.certificate,
+		RequestTimeout: f.RequestTimeout, DrainDelay: s.drainDelay, ShutdownTimeout: f.ShutdownTimeout,
 		MaxConnections: connections, TrustedProxies: proxies,
 		Build: server.Build{Version: version, Commit: commit, Schema: migrate.Latest()},
 	})
@@ -155,9 +182,9 @@ func serve(ctx context.Context, f serveTuning, db *postgres.DB, drainDelay time.
 	defer tasks.Wait()
 	defer stop()
 
-	log.Info("serving", "addr", public.Addr().String(), "admin_addr", admin.Addr().String(),
-		"version", version, "commit", commit, "schema", migrate.Latest())
-	if err := srv.Serve(ctx, public, admin); err != nil {
+	log.Info("serving", append([]any{"addr", s.public.Addr().String(), "admin_addr", s.admin.Addr().String(),
+		"version", version, "commit", commit, "schema", migrate.Latest()}, s.settings...)...)
+	if err := srv.Serve(ctx, s.public, s.admin); err != nil {
 		return err
 	}
 	log.Info("stopped")

@@ -75,7 +75,7 @@ func (c *connections) admit() bool {
 		if q := e.Value.(quietConn); q.idle || time.Since(q.since) >= speechless {
 			// The server notices, and we are told. What its client may be sending now
 			// is lost, as with any idle connection that a server ends.
-			q.Close()
+			hangUp(q.Conn)
 			return false
 		}
 	}

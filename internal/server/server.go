@@ -36,7 +36,7 @@ type authenticator interface {
 	Knows(token string) bool
 }
 
-// Config is what a Server needs. All of it is required; DrainDelay,
+// Config is what a Server needs. All of it is required; Certificate, DrainDelay,
 // ShutdownTimeout and TrustedProxies may be zero.
 type Config struct {
 	Plants plantRepository
@@ -46,6 +46,9 @@ type Config struct {
 	// Pool returns the figures of the database connections, for the metrics.
 	Pool func() PoolStats
 	Log  *slog.Logger
+	// Certificate makes the public listener speak TLS 1.2 or newer, and HTTP/2 to
+	// those who do. Nil: plain HTTP/1.1.
+	Certificate *Certificate
 	// RequestTimeout bounds the work on one deletion, whether its client stays
 	// for so long or not.
 	RequestTimeout time.Duration
@@ -129,6 +132,9 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 		DisableGeneralOptionsHandler: true, // "OPTIONS *" is answered like any other path
 		ErrorLog:                     slog.NewLogLogger(s.Log.Handler(), slog.LevelWarn),
 	}
+	if s.Certificate != nil {
+		publicServer.TLSConfig = s.Certificate.config(s.Log)
+	}
 	adminServer := &http.Server{
 		Handler:           s.Admin(),
 		ReadHeaderTimeout: 5 * time.Second,
@@ -141,8 +147,12 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 	defer fail(nil)
 	var group errgroup.Group
 	serve := func(srv *http.Server, l net.Listener) {
-		group.Go(func() error {
-			err := srv.Serve(l)
+		group.Go(func() (err error) {
+			if srv.TLSConfig != nil {
+				err = srv.ServeTLS(l, "", "")
+			} else {
+				err = srv.Serve(l)
+			}
 			if errors.Is(err, http.ErrServerClosed) {
 				return nil
 			}

@@ -51,9 +51,9 @@ CREATE TABLE public.plant_deletions (
 );
 COMMENT ON TABLE public.plant_deletions IS 'Every plant that was deleted: its row, by whom, when, under which request. Also refusals, where plant is null.';
 COMMENT ON COLUMN public.plant_deletions.plant IS 'The row as a composite literal, ROW(...)::text, with the columns of its shape. Null: nothing was deleted, and the client was told so.';
-COMMENT ON COLUMN public.plant_deletions.deleted_by IS 'The principal of the request, or the database role that deleted the row by direct SQL.';
+COMMENT ON COLUMN public.plant_deletions.deleted_by IS 'The principal of the request or, where request_id is null, the database role that deleted the row by direct SQL.';
 COMMENT ON COLUMN public.plant_deletions.session_role IS 'The database role that the session had logged in as.';
-COMMENT ON COLUMN public.plant_deletions.request_id IS 'Null for direct SQL.';
+COMMENT ON COLUMN public.plant_deletions.request_id IS 'Null for direct SQL, and for nothing else: this tells a role from a principal of the same name.';
 COMMENT ON COLUMN public.plant_deletions.idempotency_key IS 'Null for direct SQL, and for a plant that left by a cascade of the request.';
 COMMENT ON COLUMN public.plant_deletions.turn IS 'How many refusals of the same principal, plant and key came before.';
 

@@ -47,7 +47,8 @@ $$;
 -- plantstore.plant, .principal, .request_id, .idempotency_key and .turn for one
 -- request, or plantstore.batch for several: a JSON array of objects with plant,
 -- principal, request_id and key, each in its first turn. For everybody else the
--- settings mean nothing, and the record names the role that logged in.
+-- settings mean nothing, and the record names the role that logged in. The record of a
+-- principal has a request id, if need be an empty one; that of a role has none.
 --
 -- The function runs as its owner, so it must run nothing that the store can
 -- define. A cast can be defined by the owner of a type, also one of a table's row
@@ -99,13 +100,13 @@ BEGIN
         AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attgenerated = 'v' AND NOT a.attisdropped) THEN
         EXECUTE format('INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key, turn)
             SELECT g.id, $1, ROW(%s)::text, CASE WHEN $2 IS NULL THEN coalesce($3, session_user) ELSE r.principal END, session_user,
-                CASE WHEN $2 IS NULL THEN $4 ELSE r.request_id END, CASE WHEN $2 IS NULL THEN CASE WHEN g.id::text = $5 THEN $6 END ELSE r.key END,
+                CASE WHEN $2 IS NULL THEN $4 ELSE coalesce(r.request_id, '') END, CASE WHEN $2 IS NULL THEN CASE WHEN g.id::text = $5 THEN $6 END ELSE r.key END,
                 CASE WHEN $2 IS NULL AND g.id::text = $5 THEN $7 ELSE 0 END
             FROM gone g LEFT JOIN json_to_recordset($2) AS r (plant bigint, principal text, request_id text, key text) ON r.plant = g.id',
             (SELECT string_agg(CASE a.attgenerated WHEN 'v' THEN 'NULL' ELSE 'g.' || quote_ident(a.attname) END, ', ' ORDER BY a.attnum)
                 FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum > 0 AND NOT a.attisdropped))
             USING known_shape, batch, principal,
-                CASE WHEN principal IS NOT NULL THEN nullif(current_setting('plantstore.request_id', true), '') END,
+                CASE WHEN principal IS NOT NULL THEN coalesce(current_setting('plantstore.request_id', true), '') END,
                 CASE WHEN principal IS NOT NULL THEN current_setting('plantstore.plant', true) END,
                 CASE WHEN principal IS NOT NULL THEN nullif(current_setting('plantstore.idempotency_key', true), '') END,
                 CASE WHEN principal IS NOT NULL THEN coalesce(nullif(current_setting('plantstore.turn', true), '')::integer, 0) ELSE 0 END;
@@ -114,7 +115,7 @@ BEGIN
         -- request's key is about another plant.
         INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key, turn)
         SELECT g.id, known_shape, ROW(g.*)::text, coalesce(principal, session_user), session_user,
-            CASE WHEN principal IS NOT NULL THEN nullif(current_setting('plantstore.request_id', true), '') END,
+            CASE WHEN principal IS NOT NULL THEN coalesce(current_setting('plantstore.request_id', true), '') END,
             CASE WHEN principal IS NOT NULL AND g.id::text = current_setting('plantstore.plant', true)
                 THEN nullif(current_setting('plantstore.idempotency_key', true), '') END,
             CASE WHEN principal IS NOT NULL AND g.id::text = current_setting('plantstore.plant', true)
@@ -125,7 +126,7 @@ BEGIN
         -- no principal, so deleted_by refuses it, and with it the statement. The
         -- service then deletes for one request at a time.
         INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key)
-        SELECT g.id, known_shape, ROW(g.*)::text, r.principal, session_user, r.request_id, r.key
+        SELECT g.id, known_shape, ROW(g.*)::text, r.principal, session_user, coalesce(r.request_id, ''), r.key
         FROM gone g
         LEFT JOIN json_to_recordset(batch) AS r (plant bigint, principal text, request_id text, key text) ON r.plant = g.id;
     END IF;

@@ -15,7 +15,7 @@ BEGIN
             SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, c.oid::regclass::text AS name, c.relowner AS owner, c.relacl AS acl
             FROM pg_catalog.pg_class c
             WHERE c.relnamespace = 'public'::regnamespace AND c.relname IN ('plant_deletions', 'plant_deletions_id_seq',
-                'plant_shapes', 'plant_shapes_id_seq', 'api_tokens', 'plantstore_migrations', 'goose_db_version', 'goose_db_version_id_seq')
+                'plant_shapes', 'plant_shapes_id_seq', 'api_principals', 'api_tokens', 'plantstore_migrations', 'goose_db_version', 'goose_db_version_id_seq')
             UNION ALL
             SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, p.proacl
             FROM pg_catalog.pg_proc p
@@ -44,7 +44,7 @@ BEGIN
     GRANT EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[]) TO plantstore_app;
     GRANT EXECUTE ON FUNCTION public.plantstore_refuse(bigint, text, text, text) TO plantstore_app;
     GRANT EXECUTE ON FUNCTION public.plantstore_token(bytea) TO plantstore_app;
-    GRANT SELECT (name, last_used_at), UPDATE (last_used_at) ON public.api_tokens TO plantstore_app;
+    GRANT SELECT (id, last_used_at), UPDATE (last_used_at) ON public.api_tokens TO plantstore_app;
     GRANT SELECT ON public.goose_db_version TO plantstore_app;
 END
 $$;
@@ -56,7 +56,7 @@ DO $$
 BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'plantstore_app') THEN
         REVOKE SELECT ON public.goose_db_version FROM plantstore_app;
-        REVOKE SELECT (name, last_used_at), UPDATE (last_used_at) ON public.api_tokens FROM plantstore_app;
+        REVOKE SELECT (id, last_used_at), UPDATE (last_used_at) ON public.api_tokens FROM plantstore_app;
         REVOKE EXECUTE ON FUNCTION public.plantstore_token(bytea) FROM plantstore_app;
         REVOKE EXECUTE ON FUNCTION public.plantstore_refuse(bigint, text, text, text) FROM plantstore_app;
         REVOKE EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[]) FROM plantstore_app;

@@ -32,7 +32,8 @@ func (f *ownerFlags) withLedger(ctx context.Context, use func(*postgres.Ledger) 
 type deletionsList struct {
 	ownerFlags `embed:""`
 	Plant      *int64 `placeholder:"ID" help:"Of this plant."`
-	By         string `aliases:"principal" placeholder:"NAME" help:"By this token's holder or, for direct SQL, database role."`
+	By         string `aliases:"principal" placeholder:"NAME" help:"By this principal."`
+	ByRole     string `placeholder:"ROLE" help:"By this database role, with SQL."`
 	Request    string `placeholder:"ID" help:"Under this request id."`
 	Since      moment `help:"At that time or later: RFC 3339, a date (midnight UTC), or how long ago, as 2h or 7d." placeholder:"TIME"`
 	Until      moment `help:"Before that time." placeholder:"TIME"`
@@ -53,7 +54,7 @@ func (c *deletionsList) Validate() error {
 func (c *deletionsList) Run(ctx context.Context, console *console) error {
 	return c.withLedger(ctx, func(ledger *postgres.Ledger) error {
 		list, err := ledger.List(ctx, postgres.LedgerFilter{
-			Plant: c.Plant, By: c.By, RequestID: c.Request, Since: c.Since.Time, Until: c.Until.Time, Before: c.Before,
+			Plant: c.Plant, By: postgres.Deleter{Principal: c.By, Role: c.ByRole}, RequestID: c.Request, Since: c.Since.Time, Until: c.Until.Time, Before: c.Before,
 		}, c.Limit, c.JSON)
 		if err != nil {
 			return err
@@ -71,7 +72,7 @@ func (c *deletionsList) Run(ctx context.Context, console *console) error {
 				if r.RequestID != "" {
 					request = shown(r.RequestID)
 				}
-				fmt.Fprintf(table, "%d\t%d\t%s\t%s\t%s\t%s\n", r.ID, r.PlantID, date(r.DeletedAt, ""), shown(r.DeletedBy), request, date(r.RestoredAt, "-"))
+				fmt.Fprintf(table, "%d\t%d\t%s\t%s\t%s\t%s\n", r.ID, r.PlantID, date(r.DeletedAt, ""), deleter(r), request, date(r.RestoredAt, "-"))
 			}
 			err = table.Flush()
 		}
@@ -88,6 +89,7 @@ type deletionJSON struct {
 	Plant          []valueJSON `json:"plant"`
 	DeletedAt      time.Time   `json:"deleted_at"`
 	DeletedBy      string      `json:"deleted_by"`
+	Direct         bool        `json:"direct_sql,omitempty"` // deleted_by is a database role
 	SessionRole    string      `json:"session_role"`
 	RequestID      string      `json:"request_id,omitempty"`
 	IdempotencyKey string      `json:"idempotency_key,omitempty"`
@@ -114,7 +116,7 @@ func jsonOf(r postgres.Recorded) deletionJSON {
 		}
 	}
 	return deletionJSON{
-		ID: r.ID, PlantID: r.PlantID, Plant: plant, DeletedAt: r.DeletedAt, DeletedBy: r.DeletedBy, SessionRole: r.SessionRole,
+		ID: r.ID, PlantID: r.PlantID, Plant: plant, DeletedAt: r.DeletedAt, DeletedBy: r.DeletedBy, Direct: r.Direct, SessionRole: r.SessionRole,
 		RequestID: r.RequestID, IdempotencyKey: r.IdempotencyKey, RestoredAt: r.RestoredAt, RestoredBy: r.RestoredBy,
 	}
 }
@@ -141,18 +143,18 @@ func (c *deletionsShow) Run(ctx context.Context, console *console) error {
 		table := newTable(console.out, "deletion", strconv.FormatInt(r.ID, 10))
 		row := func(name, value string) {
 			if value != "" {
-				fmt.Fprintf(table, "%s\t%s\n", name, shown(value))
+				fmt.Fprintf(table, "%s\t%s\n", name, value)
 			}
 		}
 		row("plant", strconv.FormatInt(r.PlantID, 10))
 		row("deleted at", r.DeletedAt.UTC().Format(time.RFC3339Nano))
-		row("deleted by", r.DeletedBy)
-		row("logged in as", r.SessionRole)
-		row("request", r.RequestID)
-		row("idempotency key", r.IdempotencyKey)
+		row("deleted by", deleter(r))
+		row("logged in as", shown(r.SessionRole))
+		row("request", shown(r.RequestID))
+		row("idempotency key", shown(r.IdempotencyKey))
 		if !r.RestoredAt.IsZero() {
 			row("restored at", r.RestoredAt.UTC().Format(time.RFC3339Nano))
-			row("restored by", r.RestoredBy)
+			row("restored by", shown(r.RestoredBy))
 		}
 		if err := table.Flush(); err != nil {
 			return err
@@ -171,6 +173,18 @@ func (c *deletionsShow) Run(ctx context.Context, console *console) error {
 		}
 		return table.Flush()
 	})
+}
+
+// deleter is who deleted, for a person.
+func deleter(r postgres.Recorded) string {
+	const role = "role "
+	switch {
+	case r.Direct:
+		return role + shown(r.DeletedBy)
+	case strings.HasPrefix(r.DeletedBy, role): // a principal that would be taken for one
+		return strconv.Quote(r.DeletedBy)
+	}
+	return shown(r.DeletedBy)
 }
 
 // shownValue is a column's value for a person: as it is if that can't be mistaken

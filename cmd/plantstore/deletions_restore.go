@@ -13,11 +13,12 @@ import (
 type deletionsRestore struct {
 	ownerFlags `embed:""`
 	IDs        []int64 `arg:"" name:"id" optional:"" help:"The deletions, as 'deletions list' numbers them."`
-	By         string  `placeholder:"NAME" help:"Instead of ids: everything that NAME deleted, with --since."`
-	Since      moment  `placeholder:"TIME" help:"With --by: at that time or later: RFC 3339, a date (midnight UTC), or how long ago, as 2h or 7d."`
-	Until      moment  `placeholder:"TIME" help:"With --by: before that time."`
-	Except     []int64 `placeholder:"ID" help:"With --by: leave these deletions out."`
-	Yes        bool    `help:"With --by: do not ask."`
+	By         string  `placeholder:"NAME" help:"Instead of ids: everything that this principal deleted, with --since."`
+	ByRole     string  `placeholder:"ROLE" help:"Instead of ids: everything that this database role deleted with SQL, with --since."`
+	Since      moment  `placeholder:"TIME" help:"With --by or --by-role: at that time or later: RFC 3339, a date (midnight UTC), or how long ago, as 2h or 7d."`
+	Until      moment  `placeholder:"TIME" help:"With --by or --by-role: before that time."`
+	Except     []int64 `placeholder:"ID" help:"With --by or --by-role: leave these deletions out."`
+	Yes        bool    `help:"With --by or --by-role: do not ask."`
 	As         string  `placeholder:"NAME" help:"Who is restoring, for the ledger. Default: the database role."`
 	Lossy      bool    `help:"Restore also what does not come back as it was, and list that."`
 	Superseded bool    `help:"With ids: restore also an earlier row of a plant that was deleted again later."`
@@ -40,23 +41,28 @@ rows that ON DELETE CASCADE removed, columns that ON DELETE SET NULL emptied.`
 // Validate refuses what does not go together.
 func (c *deletionsRestore) Validate() error {
 	switch {
-	case (len(c.IDs) > 0) == (c.By != ""):
-		return errors.New("name the deletions by id, or all of somebody's with --by and --since")
-	case c.By != "" && c.Since.IsZero():
-		return errors.New("--by wants --since: when did the deletions to be undone begin?")
-	case c.By != "" && c.Superseded:
-		return errors.New("--superseded goes with ids: with --by, what was deleted again later is left out")
-	case c.By == "" && (!c.Since.IsZero() || !c.Until.IsZero() || len(c.Except) > 0):
-		return errors.New("--since, --until and --except go with --by")
+	case c.By != "" && c.ByRole != "":
+		return errors.New("--by and --by-role do not go together: restore the deletions of one after those of the other")
+	case (len(c.IDs) > 0) == c.bySomebody():
+		return errors.New("name the deletions by id, or all of somebody's with --by or --by-role, and --since")
+	case c.bySomebody() && c.Since.IsZero():
+		return errors.New("--by and --by-role want --since: when did the deletions to be undone begin?")
+	case c.bySomebody() && c.Superseded:
+		return errors.New("--superseded goes with ids: with --by and --by-role, what was deleted again later is left out")
+	case !c.bySomebody() && (!c.Since.IsZero() || !c.Until.IsZero() || len(c.Except) > 0):
+		return errors.New("--since, --until and --except go with --by or --by-role")
 	}
 	return nil
 }
+
+// bySomebody tells whether somebody's deletions are meant, and not those with ids.
+func (c *deletionsRestore) bySomebody() bool { return c.By != "" || c.ByRole != "" }
 
 // Run restores plants.
 func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 	return c.withLedger(ctx, func(ledger *postgres.Ledger) error {
 		ids := c.IDs
-		if c.By != "" {
+		if c.bySomebody() {
 			var err error
 			if ids, err = c.undoable(ctx, console, ledger); err != nil {
 				return err
@@ -97,9 +103,9 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 	})
 }
 
-// undoable returns what there is to restore of c.By's, once that is agreed on.
+// undoable returns what there is to restore of somebody's, once that is agreed on.
 func (c *deletionsRestore) undoable(ctx context.Context, console *console, ledger *postgres.Ledger) ([]int64, error) {
-	undo, err := ledger.Undoable(ctx, c.By, c.Since.Time, c.Until.Time)
+	undo, err := ledger.Undoable(ctx, postgres.Deleter{Principal: c.By, Role: c.ByRole}, c.Since.Time, c.Until.Time)
 	if err != nil {
 		return nil, err
 	}
@@ -110,8 +116,12 @@ func (c *deletionsRestore) undoable(ctx context.Context, console *console, ledge
 	if len(ids) == 0 || c.Yes {
 		return ids, nil
 	}
+	who := shown(c.By)
+	if c.ByRole != "" {
+		who = "role " + shown(c.ByRole)
+	}
 	return ids, confirm(ctx, console.err, fmt.Sprintf("Restore %s deleted by %s from %s to %s?",
-		counted(len(ids), "plant"), shown(c.By), date(undo.First, ""), date(undo.Last, "")), errors.New("nothing was restored"))
+		counted(len(ids), "plant"), who, date(undo.First, ""), date(undo.Last, "")), errors.New("nothing was restored"))
 }
 
 // refusal says what is in the way of a restore.
@@ -141,7 +151,7 @@ func (c *deletionsRestore) refusal(refusals []postgres.Refusal) error {
 			b.WriteString(option.accepts)
 		}
 	}
-	if c.By != "" {
+	if c.bySomebody() {
 		b.WriteString("\nMend that, or leave them out with --except.")
 	}
 	return errors.New(b.String())

@@ -129,12 +129,12 @@ func TestDeletions(t *testing.T) {
 		UPDATE plant_deletions SET deleted_at = '2026-07-01 12:00:00.123456Z'::timestamptz + id * interval '1 hour'`)
 	expect := expecting(t, database.Owner)
 
-	expect(0, `ID  PLANT  DELETED AT            BY                REQUEST  RESTORED AT
-4   4      2026-07-01T16:00:00Z  shop              r-4      -
-3   3      2026-07-01T15:00:00Z  plantstore_owner  -        -
+	expect(0, `ID  PLANT  DELETED AT            BY                     REQUEST  RESTORED AT
+4   4      2026-07-01T16:00:00Z  shop                   r-4      -
+3   3      2026-07-01T15:00:00Z  role plantstore_owner  -        -
 `, `there may be more: add --before=3 for the next page\n`, "deletions", "list", "--limit=2")
 	expect(0, `ID.*\n2 .*\n1 [^\n]*\n`, "", "deletions", "list", "--before=3")
-	expect(0, `ID.*\n3 [^\n]*\n`, "", "deletions", "list", "--principal=plantstore_owner", "--since=2026-07-01T15:00:00Z", "--until=2026-07-02", "--plant=3")
+	expect(0, `ID.*\n3 [^\n]*\n`, "", "deletions", "list", "--by-role=plantstore_owner", "--since=2026-07-01T15:00:00Z", "--until=2026-07-02", "--plant=3")
 	expect(0, `ID[^\n]*\n`, "", "deletions", "list", "--since=0s")
 	out := expect(0, `.*`, "", "deletions", "list", "--request=r-4", "--json")
 	var got []map[string]any
@@ -183,7 +183,7 @@ created_at  timestamp with time zone  2026-01-01 00:00:00\+00
 	expect(1, "", `plantstore: nothing was restored, because of 1 deletion:
   deletion 2, plant 2: a plant with this id exists again
 Mend that, or leave them out with --except.
-`, "deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--yes")
+`, "deletions", "restore", "--by-role=plantstore_owner", "--since=2026-07-01", "--yes")
 	expect(1, "", `plantstore: nothing was restored, because of 1 deletion:
   deletion 4, plant 4: column "created_at" \(timestamp with time zone\) is gone: "2026-01-01 00:00:00\+00" has no place
 --lossy restores what is not as it was, too.
@@ -194,10 +194,10 @@ not as it was, the ledger has the values:
   deletion 4, plant 4: column "created_at" \(timestamp with time zone\) is gone: "2026-01-01 00:00:00\+00" has no place
 `, "", "deletions", "restore", "4", "--lossy")
 	expect(0, `.*restored at      20.*restored by      plantstore_owner\n.*`, "", "deletions", "show", "4")
-	expect(0, "restored 2 plants\n.*", "", "deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--until=2026-07-02", "--except=2", "--yes", "--lossy")
+	expect(0, "restored 2 plants\n.*", "", "deletions", "restore", "--by-role=plantstore_owner", "--since=2026-07-01", "--until=2026-07-02", "--except=2", "--yes", "--lossy")
 	execute(t, owner, `DELETE FROM plants WHERE id = 2`)
 	expect(0, "nothing to restore\n", "left out, because deleted again since: 1 plant\n",
-		"deletions", "restore", "--by=plantstore_owner", "--since=2026-07-01", "--until=2026-07-02", "--yes")
+		"deletions", "restore", "--by-role=plantstore_owner", "--since=2026-07-01", "--until=2026-07-02", "--yes")
 
 	execute(t, owner, `UPDATE plant_deletions SET deleted_at = now() - interval '366 days' WHERE id < 4`)
 	expect(2, "", `plantstore: --older-than is 6d: it must be at least 7d, because a client may still send a request again whose deletion is younger\n`,
@@ -273,11 +273,12 @@ func TestBadDeletionsCommandLines(t *testing.T) {
 		"list --since=yesterday":                    `--since: "yesterday" is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d`,
 		"list --until=-2h":                          `--until: "-2h" is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d`,
 		"list --limit=0":                            `deletions list: --limit is 0: it must be from 1 to 10000`,
-		"restore":                                   `deletions restore: name the deletions by id, or all of somebody's with --by and --since`,
-		"restore 1 --by=shop --since=1h":            `deletions restore: name the deletions by id, or all of somebody's with --by and --since`,
-		"restore --by=shop --since=1h --superseded": `deletions restore: --superseded goes with ids: with --by, what was deleted again later is left out`,
-		"restore --by=shop":                         `deletions restore: --by wants --since: when did the deletions to be undone begin?`,
-		"restore 1 --since=1h":                      `deletions restore: --since, --until and --except go with --by`,
+		"restore":                                   `deletions restore: name the deletions by id, or all of somebody's with --by or --by-role, and --since`,
+		"restore 1 --by=shop --since=1h":            `deletions restore: name the deletions by id, or all of somebody's with --by or --by-role, and --since`,
+		"restore --by=shop --since=1h --superseded": `deletions restore: --superseded goes with ids: with --by and --by-role, what was deleted again later is left out`,
+		"restore --by=shop":                         `deletions restore: --by and --by-role want --since: when did the deletions to be undone begin?`,
+		"restore --by=x --by-role=y --since=1h":     `deletions restore: --by and --by-role do not go together: restore the deletions of one after those of the other`,
+		"restore 1 --since=1h":                      `deletions restore: --since, --until and --except go with --by or --by-role`,
 		"purge":                                     `missing flags: --older-than=AGE`,
 		"purge --older-than=1y":                     `--older-than: "1y" is no age: want one as 365d or 36h`,
 		"purge --older-than=99999999999d":           `--older-than: "99999999999d" is no age: want one as 365d or 36h`,

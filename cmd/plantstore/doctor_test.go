@@ -57,9 +57,9 @@ func TestDoctorAndItsCommands(t *testing.T) {
 		check     string
 		want      string // start of the message
 	}{
-		{"a token that was never used", `UPDATE api_tokens SET created_at = now() - interval '31 days'`, 3, "tokens", "token shop was never used since 20"},
-		{"a token that expires", `UPDATE api_tokens SET expires_at = now() + interval '13 days'`, 3, "tokens", "token shop expires on 20"},
-		{"a token that never expires", `UPDATE api_tokens SET expires_at = NULL, last_used_at = now()`, 3, "tokens", "token shop never expires"},
+		{"a token that was never used", `UPDATE api_tokens SET created_at = now() - interval '31 days'`, 3, "tokens", "the token of shop was never used since 20"},
+		{"a token that expires", `UPDATE api_tokens SET expires_at = now() + interval '13 days'`, 3, "tokens", "the token of shop expires on 20"},
+		{"a token that never expires", `UPDATE api_tokens SET expires_at = NULL, last_used_at = now()`, 3, "tokens", "the token of shop never expires"},
 		{"a table without index", `CREATE TABLE order_items (plant bigint REFERENCES plants)`, 3, "foreign keys", "each deletion scans public.order_items (0 bytes)"},
 		{"a trigger that is off", `ALTER TABLE plants DISABLE TRIGGER ALL`, 1, "record", "trigger plantstore_re"},
 	}

@@ -91,6 +91,16 @@ const distance = 20 * time.Millisecond
 // distant returns the URL of a database that is far away.
 func distant(t *testing.T, url string) string {
 	t.Helper()
+	return relayed(t, url, func([]byte, bool) bool {
+		time.Sleep(distance / 2)
+		return true
+	})
+}
+
+// relayed returns the URL of a database whose traffic passes through pass, which says
+// whether it arrives.
+func relayed(t *testing.T, url string, pass func(bytes []byte, answer bool) bool) string {
+	t.Helper()
 	config, err := pgx.ParseConfig(url)
 	if err != nil {
 		t.Fatal(err)
@@ -100,14 +110,16 @@ func distant(t *testing.T, url string) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	slowly := func(to, from net.Conn) {
+	relay := func(to, from net.Conn, answers bool) {
 		defer to.Close()
 		for buffer := make([]byte, 64<<10); ; {
 			n, err := from.Read(buffer)
 			if err != nil {
 				return
 			}
-			time.Sleep(distance / 2)
+			if !pass(buffer[:n], answers) {
+				continue
+			}
 			if _, err := to.Write(buffer[:n]); err != nil {
 				return
 			}
@@ -125,8 +137,8 @@ func distant(t *testing.T, url string) string {
 				client.Close()
 				continue
 			}
-			go slowly(server, client)
-			go slowly(client, server)
+			go relay(server, client, false)
+			go relay(client, server, true)
 		}
 	}()
 	return fmt.Sprintf("host=127.0.0.1 port=%d user=%s password='%s' dbname=%s sslmode=disable",

@@ -75,7 +75,7 @@ type commands struct {
 	Dev         devCommand         `cmd:"" help:"Try it out: a private database, sample plants, a token, and curl lines to paste. Removes everything on exit."`
 	Serve       serveCommand       `cmd:"" help:"Serve deletions over HTTP."`
 	Migrate     migrateCommand     `cmd:"" help:"Change the database schema, or look at it."`
-	Token       tokenCommand       `cmd:"" help:"Issue and revoke the clients' tokens."`
+	Token       tokenCommand       `cmd:"" help:"Make principals, issue their tokens and revoke them."`
 	Healthcheck healthcheckCommand `cmd:"" help:"Ask a running service whether it is ready; exit code 0 if so."`
 	Deletions   deletionsCommand   `cmd:"" help:"Look into the ledger of deletions, restore plants from it, and purge it."`
 	Doctor      doctorCommand      `cmd:"" help:"Examine the database; say what is wrong and what helps. Exit code 0: nothing, 3: warnings, 1: problems."`

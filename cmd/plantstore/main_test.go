@@ -91,6 +91,8 @@ func TestBadCommandLines(t *testing.T) {
 			`plantstore: cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is DATABASE_URL right?`, false},
 		{"serve --tls-cert=cert.pem", 2, `plantstore: serve: --tls-cert (PLANTSTORE_TLS_CERT) and --tls-key (PLANTSTORE_TLS_KEY) go together: one of them is not set`, false},
 		{"serve --tls-cert=/nonexistent/cert.pem --tls-key=key.pem", 2, `plantstore: serve: the certificate for TLS can't be read: open /nonexistent/cert.pem: no such file or directory`, false},
+		{"token rotate x --days=36501", 2, `plantstore: token rotate: --days is 36501: it must be from 0 to 36500`, false},
+		{"token rotate x --overlap=-1s", 2, `plantstore: --overlap: "-1s" is no age: want one as 365d or 36h`, true},
 		{"token create x --days=-1", 2, `plantstore: token create: --days is -1: it must be from 0 to 36500`, false},
 		{"token create", 2, `plantstore: expected "<name>"`, true},
 		{"healthcheck --admin-addr=nonsense", 2, `plantstore: --admin-addr (PLANTSTORE_ADMIN_ADDR) is "nonsense": address nonsense: missing port in address`, false},
@@ -168,18 +170,28 @@ func TestMigrateAndToken(t *testing.T) {
 	expect(0, `nothing to do: every migration up to \d+ is applied\n`, "", "migrate", "up")
 	expect(0, `\d+\n`, "", "migrate", "version")
 	expect(0, `\{\n  "binary": \d+,\n  "version": \d+\n\}\n`, "", "migrate", "version", "--json")
-	token := expect(0, `pst_[0-9A-Za-z]{36}\n`, `token "shop" expires \d{4}-\d\d-\d\d; it cannot be shown again\n`, "token", "create", "shop")
-	expect(1, "", `plantstore: a token named "shop" exists already, and a name is never used twice: choose another\n`, "token", "create", "shop")
-	expect(1, "", `plantstore: "a b" cannot be a token's name: .*\n`, "token", "create", "a b")
-	expect(0, `NAME +STATE .*shop +valid +plants:delete .*never\n`, "", "token", "list")
-	expect(0, `token "shop" is revoked; .*\n`, "", "token", "revoke", "shop")
-	expect(0, `token "shop" had been revoked at .*\n`, "", "token", "revoke", "shop")
-	expect(1, "", `plantstore: there is no token named "nobody": see 'plantstore token list'\n`, "token", "revoke", "nobody")
-	list := expect(0, `\[.*"state": "revoked".*\]\n`, "", "token", "list", "--json")
-	if strings.Contains(list, strings.TrimSpace(token)) {
-		t.Error("token list shows a token")
+	token := expect(0, `pst_[0-9A-Za-z]{36}\n`, `the token of "shop" expires \d{4}-\d\d-\d\d; it cannot be shown again\n`, "token", "create", "shop")
+	expect(1, "", `plantstore: there is a principal "shop" already: 'plantstore token rotate shop' gives it another token\n`, "token", "create", "shop")
+	expect(1, "", `plantstore: "a b" cannot be a principal's name: .*\n`, "token", "create", "a b")
+	expect(1, "", `plantstore: "plantstore_app" is the name of a database role, .*\n`, "token", "create", "plantstore_app")
+	expect(0, `PRINCIPAL +TOKEN .*shop +valid +plants:delete .*never\n`, "", "token", "list")
+	token += expect(0, `pst_[0-9A-Za-z]{36}\n`, `the token of "shop" never expires; .*\nits tokens of before end in 7d, if not earlier\n`, "token", "rotate", "shop", "--overlap=7d", "--days=0")
+	expect(0, `PRINCIPAL [^\n]*\nshop +valid +plants:delete +\S+ +never +never\nshop +old +plants:delete +\S+ +\S+Z +never\n`, "", "token", "list")
+	token += expect(0, `pst_[0-9A-Za-z]{36}\n`, `the token of "shop" expires .*\nits tokens of before are revoked; .*\n`, "token", "rotate", "shop", "--overlap=0s")
+	expect(0, `PRINCIPAL [^\n]*\nshop +valid [^\n]*\nshop +revoked [^\n]*\nshop +revoked [^\n]*\n`, "", "token", "list")
+	expect(0, `the tokens of "shop" are revoked; .*\n`, "", "token", "revoke", "shop")
+	expect(0, `the tokens of "shop" had been revoked, the last at .*\n`, "", "token", "revoke", "shop")
+	expect(1, "", `plantstore: all tokens of "shop" were revoked: 'plantstore token create shop' lets it in again\n`, "token", "rotate", "shop")
+	for _, command := range []string{"revoke", "rotate"} {
+		expect(1, "", `plantstore: there is no principal "nobody": see 'plantstore token list'\n`, "token", command, "nobody")
 	}
-	expect(1, ".*took back 00006_grants.sql .*", `plantstore: migration 00004_api_tokens.sql: refusing to drop public.api_tokens: it holds tokens .*`,
+	list := expect(0, `\[.*"name": "shop".*"state": "revoked".*\]\n`, "", "token", "list", "--json")
+	for one := range strings.Lines(token) {
+		if strings.Contains(list, strings.TrimSpace(one)) {
+			t.Error("token list shows a token")
+		}
+	}
+	expect(1, ".*took back 00006_grants.sql .*", `plantstore: migration 00004_api_tokens.sql: refusing to drop public.api_principals: it holds clients .*`,
 		"migrate", "down", "--to", "3")
 }
 

@@ -12,9 +12,10 @@ import (
 )
 
 type tokenCommand struct {
-	Create tokenCreate `cmd:"" help:"Issue a token and print it, this once."`
-	List   tokenList   `cmd:"" help:"List the tokens, without the tokens themselves."`
-	Revoke tokenRevoke `cmd:"" help:"End a token."`
+	Create tokenCreate `cmd:"" help:"Make a principal, a client of the service, and print its token, this once."`
+	Rotate tokenRotate `cmd:"" help:"Print another token for a principal, this once. The one before goes on for a while."`
+	List   tokenList   `cmd:"" help:"List the principals and their tokens, without the tokens themselves."`
+	Revoke tokenRevoke `cmd:"" help:"End all tokens of a principal."`
 }
 
 // withTokens opens the tokens of the database for use.
@@ -27,42 +28,99 @@ func (f *ownerFlags) withTokens(ctx context.Context, use func(*postgres.Tokens) 
 	return use(db.Tokens(0))
 }
 
-type tokenCreate struct {
-	ownerFlags `embed:""`
-	Name       string   `arg:"" help:"Who the token is for: recorded with each deletion."`
-	Days       int      `default:"90" help:"Days until it expires; 0 for never."`
-	Scope      []string `default:"${scope}" enum:"${scope}" help:"What it allows: ${enum}."`
+// A lifetime is how long a new token is good.
+type lifetime struct {
+	Days int `default:"90" help:"Days until the token expires; 0 for never."`
 }
 
 // Validate refuses values that can't work.
-func (c *tokenCreate) Validate() error {
-	if c.Days < 0 || c.Days > 36500 {
-		return fmt.Errorf("--days is %d: it must be from 0 to 36500", c.Days)
+func (l lifetime) Validate() error {
+	if l.Days < 0 || l.Days > 36500 {
+		return fmt.Errorf("--days is %d: it must be from 0 to 36500", l.Days)
 	}
 	return nil
 }
 
-// Run issues a token.
-func (c *tokenCreate) Run(ctx context.Context, console *console) error {
-	var expires time.Time
-	if c.Days > 0 {
-		expires = time.Now().AddDate(0, 0, c.Days)
+// end is when a token expires that is made at the moment; zero for never.
+func (l lifetime) end() time.Time {
+	if l.Days == 0 {
+		return time.Time{}
 	}
+	return time.Now().AddDate(0, 0, l.Days)
+}
+
+type tokenCreate struct {
+	ownerFlags `embed:""`
+	lifetime   `embed:""`
+	Name       string   `arg:"" help:"Who the token is for: recorded with each deletion."`
+	Scope      []string `default:"${scope}" enum:"${scope}" help:"What it allows: ${enum}."`
+}
+
+// Run makes a principal.
+func (c *tokenCreate) Run(ctx context.Context, console *console) error {
+	expires := c.end()
 	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
 		token, err := tokens.Create(ctx, c.Name, c.Scope, expires)
 		switch {
-		case errors.Is(err, postgres.ErrTokenExists):
-			return fmt.Errorf("a token named %q exists already, and a name is never used twice: choose another", c.Name)
-		case errors.Is(err, postgres.ErrTokenName):
-			return fmt.Errorf("%q cannot be a token's name: use 1 to 63 letters, digits and . _ @ -, the first a letter or digit", c.Name)
+		case errors.Is(err, postgres.ErrPrincipalExists):
+			return fmt.Errorf("there is a principal %q already: 'plantstore token rotate %s' gives it another token", c.Name, c.Name)
+		case errors.Is(err, postgres.ErrPrincipalName):
+			return fmt.Errorf("%q cannot be a principal's name: use 1 to 63 letters, digits and . _ @ -, the first a letter or digit", c.Name)
+		case errors.Is(err, postgres.ErrRoleName):
+			return fmt.Errorf("%q is the name of a database role, which may delete by itself: choose another", c.Name)
 		case err != nil:
 			return err
 		}
-		// Alone on standard output, so that a script can take it.
-		fmt.Fprintln(console.out, token)
-		fmt.Fprintf(console.err, "token %q %s; it cannot be shown again\n", c.Name, expiry(expires))
-		return nil
+		return printToken(console, c.Name, token, expires)
 	})
+}
+
+// printToken prints a token alone on standard output, so that a script can take it.
+func printToken(console *console, principal, token string, expires time.Time) error {
+	if _, err := fmt.Fprintln(console.out, token); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(console.err, "the token of %q %s; it cannot be shown again\n", principal, expiry(expires))
+	return err
+}
+
+type tokenRotate struct {
+	ownerFlags `embed:""`
+	lifetime   `embed:""`
+	Name       string `arg:"" help:"The principal."`
+	Overlap    age    `default:"24h" placeholder:"AGE" help:"How long its tokens of before go on, as 24h or 7d; 0s ends them at once."`
+}
+
+// Run gives a principal another token.
+func (c *tokenRotate) Run(ctx context.Context, console *console) error {
+	expires := c.end()
+	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
+		token, err := tokens.Rotate(ctx, c.Name, time.Duration(c.Overlap), expires)
+		switch {
+		case errors.Is(err, postgres.ErrNoPrincipal):
+			return noPrincipal(c.Name)
+		case errors.Is(err, postgres.ErrRevoked):
+			return fmt.Errorf("all tokens of %q were revoked: 'plantstore token create %s' lets it in again", c.Name, c.Name)
+		case err != nil:
+			return err
+		}
+		if err := printToken(console, c.Name, token, expires); err != nil {
+			return err
+		}
+		if c.Overlap > 0 {
+			_, err = fmt.Fprintf(console.err, "its tokens of before end in %s, if not earlier\n", c.Overlap)
+		} else {
+			_, err = fmt.Fprintf(console.err, "its tokens of before are revoked; %s\n", onceStale)
+		}
+		return err
+	})
+}
+
+// onceStale says when a revocation takes effect.
+const onceStale = "services refuse them once their cache is stale (PLANTSTORE_TOKEN_CACHE_TTL)"
+
+func noPrincipal(name string) error {
+	return fmt.Errorf("there is no principal %q: see 'plantstore token list'", name)
 }
 
 func expiry(t time.Time) string {
@@ -77,7 +135,7 @@ type tokenList struct {
 	JSON       bool `name:"json" help:"Print JSON."`
 }
 
-// Run lists the tokens.
+// Run lists the principals.
 func (c *tokenList) Run(ctx context.Context, console *console) error {
 	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
 		list, err := tokens.List(ctx)
@@ -85,30 +143,41 @@ func (c *tokenList) Run(ctx context.Context, console *console) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(console.out, tokensAsJSON(list))
+			return writeJSON(console.out, principalsAsJSON(list))
 		}
-		table := newTable(console.out, "NAME", "STATE", "SCOPES", "CREATED", "EXPIRES", "LAST USED")
-		for _, t := range list {
-			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", t.Name, state(t, time.Now()), strings.Join(t.Scopes, ","),
-				date(t.CreatedAt, "-"), date(t.ExpiresAt, "never"), date(t.LastUsedAt, "never"))
+		table := newTable(console.out, "PRINCIPAL", "TOKEN", "SCOPES", "CREATED", "EXPIRES", "LAST USED")
+		for _, p := range list {
+			for i, t := range p.Tokens {
+				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, state(t, i > 0, time.Now()), strings.Join(t.Scopes, ","),
+					date(t.CreatedAt, "-"), date(t.ExpiresAt, "never"), date(t.LastUsedAt, "never"))
+			}
 		}
 		return table.Flush()
 	})
 }
 
-func state(t auth.Token, now time.Time) string {
+// state is what has become of a token. One that is good may be an old one, since when
+// its principal was given another.
+func state(t auth.Token, old bool, now time.Time) string {
 	switch {
 	case !t.RevokedAt.IsZero():
 		return "revoked"
 	case !t.ValidAt(now):
 		return "expired"
+	case old:
+		return "old"
 	default:
 		return "valid"
 	}
 }
 
+type principalJSON struct {
+	Name      string      `json:"name"`
+	CreatedAt time.Time   `json:"created_at"`
+	Tokens    []tokenJSON `json:"tokens"` // newest first
+}
+
 type tokenJSON struct {
-	Name       string    `json:"name"`
 	State      string    `json:"state"`
 	Scopes     []string  `json:"scopes"`
 	CreatedAt  time.Time `json:"created_at"`
@@ -117,32 +186,35 @@ type tokenJSON struct {
 	LastUsedAt time.Time `json:"last_used_at,omitzero"`
 }
 
-func tokensAsJSON(list []auth.Token) []tokenJSON {
-	out := make([]tokenJSON, len(list))
-	for i, t := range list {
-		out[i] = tokenJSON{t.Name, state(t, time.Now()), t.Scopes, t.CreatedAt, t.ExpiresAt, t.RevokedAt, t.LastUsedAt}
+func principalsAsJSON(list []postgres.PrincipalTokens) []principalJSON {
+	out := make([]principalJSON, len(list))
+	for i, p := range list {
+		out[i] = principalJSON{Name: p.Name, CreatedAt: p.CreatedAt}
+		for j, t := range p.Tokens {
+			out[i].Tokens = append(out[i].Tokens, tokenJSON{state(t, j > 0, time.Now()), t.Scopes, t.CreatedAt, t.ExpiresAt, t.RevokedAt, t.LastUsedAt})
+		}
 	}
 	return out
 }
 
 type tokenRevoke struct {
 	ownerFlags `embed:""`
-	Name       string `arg:"" help:"The token's name."`
+	Name       string `arg:"" help:"The principal."`
 }
 
-// Run ends a token.
+// Run ends the tokens of a principal.
 func (c *tokenRevoke) Run(ctx context.Context, console *console) error {
 	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
 		before, err := tokens.Revoke(ctx, c.Name)
 		switch {
-		case errors.Is(err, postgres.ErrNoToken):
-			return fmt.Errorf("there is no token named %q: see 'plantstore token list'", c.Name)
+		case errors.Is(err, postgres.ErrNoPrincipal):
+			return noPrincipal(c.Name)
 		case err != nil:
 			return err
 		case !before.IsZero():
-			fmt.Fprintf(console.out, "token %q had been revoked at %s\n", c.Name, date(before, ""))
+			fmt.Fprintf(console.out, "the tokens of %q had been revoked, the last at %s\n", c.Name, date(before, ""))
 		default:
-			fmt.Fprintf(console.out, "token %q is revoked; services refuse it once their cache is stale (PLANTSTORE_TOKEN_CACHE_TTL)\n", c.Name)
+			fmt.Fprintf(console.out, "the tokens of %q are revoked; %s\n", c.Name, onceStale)
 		}
 		return nil
 	})

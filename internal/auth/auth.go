@@ -12,7 +12,7 @@ import (
 // ScopeDelete allows deleting plants.
 const ScopeDelete = "plants:delete"
 
-// A Principal is who a request is made for: the holder of a token.
+// A Principal is who a request is made for: a client, whichever of its tokens it sends.
 type Principal struct {
 	Name   string
 	Scopes []string
@@ -23,6 +23,7 @@ func (p Principal) Has(scope string) bool { return slices.Contains(p.Scopes, sco
 
 // A Token is what is known of an issued token; the token itself is not.
 type Token struct {
+	ID [16]byte // tells it from the principal's others
 	Principal
 	CreatedAt  time.Time
 	ExpiresAt  time.Time // zero if it never expires

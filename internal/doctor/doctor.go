@@ -170,7 +170,7 @@ func (e *examination) look(ctx context.Context, conn *pgx.Conn, checks ...check)
 func haveTables(ctx context.Context, conn *pgx.Conn) (have bool) {
 	err := migrate.Reading(ctx, conn, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `SELECT to_regclass('public.plants') IS NOT NULL AND to_regclass('public.plant_deletions') IS NOT NULL
-			AND to_regclass('public.api_tokens') IS NOT NULL`).Scan(&have)
+			AND to_regclass('public.api_principals') IS NOT NULL AND to_regclass('public.api_tokens') IS NOT NULL`).Scan(&have)
 	})
 	return err == nil && have
 }

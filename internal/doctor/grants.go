@@ -115,11 +115,11 @@ func granted(ctx context.Context, tx pgx.Tx) ([]grantedRight, error) {
 	rows, err := tx.Query(ctx, `
 		WITH app AS (SELECT oid FROM pg_roles WHERE rolname = $1), objects AS (
 			SELECT c.relacl AS acl, c.relowner AS owner, '' AS suffix, CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE '' END || c.oid::regclass AS object,
-				c.relnamespace = 'public'::regnamespace AND c.relname IN ('plants', 'plant_deletions', 'plant_shapes', 'api_tokens', 'goose_db_version', 'plantstore_migrations') AS ours
+				c.relnamespace = 'public'::regnamespace AND c.relname IN ('plants', 'plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'goose_db_version', 'plantstore_migrations') AS ours
 			FROM pg_class c WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
 			UNION ALL
 			SELECT a.attacl, c.relowner, format(' (%I)', a.attname), c.oid::regclass::text,
-				c.relnamespace = 'public'::regnamespace AND c.relname IN ('plants', 'plant_deletions', 'plant_shapes', 'api_tokens', 'goose_db_version', 'plantstore_migrations')
+				c.relnamespace = 'public'::regnamespace AND c.relname IN ('plants', 'plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'goose_db_version', 'plantstore_migrations')
 			FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
 			WHERE a.attacl IS NOT NULL AND NOT a.attisdropped AND c.relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
 			UNION ALL

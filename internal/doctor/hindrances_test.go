@@ -93,7 +93,7 @@ var after = []provocation{
 	{"plants elsewhere", "CREATE SCHEMA shop;\nCREATE TABLE shop.plants (n int);\nALTER DATABASE @db SET search_path = shop, public", "plants", Warning,
 		`the service deletes from public.plants, but where no schema is named plants means shop.plants \(search_path is shop, public\)`, true, nil},
 
-	{"a reader", "GRANT SELECT ON plant_deletions TO pg_monitor;\nGRANT SELECT (name) ON api_tokens TO pg_monitor", "rights", Warning,
+	{"a reader", "GRANT SELECT ON plant_deletions TO pg_monitor;\nGRANT SELECT (principal) ON api_tokens TO pg_monitor", "rights", Warning,
 		"pg_monitor has SELECT ON public.(plant_deletions|api_tokens), which is for the service alone", true, nil},
 	{"a writer", "GRANT INSERT ON plant_deletions TO pg_monitor;\nGRANT UPDATE (scopes) ON api_tokens TO pg_monitor;\nGRANT USAGE ON SEQUENCE plant_deletions_id_seq TO pg_monitor;\nGRANT EXECUTE ON FUNCTION plantstore_token(bytea) TO pg_monitor", "rights", Problem,
 		`pg_monitor has (INSERT|UPDATE|USAGE|EXECUTE) ON (SEQUENCE |FUNCTION )?public.(plant_deletions|api_tokens|plant_deletions_id_seq|plantstore_token\(bytea\)), which .*`, true, nil},

@@ -5,7 +5,8 @@ package doctor
 const takenNames = `
 	SELECT 'problem', format('there is a public.%I already, which %s would make', n.name, n.file), 'Give it another name, or drop it.'
 	FROM (VALUES (2, '00002_ledger.sql', 'plant_shapes'), (2, '00002_ledger.sql', 'plant_shapes_id_seq'), (2, '00002_ledger.sql', 'plant_deletions'),
-		(2, '00002_ledger.sql', 'plant_deletions_id_seq'), (2, '00002_ledger.sql', 'plant_deletions_once'), (4, '00004_api_tokens.sql', 'api_tokens'),
+		(2, '00002_ledger.sql', 'plant_deletions_id_seq'), (2, '00002_ledger.sql', 'plant_deletions_once'), (4, '00004_api_tokens.sql', 'api_principals'),
+		(4, '00004_api_tokens.sql', 'api_tokens'),
 		(5, '00005_migration_checksums.sql', 'plantstore_migrations')) n (version, file, name)
 	WHERE n.version = ANY (@work::bigint[]) AND (
 		EXISTS (SELECT FROM pg_class c WHERE c.relnamespace = to_regnamespace('public') AND c.relname = n.name)

@@ -36,7 +36,7 @@ func TestDoctorLeavesForeignTablesAlone(t *testing.T) {
 	script(t, database.Super, `
 		CREATE FUNCTION trap() RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'caught'; END $$;
 		DROP TABLE api_tokens CASCADE;
-		CREATE VIEW api_tokens AS SELECT trap() AS name, now() AS created_at, now() AS expires_at, now() AS revoked_at, now() AS last_used_at;
+		CREATE VIEW api_tokens AS SELECT trap() AS principal, now() AS created_at, now() AS expires_at, now() AS revoked_at, now() AS last_used_at;
 		ALTER VIEW api_tokens OWNER TO plantstore_app;`)
 	found := troubles(t, examinationOf(database.Super, database.App))
 	if len(found) != 1 || found[0].Check != "schema" || !strings.HasPrefix(found[0].Message, "public.api_tokens belongs to role plantstore_app, ") {

@@ -49,6 +49,7 @@ func effects() map[int64][]Effect {
 			{Does: "adds a trigger, under the same lock", Manual: addsTrigger.Manual},
 		},
 		4: {
+			makesTable, comments,
 			makesTable, comments, comments, comments,
 			makesFunction, closesFunctions,
 		},

@@ -156,7 +156,7 @@ func TestADownThatWouldLoseRowsRefuses(t *testing.T) {
 		row, refusal string
 		left         int // migrations that stay
 	}{
-		{`INSERT INTO api_tokens (name, digest, scopes) VALUES ('x', decode(repeat('00', 32), 'hex'), '{}')`, "refusing to drop public.api_tokens", 4},
+		{`INSERT INTO api_principals (name) VALUES ('x')`, "refusing to drop public.api_principals", 4},
 		{`INSERT INTO plants (id, name) VALUES (1, 'Jade plant'); DELETE FROM plants`, "refusing to drop public.plant_deletions", 2},
 		{`INSERT INTO plants (id, name) VALUES (1, 'Jade plant')`, "refusing to drop public.plants", 1},
 	}

@@ -56,7 +56,7 @@ var abilities = map[string]ability{
 	"make entries up":           {attempts: []string{`INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by) VALUES (99, 1, '(99)', 'alice')`}},
 	"look a token up":           {attempts: []string{`SELECT * FROM public.plantstore_token(sha256('x'))`}},
 	"list the digests":          {attempts: []string{`SELECT digest FROM public.api_tokens`}},
-	"issue or revoke tokens":    {attempts: []string{`INSERT INTO public.api_tokens (name, digest, scopes) VALUES ('x', sha256('x'), '{}')`, `UPDATE public.api_tokens SET revoked_at = now()`}},
+	"issue or revoke tokens":    {attempts: []string{`INSERT INTO public.api_principals (name) VALUES ('x')`, `INSERT INTO public.api_tokens (principal, digest, scopes) VALUES ('x', sha256('x'), '{}')`, `UPDATE public.api_tokens SET revoked_at = now()`}},
 	"change the triggers' code": {attempts: []string{`ALTER FUNCTION public.plantstore_record_deletion() RESET search_path`, `DROP FUNCTION public.plantstore_record_deletion() CASCADE`}},
 	"take the triggers":         {attempts: []string{`DROP TRIGGER plantstore_record_deletion ON public.plants`, `ALTER TABLE public.plants DISABLE TRIGGER USER`}},
 	"apply migrations":          {attempts: []string{`INSERT INTO public.goose_db_version (version_id, is_applied) VALUES (99, true); CREATE TABLE public.x (n integer)`}},

@@ -72,7 +72,7 @@ func TestNothingOfOthersRuns(t *testing.T) {
 // neither read nor written.
 func TestForeignTables(t *testing.T) {
 	t.Parallel()
-	for _, table := range []string{"goose_db_version", "plantstore_migrations", "plant_deletions", "api_tokens"} {
+	for _, table := range []string{"goose_db_version", "plantstore_migrations", "plant_deletions", "api_principals", "api_tokens"} {
 		t.Run(table, func(t *testing.T) {
 			t.Parallel()
 			database := pgtest.Empty(t)

@@ -29,7 +29,7 @@ func ParseID(s string) (ID, error) {
 // A Deletion is a request to delete one plant.
 type Deletion struct {
 	Plant ID
-	// Principal is who asks: the name of the API token.
+	// Principal is who asks: the client, by its name.
 	Principal string
 	// RequestID is recorded with the deletion, for finding it in the logs.
 	RequestID string

@@ -37,7 +37,8 @@ type Recorded struct {
 	PlantID        int64
 	Plant          []RecordedValue // the row that was deleted, in the order of its columns
 	DeletedAt      time.Time
-	DeletedBy      string
+	DeletedBy      string // the principal or, for direct SQL, the database role
+	Direct         bool   // by direct SQL
 	SessionRole    string // the database role that had logged in
 	RequestID      string // empty for direct SQL
 	IdempotencyKey string // empty for direct SQL
@@ -56,12 +57,16 @@ type RecordedValue struct {
 // is set.
 type LedgerFilter struct {
 	Plant     *int64
-	By        string // principal, or role of direct SQL
+	By        Deleter
 	RequestID string
 	Since     time.Time // that moment or later
 	Until     time.Time // before that moment
 	Before    int64     // ledger entries older than this one
 }
+
+// A Deleter is who deleted: a principal or a database role, which may have the same
+// name, or neither.
+type Deleter struct{ Principal, Role string }
 
 // ErrNoDeletion: the ledger has no such entry.
 var ErrNoDeletion = errors.New("no such deletion")
@@ -69,7 +74,7 @@ var ErrNoDeletion = errors.New("no such deletion")
 // selectRecorded reads deletions for scanRecorded, with the plants if $1 says so.
 // Refusals are none.
 const selectRecorded = `
-	SELECT d.id, d.plant_id, d.deleted_at, d.deleted_by, d.session_role, coalesce(d.request_id, ''),
+	SELECT d.id, d.plant_id, d.deleted_at, d.deleted_by, d.request_id IS NULL, d.session_role, coalesce(d.request_id, ''),
 		coalesce(d.idempotency_key, ''), d.restored_at, coalesce(d.restored_by, ''),
 		CASE WHEN $1::boolean THEN d.plant END, s.names, s.types, s.generated
 	FROM public.plant_deletions d LEFT JOIN public.plant_shapes s ON $1::boolean AND s.id = d.shape
@@ -80,7 +85,7 @@ func scanRecorded(row pgx.CollectableRow) (Recorded, error) {
 	var restored *time.Time
 	var plant []byte
 	var s shape
-	if err := row.Scan(&r.ID, &r.PlantID, &r.DeletedAt, &r.DeletedBy, &r.SessionRole, &r.RequestID,
+	if err := row.Scan(&r.ID, &r.PlantID, &r.DeletedAt, &r.DeletedBy, &r.Direct, &r.SessionRole, &r.RequestID,
 		&r.IdempotencyKey, &restored, &r.RestoredBy, &plant, &s.names, &s.types, &s.generated); err != nil {
 		return r, err
 	}
@@ -128,13 +133,14 @@ func (l *Ledger) List(ctx context.Context, f LedgerFilter, limit int, withPlants
 	err := l.inTx(ctx, "list deletions", func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, selectRecorded+`
 			AND ($2::bigint IS NULL OR d.plant_id = $2)
-				AND ($3::text = '' OR d.deleted_by = $3)
-				AND ($4::text = '' OR d.request_id = $4)
-				AND ($5::timestamptz IS NULL OR d.deleted_at >= $5)
-				AND ($6::timestamptz IS NULL OR d.deleted_at < $6)
-				AND ($7::bigint = 0 OR d.id < $7)
-			ORDER BY d.id DESC LIMIT $8`,
-			withPlants, f.Plant, f.By, f.RequestID, orNull(f.Since), orNull(f.Until), f.Before, limit)
+				AND ($3::text = '' OR d.deleted_by = $3 AND d.request_id IS NOT NULL)
+				AND ($4::text = '' OR d.deleted_by = $4 AND d.request_id IS NULL)
+				AND ($5::text = '' OR d.request_id = $5)
+				AND ($6::timestamptz IS NULL OR d.deleted_at >= $6)
+				AND ($7::timestamptz IS NULL OR d.deleted_at < $7)
+				AND ($8::bigint = 0 OR d.id < $8)
+			ORDER BY d.id DESC LIMIT $9`,
+			withPlants, f.Plant, f.By.Principal, f.By.Role, f.RequestID, orNull(f.Since), orNull(f.Until), f.Before, limit)
 		if err != nil {
 			return err
 		}
@@ -173,16 +179,17 @@ type Undo struct {
 
 // Undoable returns what by deleted from since to before until (zero: no end) and
 // is not restored yet.
-func (l *Ledger) Undoable(ctx context.Context, by string, since, until time.Time) (Undo, error) {
+func (l *Ledger) Undoable(ctx context.Context, by Deleter, since, until time.Time) (Undo, error) {
 	var u Undo
 	err := l.inTx(ctx, "look for deletions", func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, `
 			SELECT d.id, d.deleted_at, EXISTS (SELECT FROM public.plant_deletions later
 				WHERE later.plant_id = d.plant_id AND later.id > d.id AND later.plant IS NOT NULL)
 			FROM public.plant_deletions d
-			WHERE d.plant IS NOT NULL AND d.restored_at IS NULL AND d.deleted_by = $1 AND d.deleted_at >= $2
-				AND ($3::timestamptz IS NULL OR d.deleted_at < $3)
-			ORDER BY d.id DESC`, by, since, orNull(until))
+			WHERE d.plant IS NOT NULL AND d.restored_at IS NULL AND d.deleted_at >= $3
+				AND (d.deleted_by = $1::text AND d.request_id IS NOT NULL OR d.deleted_by = $2::text AND d.request_id IS NULL)
+				AND ($4::timestamptz IS NULL OR d.deleted_at < $4)
+			ORDER BY d.id DESC`, by.Principal, by.Role, since, orNull(until))
 		if err != nil {
 			return err
 		}

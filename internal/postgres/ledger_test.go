@@ -44,18 +44,24 @@ func TestUndoable(t *testing.T) {
 			(4, 1, '(1,x)', 'script', '2026-07-01 12:00:05Z'),
 			(5, 1, '(1,x)', 'someone', '2026-07-01 12:00:06Z'),
 			(9, 1, '(1,x)', 'script', '2026-07-01 13:00:00Z');       -- 9: too late, where there is an end
+		INSERT INTO plant_deletions (plant_id, shape, plant, deleted_by, deleted_at, request_id) VALUES
+			(10, 1, '(1,x)', 'script', '2026-07-01 12:00:01Z', '');  -- 10: by a principal of that name
 		UPDATE plant_deletions SET restored_at = now(), restored_by = 'x' WHERE id = 6`)
 	noon := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	script := Deleter{Role: "script"}
 	for _, tt := range []struct {
+		by    Deleter
 		until time.Time
 		want  Undo
 	}{
-		{noon.Add(time.Hour), Undo{IDs: []int64{7, 2}, First: noon, Last: noon.Add(5 * time.Second), Superseded: 2}},
-		{time.Time{}, Undo{IDs: []int64{9, 7, 2}, First: noon, Last: noon.Add(time.Hour), Superseded: 2}},
+		{script, noon.Add(time.Hour), Undo{IDs: []int64{7, 2}, First: noon, Last: noon.Add(5 * time.Second), Superseded: 2}},
+		{script, time.Time{}, Undo{IDs: []int64{9, 7, 2}, First: noon, Last: noon.Add(time.Hour), Superseded: 2}},
+		{Deleter{Principal: "script"}, time.Time{}, Undo{IDs: []int64{10}, First: noon.Add(time.Second), Last: noon.Add(time.Second)}},
+		{Deleter{}, time.Time{}, Undo{}},
 	} {
-		got, err := l.Undoable(t.Context(), "script", noon, tt.until)
+		got, err := l.Undoable(t.Context(), tt.by, noon, tt.until)
 		if diff := cmp.Diff(tt.want, got); err != nil || diff != "" {
-			t.Errorf("Undoable until %s: %v; (-want +got):\n%s", tt.until, err, diff)
+			t.Errorf("Undoable by %+v until %s: %v; (-want +got):\n%s", tt.by, tt.until, err, diff)
 		}
 	}
 }
@@ -81,11 +87,14 @@ func TestListDeletions(t *testing.T) {
 		{"the next one", LedgerFilter{Before: 28}, 3, []int64{27, 26, 25}},
 		{"a plant", LedgerFilter{Plant: ptr(int64(4))}, 9, []int64{24, 14, 4}},
 		{"plant 0", LedgerFilter{Plant: ptr(int64(0))}, 9, []int64{30, 20, 10}},
-		{"a principal", LedgerFilter{By: "shop", Before: 10}, 9, []int64{9, 6, 3}},
+		{"a principal", LedgerFilter{By: Deleter{Principal: "shop"}, Before: 10}, 9, []int64{9, 6, 3}},
+		{"a role", LedgerFilter{By: Deleter{Role: "psql"}, Before: 6}, 9, []int64{5, 4, 2, 1}},
+		{"a principal named like a role", LedgerFilter{By: Deleter{Principal: "psql"}}, 9, []int64{}},
+		{"a role named like a principal", LedgerFilter{By: Deleter{Role: "shop"}}, 9, []int64{}},
 		{"a request", LedgerFilter{RequestID: "request-12"}, 9, []int64{12}},
 		{"a time", LedgerFilter{Since: at(5), Until: at(8)}, 9, []int64{7, 6, 5}},
-		{"all of it", LedgerFilter{Plant: ptr(int64(6)), By: "shop", RequestID: "request-6", Since: at(6), Until: at(7)}, 9, []int64{6}},
-		{"nothing", LedgerFilter{By: "nobody"}, 9, []int64{}},
+		{"all of it", LedgerFilter{Plant: ptr(int64(6)), By: Deleter{Principal: "shop"}, RequestID: "request-6", Since: at(6), Until: at(7)}, 9, []int64{6}},
+		{"nothing", LedgerFilter{By: Deleter{Principal: "nobody"}}, 9, []int64{}},
 	}
 	for _, tt := range tests {
 		list, err := l.List(t.Context(), tt.filter, tt.limit, false)

@@ -95,15 +95,21 @@ var refusedToTheService = []struct {
 	{"issue, change or end tokens", insufficientPrivilege, []string{
 		`SELECT digest FROM api_tokens`,
 		`SELECT FROM api_tokens WHERE digest = sha256('x')`,
-		`INSERT INTO api_tokens (name, digest, scopes) VALUES ('x', sha256('x'), '{plants:delete}')`,
+		`INSERT INTO api_principals (name) VALUES ('x')`,
+		`UPDATE api_principals SET name = 'x'`,
+		`DELETE FROM api_principals`,
+		`SELECT name FROM api_principals`,
+		`INSERT INTO api_tokens (principal, digest, scopes) VALUES ('x', sha256('x'), '{plants:delete}')`,
 		`UPDATE api_tokens SET digest = sha256('x')`,
-		`UPDATE api_tokens SET name = 'x'`,
+		`UPDATE api_tokens SET principal = 'x'`,
+		`UPDATE api_tokens SET id = gen_random_uuid()`,
+		`SELECT principal FROM api_tokens`,
 		`UPDATE api_tokens SET scopes = '{plants:delete}'`,
 		`UPDATE api_tokens SET created_at = now()`,
 		`UPDATE api_tokens SET expires_at = NULL`,
 		`UPDATE api_tokens SET revoked_at = NULL`,
 		`UPDATE api_tokens SET last_used_at = now(), revoked_at = NULL`,
-		`INSERT INTO api_tokens (name, digest, scopes) VALUES ('shop', sha256('x'), '{}') ON CONFLICT (name) DO UPDATE SET digest = EXCLUDED.digest`,
+		`INSERT INTO api_tokens (principal, digest, scopes) VALUES ('shop', sha256('x'), '{}') ON CONFLICT (digest) DO UPDATE SET digest = EXCLUDED.digest`,
 		`DELETE FROM api_tokens`,
 		`TRUNCATE api_tokens`,
 		`ALTER TABLE api_tokens DISABLE TRIGGER ALL`,
@@ -213,6 +219,7 @@ func TestTheServiceRoleIsRefusedEverythingElse(t *testing.T) {
 	const everything = `
 		SELECT 'plant ' || p::text FROM plants p
 		UNION ALL SELECT 'deletion ' || d::text FROM plant_deletions d
+		UNION ALL SELECT 'principal ' || p::text FROM api_principals p
 		UNION ALL SELECT 'token ' || a::text FROM api_tokens a
 		UNION ALL SELECT 'migration ' || g::text FROM goose_db_version g
 		UNION ALL SELECT 'checksum ' || m::text FROM plantstore_migrations m
@@ -282,7 +289,7 @@ func TestTheServiceRoleMayDoItsJob(t *testing.T) {
 		`DELETE FROM plants WHERE id = 1`,
 		`SELECT id FROM plants`,
 		`SELECT * FROM plant_deletions WHERE plant_id = 1`,
-		`UPDATE api_tokens SET last_used_at = now() WHERE name = 'shop' AND (last_used_at IS NULL OR last_used_at < now())`,
+		`UPDATE api_tokens SET last_used_at = now() WHERE id IS NOT NULL AND (last_used_at IS NULL OR last_used_at < now())`,
 		`SELECT version_id, is_applied FROM goose_db_version`,
 		`SELECT pg_logical_emit_message(true, 'plantstore', '')`,
 	} {
@@ -328,7 +335,7 @@ func TestTheServiceRoleHasNoOtherRights(t *testing.T) {
 		"DELETE ON plants",
 		"SELECT (id) ON plants",
 		"SELECT ON plant_deletions",
-		"SELECT (name) ON api_tokens",
+		"SELECT (id) ON api_tokens",
 		"SELECT (last_used_at) ON api_tokens",
 		"UPDATE (last_used_at) ON api_tokens",
 		"SELECT ON goose_db_version",
@@ -376,7 +383,7 @@ func TestTheTriggerCannotBeMisled(t *testing.T) {
 			t.Fatalf("%s: %v", sql, err)
 		}
 	}
-	want := []ledgerRow{{1, "fern", "plantstore_app", nil, nil}, {2, "aloe", "shop", nil, nil}}
+	want := []ledgerRow{{1, "fern", "plantstore_app", nil, nil}, {2, "aloe", "shop", ptr(""), nil}}
 	if diff := cmp.Diff(want, s.ledger(t)); diff != "" {
 		t.Errorf("ledger (-want +got):\n%s", diff)
 	}

@@ -30,7 +30,7 @@ type Tokens struct {
 	// known looks up tokens that were good a moment ago, unknown all others: a
 	// flood of made-up ones has to wait for itself only.
 	known, unknown lane
-	used           chan string // names of tokens whose last use is to be noted
+	used           chan [16]byte // ids of tokens whose last use is to be noted
 }
 
 // A cached token is one that the database has, good or not.
@@ -49,7 +49,7 @@ func (db *DB) Tokens(ttl time.Duration) *Tokens {
 	if err != nil {
 		panic(err) // only for a size that is not positive
 	}
-	t := &Tokens{db: db, ttl: ttl, cache: cache, used: make(chan string, cachedTokens)}
+	t := &Tokens{db: db, ttl: ttl, cache: cache, used: make(chan [16]byte, cachedTokens)}
 	t.unknown.read = func(asked []auth.Digest) (map[auth.Digest]auth.Token, error) { return t.read(unknown, asked) }
 	t.known.read = func(asked []auth.Digest) (map[auth.Digest]auth.Token, error) {
 		return t.read(known, t.withDue(asked))
@@ -155,7 +155,7 @@ func (t *Tokens) read(what purpose, digests []auth.Digest) (map[auth.Digest]auth
 	}
 	pipeline := pinned()
 	pipeline.Queue(`
-		SELECT w.n, t.name, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
+		SELECT w.n, t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
 		FROM pg_catalog.unnest($1::pg_catalog.bytea[]) WITH ORDINALITY w (digest, n), LATERAL public.plantstore_token(w.digest) t`, wanted)
 	readAt := time.Now()
 	tokens := make(map[auth.Digest]auth.Token)
@@ -187,7 +187,7 @@ func (t *Tokens) read(what purpose, digests []auth.Digest) (map[auth.Digest]auth
 		t.cache.Add(digest, &cached{token: token, readAt: readAt})
 		if token.ValidAt(readAt) && readAt.Sub(token.LastUsedAt) >= lastUseEvery {
 			select {
-			case t.used <- token.Name:
+			case t.used <- token.ID:
 			default: // it will be noted another time
 			}
 		}
@@ -232,13 +232,13 @@ func (t *Tokens) NoteUse(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case name := <-t.used:
+		case id := <-t.used:
 			once, cancel := context.WithTimeout(ctx, connectTimeout)
 			// The condition holds when several replicas noticed the same use.
 			_ = t.db.lend(once, watched, func(conn *pgx.Conn) error {
 				return exec(once, conn, `
 					UPDATE public.api_tokens SET last_used_at = now()
-					WHERE name = $1::pg_catalog.text AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')`, name)
+					WHERE id = $1::pg_catalog.uuid AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')`, pgtype.UUID{Bytes: id, Valid: true})
 			})
 			cancel()
 		}
@@ -247,81 +247,192 @@ func (t *Tokens) NoteUse(ctx context.Context) {
 
 // Errors of issuing and revoking.
 var (
-	// ErrTokenExists: a token with that name was issued before.
-	ErrTokenExists = errors.New("a token with this name exists")
-	// ErrTokenName: the name has other characters than letters, digits and
+	// ErrPrincipalExists: a principal with that name has tokens that are not revoked.
+	ErrPrincipalExists = errors.New("a principal with this name exists")
+	// ErrPrincipalName: the name has other characters than letters, digits and
 	// ". _ @ -", or more than 63 of them, or does not start with a letter or digit.
-	ErrTokenName = errors.New("not a token name")
-	// ErrNoToken: there is no token with that name.
-	ErrNoToken = errors.New("no token with this name")
+	ErrPrincipalName = errors.New("not a name for a principal")
+	// ErrRoleName: a database role has the name. Both can delete, and people would
+	// take the one for the other.
+	ErrRoleName = errors.New("the name of a database role")
+	// ErrNoPrincipal: there is no principal with that name.
+	ErrNoPrincipal = errors.New("no principal with this name")
+	// ErrRevoked: all tokens of the principal are revoked.
+	ErrRevoked = errors.New("the principal is revoked")
 )
 
-// Create issues a token that is good until expires (zero: for ever) and returns
-// it. Only its digest is stored: it cannot be shown again. It returns
-// ErrTokenExists or ErrTokenName.
-func (t *Tokens) Create(ctx context.Context, name string, scopes []string, expires time.Time) (string, error) {
+// Create makes a principal, or lets one in again that was revoked, and returns its
+// token, which is good until expires (zero: for ever). Only its digest is stored: it
+// cannot be shown again. It returns ErrPrincipalExists, ErrPrincipalName or ErrRoleName.
+func (t *Tokens) Create(ctx context.Context, principal string, scopes []string, expires time.Time) (string, error) {
+	return t.issue(ctx, "create token", principal, expires, func(tx pgx.Tx) ([]string, error) {
+		var role, live bool
+		_, err := tx.Exec(ctx, `INSERT INTO public.api_principals (name) VALUES ($1::pg_catalog.text) ON CONFLICT (name) DO NOTHING`, principal)
+		if pg := pgError(err); pg != nil && pg.ConstraintName == "api_principals_name_check" {
+			return nil, ErrPrincipalName
+		}
+		if err == nil {
+			err = lockPrincipal(ctx, tx, principal)
+		}
+		if err == nil {
+			err = tx.QueryRow(ctx, `
+				SELECT EXISTS (SELECT FROM pg_roles r WHERE r.rolname::pg_catalog.text = $1::pg_catalog.text),
+					EXISTS (SELECT FROM public.api_tokens t WHERE t.principal = $1::pg_catalog.text AND t.revoked_at IS NULL)`, principal).Scan(&role, &live)
+		}
+		switch {
+		case err != nil:
+			return nil, err
+		case live:
+			return nil, ErrPrincipalExists
+		case role:
+			return nil, ErrRoleName
+		}
+		return scopes, nil
+	})
+}
+
+// Rotate returns another token for a principal, with the scopes of the one before and
+// good until expires (zero: for ever). Those before end after overlap, if not earlier.
+// Without overlap they are revoked. It returns ErrNoPrincipal or ErrRevoked.
+func (t *Tokens) Rotate(ctx context.Context, principal string, overlap time.Duration, expires time.Time) (string, error) {
+	return t.issue(ctx, "rotate token", principal, expires, func(tx pgx.Tx) (scopes []string, err error) {
+		if err := lockPrincipal(ctx, tx, principal); err != nil {
+			return nil, err
+		}
+		err = tx.QueryRow(ctx, `
+			SELECT scopes FROM public.api_tokens WHERE principal = $1::pg_catalog.text AND revoked_at IS NULL
+			ORDER BY created_at DESC LIMIT 1`, principal).Scan(&scopes)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil, ErrRevoked
+		}
+		if err != nil {
+			return nil, err
+		}
+		// What expires does so by the clock of each replica; what is revoked is over.
+		_, err = tx.Exec(ctx, `
+			UPDATE public.api_tokens SET revoked_at = CASE WHEN $2::float8 = 0 THEN now() END,
+				expires_at = CASE WHEN $2::float8 = 0 THEN expires_at ELSE least(expires_at, now() + make_interval(secs => $2::float8)) END
+			WHERE principal = $1::pg_catalog.text AND revoked_at IS NULL`, principal, overlap.Seconds())
+		return scopes, err
+	})
+}
+
+// lockPrincipal keeps others from issuing or revoking tokens of a principal until the
+// transaction ends. It returns ErrNoPrincipal.
+func lockPrincipal(ctx context.Context, tx pgx.Tx, principal string) error {
+	tag, err := tx.Exec(ctx, `SELECT FROM public.api_principals WHERE name = $1::pg_catalog.text FOR UPDATE`, principal)
+	if err == nil && tag.RowsAffected() == 0 {
+		return ErrNoPrincipal
+	}
+	return err
+}
+
+// issue makes a token once allow has said, in the same transaction, which scopes it
+// has. Errors that are not ours are put in words.
+func (t *Tokens) issue(ctx context.Context, doing, principal string, expires time.Time, allow func(pgx.Tx) ([]string, error)) (string, error) {
 	token := auth.NewToken()
 	digest, err := auth.DigestOf(token)
 	if err != nil {
 		return "", err
 	}
-	err = exec(ctx, t.db.pool, `
-		INSERT INTO public.api_tokens (name, digest, scopes, expires_at)
-		VALUES ($1::pg_catalog.text, $2::pg_catalog.bytea, $3::pg_catalog.text[], $4::pg_catalog.timestamptz)`,
-		name, digest[:], scopes, orNull(expires))
-	if pg := pgError(err); pg != nil {
-		switch pg.ConstraintName {
-		case "api_tokens_pkey":
-			return "", ErrTokenExists
-		case "api_tokens_name_check":
-			return "", ErrTokenName
+	err = t.inTx(ctx, func(tx pgx.Tx) error {
+		scopes, err := allow(tx)
+		if err != nil {
+			return err
 		}
-	}
+		_, err = tx.Exec(ctx, `
+			INSERT INTO public.api_tokens (principal, digest, scopes, expires_at)
+			VALUES ($1::pg_catalog.text, $2::pg_catalog.bytea, $3::pg_catalog.text[], $4::pg_catalog.timestamptz)`,
+			principal, digest[:], scopes, orNull(expires))
+		return err
+	})
 	if err != nil {
-		return "", fmt.Errorf("create token: %w", t.db.explain(err))
+		return "", t.inWords(doing, err)
 	}
 	return token, nil
 }
 
-// List returns every token ever issued, by name.
-func (t *Tokens) List(ctx context.Context) ([]auth.Token, error) {
+// inTx runs do in a transaction whose names mean what they say.
+func (t *Tokens) inTx(ctx context.Context, do func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, t.db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT pg_catalog.set_config('search_path', 'pg_catalog', true)`); err != nil {
+			return err
+		}
+		return do(tx)
+	})
+}
+
+// inWords explains an error, unless it is one of those above.
+func (t *Tokens) inWords(doing string, err error) error {
+	for _, ours := range []error{ErrPrincipalExists, ErrPrincipalName, ErrRoleName, ErrNoPrincipal, ErrRevoked} {
+		if errors.Is(err, ours) {
+			return ours
+		}
+	}
+	return fmt.Errorf("%s: %w", doing, t.db.explain(err))
+}
+
+// A PrincipalTokens is a principal with every token that it ever had.
+type PrincipalTokens struct {
+	Name      string
+	CreatedAt time.Time
+	Tokens    []auth.Token // newest first
+}
+
+// List returns every principal, by name.
+func (t *Tokens) List(ctx context.Context) ([]PrincipalTokens, error) {
 	pipeline := pinned()
 	pipeline.Queue(`
-		SELECT name, scopes, created_at, expires_at, revoked_at, last_used_at FROM public.api_tokens ORDER BY name`)
+		SELECT p.name, p.created_at, t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
+		FROM public.api_principals p JOIN public.api_tokens t ON t.principal = p.name ORDER BY p.name, t.created_at DESC`)
 	results := t.db.pool.SendBatch(ctx, pipeline)
 	defer results.Close()
-	var tokens []auth.Token
+	var list []PrincipalTokens
 	err := readRows(results, func(row pgx.CollectableRow) error {
-		tokens = append(tokens, auth.Token{})
-		return row.Scan(scanToken(&tokens[len(tokens)-1])...)
+		var p PrincipalTokens
+		var token auth.Token
+		if err := row.Scan(append([]any{&p.Name, &p.CreatedAt}, scanToken(&token)...)...); err != nil {
+			return err
+		}
+		if len(list) == 0 || list[len(list)-1].Name != p.Name {
+			list = append(list, p)
+		}
+		last := &list[len(list)-1]
+		last.Tokens = append(last.Tokens, token)
+		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list tokens: %w", t.db.explain(err))
 	}
-	return tokens, nil
+	return list, nil
 }
 
-// Revoke ends a token. It returns when it had been revoked before, unless zero,
-// or ErrNoToken.
-func (t *Tokens) Revoke(ctx context.Context, name string) (before time.Time, err error) {
+// Revoke ends all tokens of a principal. It returns when the last of them had been
+// revoked before, zero if one was not, or ErrNoPrincipal.
+func (t *Tokens) Revoke(ctx context.Context, principal string) (before time.Time, err error) {
 	var at *time.Time
-	// The subquery reads the row as it was before this statement.
-	err = queryRow(ctx, t.db.pool, []any{&at}, `
-		UPDATE public.api_tokens SET revoked_at = coalesce(revoked_at, now()) WHERE name = $1::pg_catalog.text
-		RETURNING (SELECT t.revoked_at FROM public.api_tokens t WHERE t.name = $1::pg_catalog.text)`, name)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return time.Time{}, ErrNoToken
-	}
+	err = t.inTx(ctx, func(tx pgx.Tx) error {
+		if err := lockPrincipal(ctx, tx, principal); err != nil {
+			return err
+		}
+		if err := tx.QueryRow(ctx, `
+			SELECT CASE WHEN bool_and(revoked_at IS NOT NULL) THEN max(revoked_at) END
+			FROM public.api_tokens WHERE principal = $1::pg_catalog.text`, principal).Scan(&at); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `UPDATE public.api_tokens SET revoked_at = now() WHERE principal = $1::pg_catalog.text AND revoked_at IS NULL`, principal)
+		return err
+	})
 	if err != nil {
-		return time.Time{}, fmt.Errorf("revoke token: %w", t.db.explain(err))
+		return time.Time{}, t.inWords("revoke tokens", err)
 	}
 	return orZero(at), nil
 }
 
-// scanToken returns where to scan name, scopes, created_at, expires_at, revoked_at
-// and last_used_at to. Times that are null become zero.
+// scanToken returns where to scan id, principal, scopes, created_at, expires_at,
+// revoked_at and last_used_at to. Times that are null become zero.
 func scanToken(t *auth.Token) []any {
-	return []any{&t.Name, &t.Scopes, &t.CreatedAt, (*nullTime)(&t.ExpiresAt), (*nullTime)(&t.RevokedAt), (*nullTime)(&t.LastUsedAt)}
+	return []any{&t.ID, &t.Name, &t.Scopes, &t.CreatedAt, (*nullTime)(&t.ExpiresAt), (*nullTime)(&t.RevokedAt), (*nullTime)(&t.LastUsedAt)}
 }
 
 // A nullTime scans null as the zero time.

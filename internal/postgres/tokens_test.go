@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 
 	"plantstore/internal/auth"
 	"plantstore/internal/pgtest"
@@ -94,11 +95,11 @@ func TestAuthenticate(t *testing.T) {
 		if got := tokens.Knows(forever); got != (want == nil) {
 			t.Errorf("Knows of a token after %v: %v", want, got)
 		}
-		s.exec(t, `DELETE FROM api_tokens WHERE name = 'for-ever'`)
+		s.exec(t, `DELETE FROM api_tokens WHERE principal = 'for-ever'`)
 		time.Sleep(ttl)
 	}
-	if _, err := issued.Revoke(t.Context(), "nobody"); !errors.Is(err, ErrNoToken) {
-		t.Errorf("Revoke of no token: %v, want ErrNoToken", err)
+	if _, err := issued.Revoke(t.Context(), "nobody"); !errors.Is(err, ErrNoPrincipal) {
+		t.Errorf("Revoke of nobody: %v, want ErrNoPrincipal", err)
 	}
 }
 
@@ -131,10 +132,10 @@ func gated(t *testing.T, s store) gate {
 	s.exec(t, `
 		CREATE TABLE public.held (digest bytea);
 		CREATE OR REPLACE FUNCTION public.plantstore_token(wanted bytea) RETURNS TABLE (
-			name text, scopes text[], created_at timestamptz, expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz
+			id uuid, principal text, scopes text[], created_at timestamptz, expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz
 		) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 		BEGIN
-			RETURN QUERY SELECT t.name, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
+			RETURN QUERY SELECT t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
 				FROM public.api_tokens t WHERE t.digest = wanted;
 			WHILE EXISTS (SELECT FROM public.held h WHERE h.digest = wanted) LOOP
 				PERFORM pg_sleep(0.005);
@@ -366,9 +367,9 @@ func TestRevokedOnce(t *testing.T) {
 		t.Helper()
 		list, err := issued.List(t.Context())
 		if err != nil || len(list) != 1 {
-			t.Fatalf("List = %+v, %v; want one token", list, err)
+			t.Fatalf("List = %+v, %v; want one principal", list, err)
 		}
-		return list[0].RevokedAt
+		return list[0].Tokens[0].RevokedAt
 	}
 	for range 2 {
 		if _, err := issued.Revoke(t.Context(), "back-office"); err != nil {
@@ -401,12 +402,12 @@ func TestCreateRefusals(t *testing.T) {
 	t.Parallel()
 	issued := issuer(t, pgtest.New(t))
 	create(t, issued, "taken", time.Time{})
-	if _, err := issued.Create(t.Context(), "taken", []string{auth.ScopeDelete}, time.Time{}); !errors.Is(err, ErrTokenExists) {
-		t.Errorf("Create with a taken name: %v, want ErrTokenExists", err)
+	if _, err := issued.Create(t.Context(), "taken", []string{auth.ScopeDelete}, time.Time{}); !errors.Is(err, ErrPrincipalExists) {
+		t.Errorf("Create with a taken name: %v, want ErrPrincipalExists", err)
 	}
 	for _, name := range []string{"", " ", "-x", "a b", "a\n", strings.Repeat("a", 64), "naïve"} {
-		if _, err := issued.Create(t.Context(), name, []string{auth.ScopeDelete}, time.Time{}); !errors.Is(err, ErrTokenName) {
-			t.Errorf("Create(%q): %v, want ErrTokenName", name, err)
+		if _, err := issued.Create(t.Context(), name, []string{auth.ScopeDelete}, time.Time{}); !errors.Is(err, ErrPrincipalName) {
+			t.Errorf("Create(%q): %v, want ErrPrincipalName", name, err)
 		}
 	}
 }
@@ -445,8 +446,174 @@ func TestLastUseIsNoted(t *testing.T) {
 		}
 		synctest.Wait() // until NoteUse has nothing to do
 		list, err := issued.List(t.Context())
-		if err != nil || len(list) != 2 || list[1].LastUsedAt.IsZero() || !list[0].LastUsedAt.IsZero() {
+		if err != nil || len(list) != 2 || list[1].Tokens[0].LastUsedAt.IsZero() || !list[0].Tokens[0].LastUsedAt.IsZero() {
 			t.Errorf("tokens %+v, %v; want the last use of back-office noted", list, err)
 		}
 	})
+}
+
+// A principal keeps its name while its tokens change.
+func TestRotate(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	issued := issuer(t, database)
+	s := storeOn(t, database, "")
+	tokens := s.Tokens(0)
+	const scope = auth.ScopeDelete
+	rotate := func(overlap time.Duration, expires time.Time) string {
+		t.Helper()
+		token, err := issued.Rotate(t.Context(), "shop", overlap, expires)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return token
+	}
+	expect := func(want error, all ...string) {
+		t.Helper()
+		for i, token := range all {
+			got, err := tokens.Authenticate(in(t, patience), token)
+			if !errors.Is(err, want) || err == nil && !cmp.Equal(got, auth.Principal{Name: "shop", Scopes: []string{scope}}) {
+				t.Errorf("Authenticate with token %d: %+v, %v; want shop, %v", i, got, err, want)
+			}
+		}
+	}
+	expiries := func() (all []time.Duration) {
+		t.Helper()
+		list, err := issued.List(t.Context())
+		if err != nil || len(list) != 1 || list[0].Name != "shop" {
+			t.Fatalf("List = %+v, %v; want shop", list, err)
+		}
+		for _, token := range list[0].Tokens {
+			if token.ExpiresAt.IsZero() {
+				all = append(all, 0)
+			} else {
+				all = append(all, time.Until(token.ExpiresAt).Round(time.Hour))
+			}
+		}
+		return all
+	}
+	first := create(t, issued, "shop", time.Time{})
+	second := rotate(48*time.Hour, time.Now().Add(24*time.Hour))
+	expect(nil, first, second)
+	third := rotate(36*time.Hour, time.Time{}) // the second ends before that anyway
+	expect(nil, first, second, third)
+	if diff := cmp.Diff([]time.Duration{0, 24 * time.Hour, 36 * time.Hour}, expiries()); diff != "" {
+		t.Errorf("the tokens end in (-want +got):\n%s", diff)
+	}
+	s.exec(t, `UPDATE api_tokens SET expires_at = now() - interval '1 second' WHERE expires_at IS NOT NULL`)
+	expect(auth.ErrInvalidToken, first, second)
+	fourth := rotate(0, time.Time{})
+	expect(auth.ErrInvalidToken, first, second, third)
+	expect(nil, fourth)
+
+	// Once it expired it can still have another one; once revoked it has to be let in.
+	s.exec(t, `UPDATE api_tokens SET expires_at = now() - interval '1 second'`)
+	fifth, sixth := rotate(time.Hour, time.Time{}), rotate(time.Hour, time.Time{})
+	expect(nil, fifth, sixth)
+	if _, err := issued.Create(t.Context(), "shop", []string{scope}, time.Time{}); !errors.Is(err, ErrPrincipalExists) {
+		t.Errorf("Create of a principal that has a token: %v, want ErrPrincipalExists", err)
+	}
+	if _, err := issued.Revoke(t.Context(), "shop"); err != nil {
+		t.Fatal(err)
+	}
+	expect(auth.ErrInvalidToken, first, second, third, fourth, fifth, sixth)
+	if _, err := issued.Rotate(t.Context(), "shop", time.Hour, time.Time{}); !errors.Is(err, ErrRevoked) {
+		t.Errorf("Rotate of a principal that was revoked: %v, want ErrRevoked", err)
+	}
+	expect(nil, create(t, issued, "shop", time.Time{}))
+	expect(auth.ErrInvalidToken, fifth, sixth)
+	if _, err := issued.Rotate(t.Context(), "nobody", time.Hour, time.Time{}); !errors.Is(err, ErrNoPrincipal) {
+		t.Errorf("Rotate of nobody: %v, want ErrNoPrincipal", err)
+	}
+}
+
+// Of many who make the same principal at once, one does.
+func TestAPrincipalIsMadeOnce(t *testing.T) {
+	t.Parallel()
+	issued := issuer(t, pgtest.New(t))
+	var group sync.WaitGroup
+	made := make(chan string, 8)
+	for range cap(made) {
+		group.Go(func() {
+			token, err := issued.Create(in(t, patience), "shop", []string{auth.ScopeDelete}, time.Time{})
+			switch {
+			case err == nil:
+				made <- token
+			case !errors.Is(err, ErrPrincipalExists):
+				t.Errorf("Create: %v, want none or ErrPrincipalExists", err)
+			}
+		})
+	}
+	group.Wait()
+	if len(made) != 1 {
+		t.Errorf("%d made the principal, want 1", len(made))
+	}
+}
+
+// A principal and a database role are two, also where both have one name: the role was
+// made later.
+func TestAPrincipalIsNoRole(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	issued := issuer(t, database)
+	s := storeOn(t, database, "")
+	if _, err := issued.Create(t.Context(), "plantstore_owner", []string{auth.ScopeDelete}, time.Time{}); !errors.Is(err, ErrRoleName) {
+		t.Errorf("Create of a principal that is named like a role: %v, want ErrRoleName", err)
+	}
+	role := fmt.Sprintf("twin-%d", time.Now().UnixNano())
+	create(t, issued, role, time.Time{})
+	super := pgtest.Pool(t, database.Super)
+	name := pgx.Identifier{role}.Sanitize()
+	if _, err := super.Exec(t.Context(), `CREATE ROLE `+name+`; GRANT DELETE, SELECT ON plants TO `+name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { super.Exec(context.Background(), `DROP OWNED BY `+name+`; DROP ROLE `+name) })
+	for id := range 4 {
+		s.plant(t, int64(id))
+	}
+	if _, err := super.Exec(t.Context(), `SET SESSION AUTHORIZATION `+name+`; DELETE FROM plants WHERE id = 0; RESET SESSION AUTHORIZATION`); err != nil {
+		t.Fatal(err)
+	}
+	for i, sql := range []string{
+		`SELECT set_config('plantstore.principal', $1, true), set_config('plantstore.plant', '1', true)`,
+		`SELECT set_config('plantstore.batch', json_build_array(json_build_object('plant', 2, 'principal', $1::text, 'key', 'k'))::text, true)`,
+	} { // as the service says it, but without a request id
+		err := pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), sql, role); err != nil {
+				return err
+			}
+			_, err := tx.Exec(t.Context(), `DELETE FROM plants WHERE id = $1`, i+1)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.plants.Delete(in(t, patience), plant.Deletion{Plant: 3, Principal: role, RequestID: "r", Key: "k"}); err != nil {
+		t.Fatal(err)
+	}
+	ledger := ledgerOf(t, database)
+	for _, tt := range []struct {
+		by   Deleter
+		want []int64
+	}{
+		{Deleter{Role: role}, []int64{0}},
+		{Deleter{Principal: role}, []int64{3, 2, 1}},
+	} {
+		list, err := ledger.List(t.Context(), LedgerFilter{By: tt.by}, 9, false)
+		var got []int64
+		for _, r := range list {
+			got = append(got, r.PlantID)
+			if r.Direct != (tt.by.Role != "") {
+				t.Errorf("deletion of plant %d by %+v: direct SQL %v", r.PlantID, tt.by, r.Direct)
+			}
+		}
+		if diff := cmp.Diff(tt.want, got); err != nil || diff != "" {
+			t.Errorf("plants by %+v: %v; (-want +got):\n%s", tt.by, err, diff)
+		}
+		undo, err := ledger.Undoable(t.Context(), tt.by, time.Time{}, time.Time{})
+		if err != nil || len(undo.IDs) != len(tt.want) {
+			t.Errorf("undoable by %+v: %+v, %v; want %d deletions", tt.by, undo, err, len(tt.want))
+		}
+	}
 }

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"bytes"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"plantstore/internal/pgtest"
+)
+
+// A client whose answer was lost changes its token, and is told with the new one what
+// became of its deletion: it is the same client.
+func TestRotationWithAnOpenDeletion(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	owner := connect(t, database.Owner)
+	execute(t, owner, `INSERT INTO plants (id, name) VALUES (1, 'Boston fern'), (2, 'Boston fern')`)
+	token := func(args ...string) string {
+		t.Helper()
+		out, stderr, code := command(t, append(append([]string{"token"}, args...), "--database-url="+database.Owner)...)
+		if code != 0 {
+			t.Fatal(stderr)
+		}
+		return strings.TrimSpace(out)
+	}
+	first, other := token("create", "shop"), token("create", "another")
+	// From the DELETE on the database is not heard of any more.
+	var armed, silent atomic.Bool
+	url := relayed(t, database.App, func(b []byte, answer bool) bool {
+		if armed.Load() && !answer && bytes.Contains(b, []byte("DELETE FROM public.plants")) {
+			silent.Store(true)
+		}
+		return !answer || !silent.Load()
+	})
+	// In this mode each statement is sent as text.
+	p := start(t, "serve", "--database-url="+url+" default_query_exec_mode=exec", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s",
+		"--request-timeout=3s")
+	public, admin := p.addresses(t)
+	waitReady(t, admin, http.StatusOK)
+	try := func(token string) (int, string) {
+		t.Helper()
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, public+"/plants/1", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("Authorization", "Bearer "+token)
+		request.Header.Set("Idempotency-Key", "k")
+		answer, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		return answer.StatusCode, answer.Header.Get("Idempotency-Replayed")
+	}
+	if code, body := send(t, http.MethodDelete, public+"/plants/2", first); code != http.StatusNoContent {
+		t.Fatalf("DELETE: %d %s, want 204", code, body)
+	}
+	armed.Store(true)
+	if code, _ := try(first); code != http.StatusGatewayTimeout {
+		t.Fatalf("DELETE whose answer is lost: %d, want 504", code)
+	}
+	armed.Store(false)
+	silent.Store(false)
+	second := token("rotate", "shop", "--overlap=1h")
+	waitReady(t, admin, http.StatusOK)
+	for name, token := range map[string]string{"the new token": second, "the old one": first} {
+		if code, replayed := try(token); code != http.StatusNoContent || replayed != "true" {
+			t.Errorf("the same request with %s: %d, replayed %q; want 204 and true", name, code, replayed)
+		}
+	}
+	if code, _ := try(other); code != http.StatusNotFound {
+		t.Errorf("the same key of another principal: %d, want 404", code)
+	}
+	var deletions int
+	if err := owner.QueryRow(t.Context(), `SELECT count(*) FROM plant_deletions WHERE plant_id = 1 AND plant IS NOT NULL AND deleted_by = 'shop'`).Scan(&deletions); err != nil || deletions != 1 {
+		t.Errorf("the ledger has %d deletions of the plant by shop, %v; want 1", deletions, err)
+	}
+	out, _, _ := command(t, "deletions", "list", "--by=shop", "--plant=1", "--database-url="+database.Owner)
+	if strings.Count(out, "\n") != 2 {
+		t.Errorf("deletions list --by=shop:\n%s\nwant the one deletion", out)
+	}
+}

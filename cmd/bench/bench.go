@@ -46,6 +46,7 @@ type trial struct {
 	store     *store
 	clients   int
 	pace      float64 // requests a second; 0: as fast as it can
+	once      bool    // rather than in each round
 	rounds    []measurement
 }
 
@@ -54,17 +55,16 @@ const (
 	pgbenchPlain    = "pgbench, plain"
 	pgbenchLedgered = "pgbench, ledgered"
 	plantstore      = "plantstore"
+	besides         = "plantstore, the other"  // see the flag -beside
 	oneByOne        = "plantstore, one by one" // without group commit
-	barePlain       = "bare handler, plain"
+	forgetful       = "plantstore, without the ledger"
+	barePlain       = "bare handler, plain"                // with the pool that is best where it is
 	bareSmall       = "bare handler, plain, 4 connections" // as many as pgxpool has by default, on up to 4 cores
 	bareLedgered    = "bare handler, ledgered"
+	nothing         = "net/http alone" // answers at once, without a database
 )
 
-// barePool is how many database connections the bare handler has unless it is
-// held to 4. Of 4, 8, 16 and 32 it is fastest with 32.
-const barePool = 32
-
-// run measures everything.
+// run measures what the flags ask for.
 func (b *bench) run(ctx context.Context) (*report, error) {
 	r := &report{config: b.config, date: time.Now(), postgres: b.server.Version()}
 	var err error
@@ -79,84 +79,58 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.journeys, err = b.travel(ctx, ledgered, plain); err != nil {
-		return nil, err
-	}
-	if b.quick {
-		return r, nil
-	}
-	if r.startup, err = b.startup(ctx, ledgered); err != nil {
-		return nil, err
-	}
-
-	if r.closed, err = b.closedLoop(ctx, ledgered, plain); err != nil {
-		return nil, err
-	}
-	if err := b.measure(ctx, r.closed, b.duration, b.rounds); err != nil {
-		return nil, err
-	}
-	r.open = b.openLoop(r.closed)
-	if err := b.measure(ctx, r.open, b.duration, b.rounds); err != nil {
-		return nil, err
-	}
-	if b.growth {
-		if err := b.grow(ctx, r); err != nil {
+	for _, part := range []struct {
+		name string
+		do   func() error
+	}{
+		{"distance", func() error { return b.travel(ctx, r, ledgered, plain) }},
+		{"open", func() error { return b.openLoop(ctx, r) }},
+		{"replicas", func() error { return b.replicas(ctx, r, ledgered) }},
+		{"memory", func() error { return b.connections(ctx, r, ledgered) }},
+		{"start", func() (err error) { r.startup, err = b.startup(ctx, ledgered); return err }},
+		// Its checkpoints would be felt by those after it.
+		{"cost", func() error { return b.cost(ctx, r, ledgered, plain) }},
+		{"growth", func() error { return b.grow(ctx, r) }},
+	} {
+		if !slices.Contains(b.parts, part.name) {
+			continue
+		}
+		if err := part.do(); err != nil {
 			return nil, err
 		}
 	}
 	return r, nil
 }
 
-// closedLoop starts the contenders and returns the trials in which each goes as
-// fast as it can.
-func (b *bench) closedLoop(ctx context.Context, ledgered, plain *store) (trials []*trial, err error) {
-	service, err := b.startService(ctx, plantstore, b.service, ledgered, home)
-	if err != nil {
-		return nil, err
-	}
-	bare, err := b.startBare(ctx, barePlain, plain, home, barePool, "no")
-	if err != nil {
-		return nil, err
-	}
-	small, err := b.startBare(ctx, bareSmall, plain, home, 4, "no")
-	if err != nil {
-		return nil, err
-	}
-	bareWithLedger, err := b.startBare(ctx, bareLedgered, ledgered, home, barePool, "yes")
-	if err != nil {
-		return nil, err
-	}
-	direct := &pgbenchContender{title: pgbenchLedgered, store: ledgered, road: home, script: ledgeredDelete, folder: b.folder}
-	directPlain := &pgbenchContender{title: pgbenchPlain, store: plain, road: home, script: plainDelete, folder: b.folder}
-	for _, n := range b.clients {
-		trials = append(trials,
-			&trial{contender: directPlain, store: plain, clients: n},
-			&trial{contender: small, store: plain, clients: n},
-			&trial{contender: bare, store: plain, clients: n},
-			&trial{contender: direct, store: ledgered, clients: n},
-			&trial{contender: service, store: ledgered, clients: n},
-			&trial{contender: bareWithLedger, store: ledgered, clients: n})
-		if n == 1 {
-			alone, err := b.startService(ctx, oneByOne, b.oneByOne, ledgered, home)
-			if err != nil {
-				return nil, err
-			}
-			trials = append(trials, &trial{contender: alone, store: ledgered, clients: n})
+// openLoop measures with requests that come at half of the rate that each contender
+// reached with 128 clients beside the database.
+func (b *bench) openLoop(ctx context.Context, r *report) error {
+	for _, t := range r.home() {
+		if t.clients == 128 && !t.is(bareSmall) {
+			r.open = append(r.open, &trial{contender: t.contender, store: t.store, clients: 128, pace: t.rate() / 2})
 		}
 	}
-	return trials, nil
+	return b.measure(ctx, r.open, b.duration, b.rounds)
 }
 
-// openLoop returns the trials in which requests come at half of the rate that
-// each contender reached with the most clients.
-func (b *bench) openLoop(closed []*trial) (trials []*trial) {
-	most := slices.Max(b.clients)
-	for _, t := range closed {
-		if t.clients == most && !t.is(bareSmall) && !t.is(oneByOne) {
-			trials = append(trials, &trial{contender: t.contender, store: t.store, clients: most, pace: t.rate() / 2})
-		}
+// replicas measures two services on one database, each with half of the clients.
+func (b *bench) replicas(ctx context.Context, r *report, s *store) error {
+	one, err := b.startService(ctx, plantstore, b.service, s, home)
+	if err != nil {
+		return err
 	}
-	return trials
+	defer one.process.Kill()
+	other, err := b.startService(ctx, plantstore, b.service, s, home)
+	if err != nil {
+		return err
+	}
+	defer other.process.Kill()
+	for _, n := range []int{8, 32, 128} {
+		r.replicas = append(r.replicas,
+			&trial{contender: one, store: s, clients: n},
+			&trial{contender: &pair{one, other}, store: s, clients: n})
+	}
+	return b.measure(ctx, r.replicas, b.duration, b.rounds)
 }
 
 // grow measures how cost grows with the number of rows.
@@ -179,6 +153,7 @@ func (b *bench) grow(ctx context.Context, r *report) error {
 		if err != nil {
 			return err
 		}
+		defer service.process.Kill()
 		direct := &pgbenchContender{title: pgbenchLedgered, store: s, road: home, script: ledgeredDelete, folder: b.folder}
 		for _, n := range []int{32, 128} {
 			r.growth = append(r.growth,
@@ -193,21 +168,12 @@ func (b *bench) grow(ctx context.Context, r *report) error {
 func (b *bench) measure(ctx context.Context, trials []*trial, d time.Duration, rounds int) error {
 	for round := range rounds {
 		for _, t := range trials {
-			q := t.store.quota(d + beyond(t.clients))
-			m, err := t.contender.measure(ctx, q, t.clients, d, t.pace)
+			if round > 0 && t.once {
+				continue
+			}
+			m, err := t.measure(ctx, d)
 			if err != nil {
 				return fmt.Errorf("%s, %d clients: %w", t.contender.name(), t.clients, err)
-			}
-			if m.deleted > q.count {
-				return fmt.Errorf("%s, %d clients: %d deletions, but only %d plants for them: raise -plants or lower -duration", t.contender.name(), t.clients, m.deleted, q.count)
-			}
-			gone, err := t.store.refill(ctx, q)
-			if err != nil {
-				return err
-			}
-			if gone != m.deleted {
-				return fmt.Errorf("%s, %d clients: %d deletions were reported, but %d plants are gone",
-					t.contender.name(), t.clients, m.deleted, gone)
 			}
 			t.rounds = append(t.rounds, m)
 			b.progress("round %d/%d, %s plants, %s, %d clients: %.0f/s, p50 %s, p99 %s, others %.0f %%", round+1, rounds,
@@ -215,6 +181,37 @@ func (b *bench) measure(ctx context.Context, trials []*trial, d time.Duration, r
 		}
 	}
 	return nil
+}
+
+// measure measures once, and puts the plants back.
+func (t *trial) measure(ctx context.Context, d time.Duration) (m measurement, err error) {
+	q := t.store.quota(d + 3*warmUp)
+	before, err := t.store.walPosition(ctx)
+	if err != nil {
+		return m, err
+	}
+	if m, err = t.contender.measure(ctx, q, t.clients, d, t.pace); err != nil {
+		return m, err
+	}
+	after, err := t.store.walPosition(ctx)
+	if err != nil {
+		return m, err
+	}
+	gone, err := t.store.refill(ctx, q)
+	if err != nil {
+		return m, err
+	}
+	if m.deleted < 0 {
+		m.deleted = gone
+	}
+	switch measured := int64(m.rate * d.Seconds()); {
+	case gone == q.count || measured > gone:
+		return m, fmt.Errorf("%d deletions, but only %d plants for them: raise -plants or lower -duration", gone, q.count)
+	case gone != m.deleted:
+		return m, fmt.Errorf("%d deletions were reported, but %d plants are gone", m.deleted, gone)
+	}
+	m.wal = (after - before) / float64(gone)
+	return m, nil
 }
 
 func (b *bench) open(ctx context.Context, spec storeSpec) (*store, error) {

@@ -11,7 +11,7 @@ import (
 
 // warmUp is how long every contender runs before it is measured: connections are
 // made, statements prepared and plans cached in it.
-const warmUp = time.Second
+const warmUp = 700 * time.Millisecond
 
 // A contender deletes plants of a store.
 type contender interface {
@@ -32,7 +32,8 @@ type measurement struct {
 	others    float64 // share of the machine's CPU time that went elsewhere
 	memory    float64 // most bytes resident in the service
 	allocs    float64 // objects that the service allocates for a deletion
-	deleted   int64   // all there were, with the warm-up
+	wal       float64 // bytes of write-ahead log for a deletion, with the warm-up
+	deleted   int64   // all there were, with the warm-up; -1: not known
 }
 
 // setLatencies takes latencies in order.

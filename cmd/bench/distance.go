@@ -5,15 +5,9 @@ package main
 import (
 	"context"
 	"fmt"
-	"strings"
+	"slices"
 	"time"
 )
-
-// bareAway is the bare handler with the pool size that is best on a road.
-const bareAway = "bare handler, plain, best pool"
-
-// besides is another build of the service, see the flag -beside.
-const besides = "plantstore, the other"
 
 // A journey is what was measured on a road.
 type journey struct {
@@ -28,21 +22,22 @@ type journey struct {
 }
 
 // travel measures the service and the yardsticks on each road.
-func (b *bench) travel(ctx context.Context, ledgered, plain *store) (journeys []*journey, err error) {
-	for _, r := range b.roads {
-		j := &journey{road: r, pool: b.pool}
-		journeys = append(journeys, j)
-		if err := b.openRoad(ctx, r); err != nil {
-			return nil, err
+func (b *bench) travel(ctx context.Context, r *report, ledgered, plain *store) error {
+	for _, road := range b.roads {
+		j := &journey{road: road, pool: b.pool}
+		r.journeys = append(r.journeys, j)
+		if err := b.openRoad(ctx, road); err != nil {
+			return err
 		}
 		if err := b.onRoad(ctx, j, ledgered, plain); err != nil {
-			return nil, fmt.Errorf("distance %s: %w", r.name(), err)
+			return fmt.Errorf("distance %s: %w", road.name(), err)
 		}
-		if j.late, err = b.closeRoad(ctx, r); err != nil {
-			return nil, err
+		var err error
+		if j.late, err = b.closeRoad(ctx, road); err != nil {
+			return err
 		}
 	}
-	return journeys, nil
+	return nil
 }
 
 func (b *bench) onRoad(ctx context.Context, j *journey, ledgered, plain *store) error {
@@ -56,46 +51,73 @@ func (b *bench) onRoad(ctx context.Context, j *journey, ledgered, plain *store) 
 			return err
 		}
 	}
-	service, err := b.startService(ctx, plantstore, b.service, ledgered, j.road)
-	if err != nil {
-		return err
+	// What stands beside the database serves the other parts of the report, too.
+	atHome := j.road.name() == home.name() && !b.quick
+	var contenders []trial
+	add := func(c contender, s *store, most int) {
+		contenders = append(contenders, trial{contender: c, store: s, clients: most})
 	}
-	defer service.process.Kill()
-	contenders := []contender{service}
-	if b.beside != "" {
-		other, err := b.startService(ctx, besides, b.beside, ledgered, j.road)
+	most := slices.Max(b.clients)
+	for _, s := range []struct {
+		title, program string
+		most           int
+	}{{plantstore, b.service, most}, {besides, b.beside, most}, {oneByOne, b.oneByOne, 1}} {
+		if s.program == "" || s.title == oneByOne && !atHome {
+			continue
+		}
+		c, err := b.startService(ctx, s.title, s.program, ledgered, j.road)
 		if err != nil {
 			return err
 		}
-		defer other.process.Kill()
-		contenders = append(contenders, other)
+		if !atHome {
+			defer c.process.Kill()
+		}
+		add(c, ledgered, s.most)
 	}
-	bare, err := b.startBare(ctx, bareAway, plain, j.road, j.pool, "no")
-	if err != nil {
-		return err
+	for _, s := range []struct {
+		title    string
+		store    *store
+		pool     int
+		settings string
+		most     int
+	}{{barePlain, plain, j.pool, "no", most}, {bareSmall, plain, 4, "no", 128}, {bareLedgered, ledgered, j.pool, "yes", 128}} {
+		if s.title != barePlain && !atHome {
+			continue
+		}
+		c, err := b.startBare(ctx, s.title, s.store, j.road, s.pool, s.settings)
+		if err != nil {
+			return err
+		}
+		if !atHome {
+			defer c.process.Kill()
+		}
+		add(c, s.store, s.most)
 	}
-	defer bare.process.Kill()
-	contenders = append(contenders, bare)
 	if !b.quick {
-		contenders = append(contenders,
-			&pgbenchContender{title: pgbenchLedgered, store: ledgered, road: j.road, script: ledgeredDelete, folder: b.folder})
+		add(&pgbenchContender{title: pgbenchLedgered, store: ledgered, road: j.road, script: ledgeredDelete, folder: b.folder}, ledgered, most)
+	}
+	if atHome {
+		add(&pgbenchContender{title: pgbenchPlain, store: plain, road: j.road, script: plainDelete, folder: b.folder}, plain, 128)
 	}
 	for _, n := range b.clients {
 		for _, c := range contenders {
-			s := ledgered
-			if c == contender(bare) {
-				s = plain
+			if n <= c.clients {
+				_, direct := c.contender.(*pgbenchContender)
+				j.trials = append(j.trials, &trial{contender: c.contender, store: c.store, clients: n, once: direct && !atHome})
 			}
-			j.trials = append(j.trials, &trial{contender: c, store: s, clients: n})
 		}
 	}
 	return b.measure(ctx, j.trials, b.duration, b.rounds)
 }
 
+// pools are the sizes of the bare handler's pool that are tried.
+var pools = [...]int{8, 16, 32, 64}
+
 // findPool finds the pool size with which the bare handler is fastest at 128
 // clients.
 func (b *bench) findPool(ctx context.Context, j *journey, plain *store) error {
-	for _, size := range []int{8, 16, 32, 64} {
+	fastest := 0.0
+	for _, size := range pools {
 		bare, err := b.startBare(ctx, fmt.Sprintf("bare handler, pool of %d", size), plain, j.road, size, "no")
 		if err != nil {
 			return err
@@ -106,8 +128,8 @@ func (b *bench) findPool(ctx context.Context, j *journey, plain *store) error {
 		if err != nil {
 			return err
 		}
-		if j.pool == 0 || t.rate() > j.tries[len(j.tries)-1].rate() {
-			j.pool = size
+		if t.rate() > fastest {
+			j.pool, fastest = size, t.rate()
 		}
 		j.tries = append(j.tries, t)
 	}
@@ -132,33 +154,12 @@ func (b *bench) checkDelay(ctx context.Context, j *journey, s *store) (err error
 	return nil
 }
 
-// writeJourneys writes a table for each distance.
-func (r *report) writeJourneys(b *strings.Builder) {
+// home returns what was measured beside the database.
+func (r *report) home() []*trial {
 	for _, j := range r.journeys {
-		fmt.Fprintf(b, "%s, bare handler with %d connections%s\n\n", j.road.title(), j.pool, j.precision())
-		b.WriteString("| clients | | deletes/s | p50, ms | p99, ms | rate of bare | p50 of bare | CPU s for 1,000: service | database |\n" +
-			"|--:|:--|--:|--:|--:|--:|--:|--:|--:|\n")
-		for _, t := range j.trials {
-			bare := find(j.trials, bareAway, t.clients)
-			fmt.Fprintf(b, "| %d | %s | %s | %s | %s | %.2f | %.2f | %.3f | %.3f |\n", t.clients, t.title(), count(int64(t.rate())),
-				milliseconds(t.p50()), milliseconds(t.p99()), t.rate()/bare.rate(), float64(t.p50())/float64(bare.p50()), t.service(), t.database())
+		if j.road.name() == home.name() {
+			return j.trials
 		}
-		b.WriteString("\n")
 	}
-}
-
-// precision tells how precise a delay was.
-func (j *journey) precision() string {
-	if j.road.delay == 0 {
-		return ""
-	}
-	most := func(d time.Duration) string { return milliseconds(d - j.direct.p50) }
-	rank := "in turn with other processes, as the system does not permit the proxy to go first"
-	if j.late.First {
-		rank = "by a thread that goes before all others"
-	}
-	return fmt.Sprintf("; a round trip took %s ms more with 128 clients (p90 %s, p99 %s; %s without the delay itself, p99 %s); "+
-		"of %s pieces in the measurements half were released %d µs late at most, 99 %% %d, all %d, %s",
-		most(j.through.p50), most(j.through.p90), most(j.through.p99), milliseconds(j.direct.p50), milliseconds(j.direct.p99),
-		count(j.late.Pieces), j.late.P50, j.late.P99, j.late.Most, rank)
+	return nil
 }

@@ -31,7 +31,7 @@ type httpContender struct {
 }
 
 // startService starts the service on a store at the end of a road.
-func startService(ctx context.Context, title, program string, s *store, r *road) (*httpContender, error) {
+func startService(ctx context.Context, title, program string, s *store, r *road, settings ...string) (*httpContender, error) {
 	address, err := programs.FreeAddress()
 	if err != nil {
 		return nil, err
@@ -40,9 +40,9 @@ func startService(ctx context.Context, title, program string, s *store, r *road)
 	if err != nil {
 		return nil, err
 	}
-	p, err := start(program, []string{"serve"}, []string{
+	p, err := start(program, []string{"serve"}, append([]string{
 		"DATABASE_URL=" + s.url(r), "PLANTSTORE_ADDR=" + address, "PLANTSTORE_ADMIN_ADDR=" + admin,
-		"PLANTSTORE_DRAIN_DELAY=0s"})
+		"PLANTSTORE_DRAIN_DELAY=0s"}, settings...))
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -141,6 +142,41 @@ func (l *loader) run(ctx context.Context, q *quota, d time.Duration, rate float6
 		}
 	}
 	return t, context.Cause(ctx)
+}
+
+// each sends one request on each connection, a few at a time.
+func (l *loader) each(ctx context.Context, q *quota) error {
+	const atATime = 16
+	var t tally
+	plan := &plan{quota: q, rate: 1, due: 1} // it is over
+	for sent, heard := 0, l.now(); t.answered < int64(len(l.conns)); {
+		for ; sent < len(l.conns) && sent < int(t.answered)+atATime; sent++ {
+			id, err := q.take()
+			if err != nil {
+				return err
+			}
+			// send takes the last.
+			l.idle = append(l.idle[1:], l.idle[0])
+			if err := l.send(id, l.now()); err != nil {
+				return err
+			}
+		}
+		n, err := l.wait(100 * time.Millisecond)
+		if err != nil {
+			return err
+		}
+		if n > 0 {
+			heard = l.now()
+		} else if ctx.Err() != nil || l.now() > heard+answerPatience {
+			return errors.Join(context.Cause(ctx), fmt.Errorf("no answer within %s", answerPatience))
+		}
+		for _, event := range l.ready[:n] {
+			if err := l.hear(int(event.Fd), plan, &t); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // A plan says what one run has to send.

@@ -6,9 +6,10 @@
 // authentication and, in its plain form, without a ledger. It runs on Linux.
 //
 // Everything happens on this machine, so load, service and database share its
-// cores. To be fair, all contenders connect to the same server in the same way,
-// through the Unix socket as the service's own role; they take turns, round by
-// round, so that a slow minute of the machine hits all of them; each measurement
+// cores. The network that usually lies between service and database is a delay,
+// see folder distance. To be fair, all contenders connect to the same server in the
+// same way, through a Unix socket as the service's own role; they take turns, round
+// by round, so that a slow minute of the machine hits all of them; each measurement
 // starts after a VACUUM with all plants in place; and each has to delete plants
 // that exist: afterwards exactly as many must be gone as were reported, or the
 // benchmark fails. A figure is the median of the rounds.
@@ -26,6 +27,8 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -55,7 +58,7 @@ type config struct {
 	rounds   int
 	clients  []int
 	plants   int64
-	growth   bool
+	parts    []string
 	roads    []*road
 	quick    bool
 	beside   string
@@ -66,10 +69,10 @@ type config struct {
 func parse(args []string, stderr io.Writer) (c config, _ error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.DurationVar(&c.duration, "duration", 5*time.Second, "how long each measurement takes")
+	flags.DurationVar(&c.duration, "duration", 2*time.Second, "how long each measurement takes")
 	flags.IntVar(&c.rounds, "rounds", 3, "how often each is repeated")
-	c.clients = []int{1, 8, 32, 128}
-	flags.Func("clients", "numbers of connections, with commas between (default 1,8,32,128)", func(s string) error {
+	c.clients = []int{1, 8, 32, 128, 512}
+	flags.Func("clients", "numbers of connections, with commas between (default 1,8,32,128,512)", func(s string) error {
 		c.clients = nil
 		for f := range strings.SplitSeq(s, ",") {
 			n, err := strconv.Atoi(f)
@@ -85,12 +88,22 @@ func parse(args []string, stderr io.Writer) (c config, _ error) {
 	flags.StringVar(&c.beside, "beside", "", "path of another build of the service, to be measured beside it at each distance")
 	flags.IntVar(&c.pool, "pool", 0, "database connections of the bare handler at each distance; 0 finds the best")
 	plants := flags.Float64("plants", 4e6, "how many plants there are")
-	flags.BoolVar(&c.growth, "growth", false, "also measure with 100 thousand, 1 million and 20 million plants and a ledger of 10 million rows")
-	flags.StringVar(&c.out, "out", "", "file to write the report to, as Markdown")
+	parts := flags.String("parts", "distance,open,replicas,memory,start,cost", "what to measure, with commas between; also growth: "+
+		"100 thousand, 1 million and 20 million plants, and a ledger of 10 million rows")
+	flags.StringVar(&c.out, "out", "", "file to write the report to, as Markdown: between the lines <!-- report --> and <!-- end of report --> if it has them. The plots go beside it")
 	if err := flags.Parse(args); err != nil {
 		return c, err
 	}
 	c.plants = int64(*plants)
+	c.parts = strings.Split(*parts, ",")
+	if c.quick {
+		c.parts = []string{"distance"}
+	}
+	for _, part := range c.parts {
+		if !slices.Contains([]string{"distance", "open", "replicas", "memory", "start", "cost", "growth"}, part) {
+			return c, fmt.Errorf("-parts: there is no part %q", part)
+		}
+	}
 	var err error
 	if c.roads, err = parseRoads(*roads); err != nil {
 		return c, fmt.Errorf("-distance: %w", err)
@@ -146,10 +159,32 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	r.command = strings.Join(append([]string{"go run ./cmd/bench"}, args...), " ")
 	text := r.markdown()
 	if c.out != "" {
-		if err := os.WriteFile(c.out, []byte(text), 0o644); err != nil {
+		if err := writeReport(c.out, text); err != nil {
 			return err
+		}
+		if !c.quick {
+			if err := r.plots(filepath.Dir(c.out)); err != nil {
+				return err
+			}
 		}
 	}
 	_, err = io.WriteString(stdout, text)
 	return err
+}
+
+// Between these lines a file has the report.
+const reportBegins, reportEnds = "<!-- report -->\n", "<!-- end of report -->\n"
+
+// writeReport writes a report into a file, in place of an older one if it has that
+// between other things.
+func writeReport(path, text string) error {
+	old, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	before, rest, _ := strings.Cut(string(old), reportBegins)
+	if _, after, found := strings.Cut(rest, reportEnds); found {
+		text = before + reportBegins + "\n" + text + reportEnds + after
+	}
+	return os.WriteFile(path, []byte(text), 0o644)
 }

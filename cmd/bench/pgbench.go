@@ -9,11 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -60,8 +58,6 @@ DELETE FROM public.plants WHERE id = :id;
 
 func (c *pgbenchContender) name() string { return c.title }
 
-var transactions = regexp.MustCompile(`(?m)^number of transactions actually processed: (\d+)`)
-
 func (c *pgbenchContender) measure(ctx context.Context, q *quota, clients int, d time.Duration, rate float64) (m measurement, err error) {
 	folder, err := os.MkdirTemp(c.folder, "pgbench-")
 	if err != nil {
@@ -79,37 +75,32 @@ func (c *pgbenchContender) measure(ctx context.Context, q *quota, clients int, d
 		return m, err
 	}
 	watched, end := context.WithCancelCause(ctx)
+	defer end(nil)
 	go func() {
 		<-p.Done()
 		end(errors.New("it ended too soon"))
 	}()
 	var before, after usage
 	from, to, err := c.watch(watched, folder, p.PID(), d, &before, &after)
+	// By itself it would end after a number of whole seconds, those to connect included.
+	// It writes the end of its log when it has lost all connections.
+	if err == nil {
+		err = c.store.disconnect(ctx, "pgbench")
+	}
+	if err != nil {
+		p.Kill()
+		return m, fmt.Errorf("pgbench: %w: %s", err, bytes.TrimSpace(out.Bytes()))
+	}
 	<-p.Done()
-	if err != nil || p.Err() != nil {
-		return m, fmt.Errorf("pgbench: %w: %s", errors.Join(err, p.Err()), bytes.TrimSpace(out.Bytes()))
-	}
-	found := transactions.FindSubmatch(out.Bytes())
-	if found == nil {
-		return m, fmt.Errorf("pgbench's output is not understood: %s", out.Bytes())
-	}
-	if m.deleted, err = strconv.ParseInt(string(found[1]), 10, 64); err != nil {
-		return m, err
-	}
 	latencies, err := readLogs(folder, from, to, c.nothing)
 	if err != nil {
 		return m, err
 	}
 	slices.Sort(latencies)
+	m.deleted = -1
 	m.rate = float64(len(latencies)) / to.Sub(from).Seconds()
 	m.setUsage(before, after, len(latencies), to.Sub(from))
 	return m, m.setLatencies(latencies)
-}
-
-// beyond is how long pgbench deletes, or connects, apart from the time that is
-// measured.
-func beyond(clients int) time.Duration {
-	return 3*warmUp + time.Duration(clients/64)*time.Second
 }
 
 // command is the pgbench that measure runs, with its script and its logs in
@@ -119,10 +110,8 @@ func (c *pgbenchContender) command(ctx context.Context, folder string, q *quota,
 	if err := os.WriteFile(script, []byte(c.script), 0o600); err != nil {
 		return nil, err
 	}
-	// pgbench counts whole seconds, and those that its clients take to connect.
-	whole := int(math.Ceil((d + beyond(clients)).Seconds()))
 	args := []string{
-		"--no-vacuum", "--protocol=prepared", "--file=" + script, "--time=" + strconv.Itoa(whole),
+		"--no-vacuum", "--protocol=prepared", "--file=" + script, "--time=3600",
 		"--client=" + strconv.Itoa(clients), "--jobs=" + strconv.Itoa(min(clients, 2)),
 		"--log", "--log-prefix=" + filepath.Join(folder, "log"),
 		"--define=n=-1", fmt.Sprintf("--define=first=%d", q.first), fmt.Sprintf("--define=clients=%d", clients),

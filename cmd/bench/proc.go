@@ -120,16 +120,19 @@ func resetPeakMemory(pid int) error {
 }
 
 // peakMemory is how much of a process was resident at most, in bytes.
-func peakMemory(pid int) (int64, error) {
+func peakMemory(pid int) (int64, error) { return memory(pid, "VmHWM:") }
+
+// memory reads a line of /proc/PID/status, in bytes.
+func memory(pid int, name string) (int64, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, err
 	}
 	for line := range strings.Lines(string(status)) {
-		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+		if value, ok := strings.CutPrefix(line, name); ok {
 			kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
 			return kb << 10, err
 		}
 	}
-	return 0, errors.New("no VmHWM in /proc")
+	return 0, errors.New("no " + name + " in /proc")
 }

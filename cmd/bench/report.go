@@ -14,15 +14,17 @@ import (
 // A report is what was measured.
 type report struct {
 	config
-	command  string
-	date     time.Time
-	machine  string
-	postgres string // version
-	startup  time.Duration
-	journeys []*journey
-	closed   []*trial
-	open     []*trial
-	growth   []*trial
+	command    string
+	date       time.Time
+	machine    string
+	postgres   string // version
+	startup    time.Duration
+	journeys   []*journey
+	open       []*trial
+	replicas   []*trial
+	growth     []*trial
+	costs      []*expense
+	footprints []footprint
 }
 
 // median returns the one in the middle, the upper of two.
@@ -40,8 +42,11 @@ func of[T cmp.Ordered](t *trial, figure func(measurement) T) T {
 	return median(values)
 }
 
-func (t *trial) rate() float64       { return of(t, func(m measurement) float64 { return m.rate }) }
-func (t *trial) p50() time.Duration  { return of(t, func(m measurement) time.Duration { return m.p50 }) }
+func (t *trial) rate() float64      { return of(t, func(m measurement) float64 { return m.rate }) }
+func (t *trial) p50() time.Duration { return of(t, func(m measurement) time.Duration { return m.p50 }) }
+func (t *trial) p999() time.Duration {
+	return of(t, func(m measurement) time.Duration { return m.p999 })
+}
 func (t *trial) p99() time.Duration  { return of(t, func(m measurement) time.Duration { return m.p99 }) }
 func (t *trial) service() float64    { return of(t, func(m measurement) float64 { return m.service }) }
 func (t *trial) database() float64   { return of(t, func(m measurement) float64 { return m.database }) }
@@ -52,16 +57,19 @@ func (t *trial) overHTTP() bool      { _, ok := t.contender.(*httpContender); re
 func (t *trial) is(name string) bool { return t.contender.name() == name }
 
 // title is the contender's name in a table.
-func (t *trial) title() string {
-	if t.is(plantstore) {
-		return "**" + plantstore + "**"
+func (t *trial) title() string { return bold(t.contender.name()) }
+
+func bold(name string) string {
+	if name == plantstore {
+		return "**" + name + "**"
 	}
-	return t.contender.name()
+	return name
 }
 
-// others is the largest share of the CPU time that went elsewhere in a measurement.
+// others is the largest share of the CPU time that went elsewhere in a measurement of
+// the table of those beside the database.
 func (r *report) others() (most float64) {
-	for _, t := range slices.Concat(r.closed, r.open, r.growth) {
+	for _, t := range r.home() {
 		for _, m := range t.rounds {
 			most = max(most, m.others)
 		}
@@ -79,70 +87,90 @@ func find(trials []*trial, name string, clients int) *trial {
 	return nil
 }
 
-// markdown writes the report.
+// markdown writes the report. Its plots are files in the same folder.
 func (r *report) markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "`%s`, %s. %s PostgreSQL %s, %s plants, each figure the median of %d rounds of %s.\n\n",
+	fmt.Fprintf(&b, "From the report of `%s`, %s. %s PostgreSQL %s, %s plants; each figure is the median of %d rounds of %s.\n\n",
 		r.command, r.date.UTC().Format("2 January 2006 15:04 UTC"), r.machine, r.postgres, count(r.plants), r.rounds, r.duration)
 	r.writeJourneys(&b)
 	if r.quick {
 		return b.String()
 	}
-	r.writeClosed(&b)
-	r.writeOpen(&b)
-	r.writeGrowth(&b)
 	r.writeTargets(&b)
+	r.writeHome(&b)
+	r.writeOpen(&b)
+	r.writeReplicas(&b)
+	r.writeCosts(&b)
+	r.writeFootprints(&b)
+	r.writeGrowth(&b)
 	return b.String()
 }
 
-func (r *report) writeClosed(b *strings.Builder) {
-	b.WriteString("| connections | | deletes/s | of pgbench | p50, ms | p99, ms | CPU s for 1,000: service | database | memory, MiB | allocations |\n" +
+// writeHome tells more of those beside the database.
+func (r *report) writeHome(b *strings.Builder) {
+	trials := r.home()
+	if len(trials) == 0 {
+		return
+	}
+	b.WriteString("### Beside the database, in detail\n\n" +
+		"| connections | | deletes/s | of pgbench | p50, ms | p99, ms | CPU s for 1,000: service | database | memory, MiB | allocations |\n" +
 		"|--:|:--|--:|--:|--:|--:|--:|--:|--:|--:|\n")
-	for i, t := range r.closed {
+	for i, t := range trials {
 		connections := ""
-		if i == 0 || r.closed[i-1].clients != t.clients {
+		if i == 0 || trials[i-1].clients != t.clients {
 			connections = strconv.Itoa(t.clients)
 		}
 		yardstick := pgbenchLedgered
 		if t.store.plain {
 			yardstick = pgbenchPlain
 		}
+		of := ""
+		if y := find(trials, yardstick, t.clients); y != nil {
+			of = fmt.Sprintf("%.2f", t.rate()/y.rate())
+		}
 		service, memory, allocs := "", "", ""
 		if t.overHTTP() {
 			service = fmt.Sprintf("%.3f", t.service())
 			memory, allocs = fmt.Sprintf("%.0f", t.memory()/(1<<20)), fmt.Sprintf("%.0f", t.allocs())
 		}
-		fmt.Fprintf(b, "| %s | %s | %s | %.2f | %s | %s | %s | %.3f | %s | %s |\n", connections, t.title(),
-			count(int64(t.rate())), t.rate()/find(r.closed, yardstick, t.clients).rate(),
-			milliseconds(t.p50()), milliseconds(t.p99()), service, t.database(), memory, allocs)
+		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %.3f | %s | %s |\n", connections, t.title(),
+			count(int64(t.rate())), of, milliseconds(t.p50()), milliseconds(t.p99()), service, t.database(), memory, allocs)
 	}
-	fmt.Fprintf(b, "\nEach connection sends its next request when it has its answer. "+
-		"*Ledgered*: with the trigger and the settings that it records; *plain*: without, in a database of its own; "+
-		"*of pgbench*: of the one that does the same. *One by one*: the service built without group commit, to see what that costs a client that is alone. "+
-		"The bare handler has up to %d database connections, or 4, pgx's default on a small machine; the service deletes over 1 or 2. "+
-		"The load generator took another %.3f CPU s for 1,000 deletions, and what else ran on the machine %.0f %% of its time in the worst round.\n\n",
-		barePool, r.generator(), r.others()*100)
-}
-
-// generator is what load costs, at the most connections.
-func (r *report) generator() float64 {
-	return find(r.closed, plantstore, slices.Max(r.clients)).generator()
+	last := trials[len(trials)-1]
+	if t := find(trials, plantstore, last.clients); t != nil {
+		fmt.Fprintf(b, "\nThe load generator took another %.3f CPU s for 1,000 deletions, and what else ran on the machine %.0f %% of its time in the worst round.\n\n",
+			t.generator(), r.others()*100)
+	}
 }
 
 func (r *report) writeOpen(b *strings.Builder) {
-	fmt.Fprintf(b, "Open loop, requests due at random moments at half of each one's own peak, %d connections, "+
-		"latency from the moment due:\n\n| | requests/s | p50, ms | p99, ms |\n|:--|--:|--:|--:|\n", slices.Max(r.clients))
+	if len(r.open) == 0 {
+		return
+	}
+	b.WriteString("### Open loop\n\nRequests come at random moments, at half of the rate that each reached itself with 128 connections beside the database. " +
+		"Latency counts from the moment a request is due.\n\n| | requests/s | p50, ms | p99, ms | p99.9, ms |\n|:--|--:|--:|--:|--:|\n")
 	for _, t := range r.open {
-		fmt.Fprintf(b, "| %s | %s | %s | %s |\n", t.title(), count(int64(t.rate())), milliseconds(t.p50()), milliseconds(t.p99()))
+		fmt.Fprintf(b, "| %s | %s | %s | %s | %s |\n", t.title(), count(int64(t.rate())), milliseconds(t.p50()), milliseconds(t.p99()), milliseconds(t.p999()))
 	}
 	b.WriteString("\n")
+}
+
+func (r *report) writeReplicas(b *strings.Builder) {
+	if len(r.replicas) == 0 {
+		return
+	}
+	b.WriteString("### Two replicas on one database\n\n| connections | | deletes/s | p50, ms | p99, ms | CPU s of the database for 1,000 |\n|--:|:--|--:|--:|--:|--:|\n")
+	for _, t := range r.replicas {
+		fmt.Fprintf(b, "| %d | %s | %s | %s | %s | %.3f |\n", t.clients, t.title(), count(int64(t.rate())), milliseconds(t.p50()), milliseconds(t.p99()), t.database())
+	}
+	b.WriteString("\nEach replica has half of the connections, and the same two cores as the other.\n\n")
 }
 
 func (r *report) writeGrowth(b *strings.Builder) {
 	if len(r.growth) == 0 {
 		return
 	}
-	b.WriteString("How cost grows:\n\n| plants | ledger at the start | connections | deletes/s | of pgbench | p50, ms | p99, ms | CPU s for 1,000: service | database |\n" +
+	b.WriteString("### How cost grows\n\n| plants | ledger at the start | connections | deletes/s | of pgbench | p50, ms | p99, ms | CPU s for 1,000: service | database |\n" +
 		"|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n")
 	var direct *trial
 	for _, t := range r.growth {
@@ -167,7 +195,7 @@ type target struct {
 
 // writeTargets holds the figures against what was promised.
 func (r *report) writeTargets(b *strings.Builder) {
-	b.WriteString("| target | bound | measured | |\n|:--|--:|--:|:--|\n")
+	b.WriteString("### Targets\n\n| target | bound | measured | |\n|:--|--:|--:|:--|\n")
 	for _, t := range r.targets() {
 		bound, met := "≥ ", t.measured >= t.bound
 		if t.atMost {
@@ -179,41 +207,49 @@ func (r *report) writeTargets(b *strings.Builder) {
 		}
 		fmt.Fprintf(b, "| %s | %s | %s | %s |\n", t.what, bound+fmt.Sprintf(t.format, t.bound), fmt.Sprintf(t.format, t.measured), verdict)
 	}
+	b.WriteString("\n")
 }
 
 func (r *report) targets() (targets []target) {
-	compare := func(what, with string, clients int, bound float64) {
-		t, other := find(r.closed, plantstore, clients), find(r.closed, with, clients)
-		if t != nil {
-			targets = append(targets, target{fmt.Sprintf("rate at %d, of %s", clients, what), t.rate() / other.rate(), "%.2f", bound, false})
+	for _, j := range r.journeys {
+		targets = append(targets, j.targets()...)
+	}
+	home := r.home()
+	if t, before := find(home, plantstore, 1), find(home, oneByOne, 1); t != nil && before != nil {
+		targets = append(targets, target{"p50 at 1, of that one by one", float64(t.p50()) / float64(before.p50()), "%.2f", 1.05, true})
+	}
+	if t := find(home, plantstore, 128); t != nil {
+		targets = append(targets, target{"resident memory at 128, MiB", t.memory() / (1 << 20), "%.0f", 40, true})
+	}
+	for _, e := range r.costs {
+		if e.is(plantstore) && e.clients == 1 {
+			targets = append(targets, target{"CPU of the database for a deletion alone, ms", e.database(), "%.3f", 0.11, true})
 		}
 	}
-	compare("pgbench with the ledger", pgbenchLedgered, 8, 0.75)
-	compare("pgbench with the ledger", pgbenchLedgered, 32, 1)
-	compare("pgbench with the ledger", pgbenchLedgered, 128, 1.5)
-	compare("the bare handler without a ledger", barePlain, 32, 1.5)
-	compare("the bare handler without a ledger, 4 connections", bareSmall, 32, 1.5)
-	compare("the bare handler without a ledger", barePlain, 128, 2.5)
-	compare("the bare handler without a ledger, 4 connections", bareSmall, 128, 2.5)
-	if t := find(r.closed, plantstore, 128); t != nil {
-		bare := find(r.closed, barePlain, 128)
-		targets = append(targets,
-			target{"p99 at 128, of the bare handler's without a ledger", float64(t.p99()) / float64(bare.p99()), "%.2f", 0.5, true},
-			target{"resident memory at 128, MiB", t.memory() / (1 << 20), "%.0f", 40, true})
+	for _, f := range r.footprints {
+		if f.title == plantstore {
+			targets = append(targets,
+				target{"KiB for an idle connection", f.idle / 1024, "%.1f", 20, true},
+				target{"KiB for a busy connection", f.busy / 1024, "%.1f", 20, true})
+		}
 	}
-	if t := find(r.closed, plantstore, 1); t != nil {
-		before := find(r.closed, oneByOne, 1)
-		targets = append(targets, target{"p50 at 1, of that one by one", float64(t.p50()) / float64(before.p50()), "%.2f", 1, true})
+	if r.startup > 0 {
+		targets = append(targets, target{"start to ready, ms", r.startup.Seconds() * 1000, "%.0f", 150, true})
 	}
-	targets = append(targets, target{"start to ready, ms", r.startup.Seconds() * 1000, "%.0f", 150, true})
-	for _, large := range r.growth {
-		if large.is(plantstore) && large.store.name == "large" {
-			for _, medium := range r.growth {
-				if medium.is(plantstore) && medium.store.name == "medium" && medium.clients == large.clients {
-					targets = append(targets, target{fmt.Sprintf("rate at %d with 20 million plants, of that with 1 million", large.clients),
-						large.rate() / medium.rate(), "%.2f", 0.9, false})
-				}
+	grown := func(store string, clients int) *trial {
+		for _, t := range r.growth {
+			if t.is(plantstore) && t.store.name == store && t.clients == clients {
+				return t
 			}
+		}
+		return nil
+	}
+	if len(r.growth) > 0 {
+		for _, n := range []int{32, 128} {
+			base := grown("medium", n).rate()
+			targets = append(targets,
+				target{fmt.Sprintf("rate at %d with 20 million plants, of that with 1 million", n), grown("large", n).rate() / base, "%.2f", 0.9, false},
+				target{fmt.Sprintf("rate at %d with a ledger of 10 million rows, of that without", n), grown("old", n).rate() / base, "%.2f", 0.9, false})
 		}
 	}
 	return targets

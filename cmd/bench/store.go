@@ -135,6 +135,26 @@ func (s *store) socket() (string, error) {
 
 func (s *store) close() error { return s.control.Close(context.Background()) }
 
+// disconnect ends the sessions of a program, and returns when none is left.
+func (s *store) disconnect(ctx context.Context, application string) error {
+	for {
+		var left int
+		if err := s.control.QueryRow(ctx, `SELECT count(pg_catalog.pg_terminate_backend(pid)) FROM pg_catalog.pg_stat_activity
+			WHERE application_name = $1`, application).Scan(&left); err != nil || left == 0 {
+			return err
+		}
+		if err := sleep(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// walPosition is how many bytes of write-ahead log there have been.
+func (s *store) walPosition(ctx context.Context) (position float64, err error) {
+	err = s.control.QueryRow(ctx, `SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::double precision`).Scan(&position)
+	return position, err
+}
+
 // refill puts the plants of a quota back that are gone, and returns how many
 // they were. It gives every measurement the same start: all plants there, and the
 // dead rows of the one before removed.

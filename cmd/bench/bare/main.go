@@ -5,7 +5,8 @@
 //
 // It takes DATABASE_URL and ADDR from its environment. With SETTINGS=yes each
 // DELETE brings along, in the same round trip, the settings that the ledger's
-// trigger records.
+// trigger records. With SETTINGS=nothing it is a server of net/http, without Echo and
+// database.
 package main
 
 import (
@@ -15,6 +16,7 @@ import (
 	"net/http"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -22,6 +24,9 @@ import (
 )
 
 func main() {
+	if os.Getenv("SETTINGS") == "nothing" {
+		log.Fatal(http.ListenAndServe(os.Getenv("ADDR"), http.HandlerFunc(answer)))
+	}
 	pool, err := pgxpool.New(context.Background(), os.Getenv("DATABASE_URL"))
 	if err != nil {
 		log.Fatal(err)
@@ -44,6 +49,16 @@ func main() {
 		return c.NoContent(http.StatusNoContent)
 	})
 	log.Fatal(e.Start(os.Getenv("ADDR")))
+}
+
+// answer answers a moment later, and does nothing.
+func answer(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/debug/vars" {
+		expvar.Handler().ServeHTTP(w, r)
+		return
+	}
+	time.Sleep(50 * time.Millisecond)
+	w.WriteHeader(http.StatusNoContent)
 }
 
 func removePlain(ctx context.Context, pool *pgxpool.Pool, id int64) error {

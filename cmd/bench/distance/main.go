@@ -27,6 +27,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -59,6 +60,10 @@ func run(args []string) error {
 		<-signals
 		p.stop()
 	}()
+	// A collection stops the thread, and is made by threads that others hold up. There
+	// is next to no garbage.
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(1 << 30)
 	runtime.LockOSThread()
 	p.late.First = hurry()
 	if err := p.serve(); err != nil {

@@ -27,8 +27,11 @@ type proxy struct {
 	queue []piece
 	head  int // first of the queue that is under way
 	free  [][]byte
-	begin time.Time
-	late  lateness
+	// what wait gives to the kernel, here because it would be garbage there
+	polled  [1]unix.PollFd
+	timeout unix.Timespec
+	begin   time.Time
+	late    lateness
 }
 
 // An end is one of the two sockets of a connection.
@@ -63,6 +66,7 @@ func listen(path, target string, delay time.Duration) (_ *proxy, err error) {
 	if p.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("epoll: %w", err)
 	}
+	p.polled[0] = unix.PollFd{Fd: int32(p.epoll), Events: unix.POLLIN}
 	if p.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
@@ -144,8 +148,8 @@ func (p *proxy) wait(events []unix.EpollEvent) (n int, err error) {
 		patience = 0
 		if left := p.queue[p.head].due - p.now(); left > 0 {
 			// Unlike epoll_wait, ppoll takes times shorter than a millisecond.
-			timeout := unix.NsecToTimespec(left.Nanoseconds())
-			_, err = unix.Ppoll([]unix.PollFd{{Fd: int32(p.epoll), Events: unix.POLLIN}}, &timeout, nil)
+			p.timeout = unix.NsecToTimespec(left.Nanoseconds())
+			_, err = unix.Ppoll(p.polled[:], &p.timeout, nil)
 		}
 	}
 	if err == nil {

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"plantstore/internal/auth"
 	"plantstore/internal/doctor"
 	"plantstore/internal/migrate"
 	"plantstore/internal/postgres"
@@ -19,16 +20,20 @@ import (
 )
 
 type serveCommand struct {
-	DatabaseURL     string        `name:"database-url" env:"DATABASE_URL" help:"Database to serve: libpq URL or DSN, several hosts allowed. PG* variables fill the gaps."`
-	DatabaseURLFile string        `name:"database-url-file" env:"DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the database URL instead. It is read again for each connection, so role and password may change."`
-	Addr            string        `env:"PLANTSTORE_ADDR" default:":8080" help:"Address of the public listener."`
-	AdminAddr       string        `env:"PLANTSTORE_ADMIN_ADDR" default:":9090" help:"Address of the operators' listener: /livez, /readyz, /metrics."`
-	TLSCert         string        `name:"tls-cert" env:"PLANTSTORE_TLS_CERT" placeholder:"FILE" help:"Certificate of the public listener, with its chain, in PEM. Read again when it changes. Default: plain HTTP."`
-	TLSKey          string        `name:"tls-key" env:"PLANTSTORE_TLS_KEY" placeholder:"FILE" help:"Key of the certificate, in PEM."`
-	DrainDelay      time.Duration `env:"PLANTSTORE_DRAIN_DELAY" default:"5s" help:"How long to go on serving, unready, after SIGTERM."`
-	LogFormat       string        `env:"PLANTSTORE_LOG_FORMAT" enum:"json,text" default:"json" help:"Log format: ${enum}."`
-	LogLevel        slog.Level    `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
-	serveTuning     `embed:""`
+	DatabaseURL        string        `name:"database-url" env:"DATABASE_URL" help:"Database to serve: libpq URL or DSN, several hosts allowed. PG* variables fill the gaps."`
+	DatabaseURLFile    string        `name:"database-url-file" env:"DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the database URL instead. It is read again for each connection, so role and password may change."`
+	Addr               string        `env:"PLANTSTORE_ADDR" default:":8080" help:"Address of the public listener."`
+	AdminAddr          string        `env:"PLANTSTORE_ADMIN_ADDR" default:":9090" help:"Address of the operators' listener: /livez, /readyz, /metrics."`
+	TLSCert            string        `name:"tls-cert" env:"PLANTSTORE_TLS_CERT" placeholder:"FILE" help:"Certificate of the public listener, with its chain, in PEM. Read again when it changes. Default: plain HTTP."`
+	TLSKey             string        `name:"tls-key" env:"PLANTSTORE_TLS_KEY" placeholder:"FILE" help:"Key of the certificate, in PEM."`
+	OIDCIssuer         string        `name:"oidc-issuer" env:"PLANTSTORE_OIDC_ISSUER" placeholder:"URL" help:"Identity provider whose JWTs are taken, beside our own tokens. Default: none are."`
+	OIDCAudience       string        `name:"oidc-audience" env:"PLANTSTORE_OIDC_AUDIENCE" help:"What the audience (aud) of a JWT has to name."`
+	OIDCPrincipalClaim string        `name:"oidc-principal-claim" env:"PLANTSTORE_OIDC_PRINCIPAL_CLAIM" default:"sub" help:"Which claim of a JWT names the principal."`
+	JWKSURL            string        `name:"jwks-url" env:"PLANTSTORE_JWKS_URL" placeholder:"URL" help:"Where the issuer's keys are, https or file. Default: OpenID Connect discovery."`
+	DrainDelay         time.Duration `env:"PLANTSTORE_DRAIN_DELAY" default:"5s" help:"How long to go on serving, unready, after SIGTERM."`
+	LogFormat          string        `env:"PLANTSTORE_LOG_FORMAT" enum:"json,text" default:"json" help:"Log format: ${enum}."`
+	LogLevel           slog.Level    `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
+	serveTuning        `embed:""`
 
 	certificate *server.Certificate
 }
@@ -65,6 +70,24 @@ func (f *serveTuning) Validate() error {
 func (c *serveCommand) Validate() error {
 	if _, err := urlOrFile("DATABASE_URL", c.DatabaseURL, c.DatabaseURLFile); err != nil {
 		return err
+	}
+	switch {
+	case c.OIDCIssuer == "" && (c.OIDCAudience != "" || c.JWKSURL != ""):
+		return errors.New("--oidc-issuer (PLANTSTORE_OIDC_ISSUER) is not set: without it, a JWT of anybody's would do")
+	case c.OIDCIssuer != "" && c.OIDCAudience == "":
+		return errors.New("--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is not set: without it, a JWT for any other service would do")
+	case c.OIDCIssuer != "" && c.OIDCPrincipalClaim == "":
+		return errors.New("--oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM) is empty")
+	}
+	if c.OIDCIssuer != "" && c.JWKSURL == "" {
+		if err := auth.CheckURL(c.OIDCIssuer, "https"); err != nil {
+			return fmt.Errorf("--oidc-issuer (PLANTSTORE_OIDC_ISSUER): %w", err)
+		}
+	}
+	if c.JWKSURL != "" {
+		if err := auth.CheckURL(c.JWKSURL, "https", "file"); err != nil {
+			return fmt.Errorf("--jwks-url (PLANTSTORE_JWKS_URL): %w", err)
+		}
 	}
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		return errors.New("--tls-cert (PLANTSTORE_TLS_CERT) and --tls-key (PLANTSTORE_TLS_KEY) go together: one of them is not set")
@@ -106,7 +129,9 @@ func (c *serveCommand) Run(ctx context.Context, console *console) error {
 	defer db.Close()
 	return serve(ctx, c.serveTuning, service{
 		db: db, log: log, public: public, admin: admin, certificate: c.certificate, drainDelay: c.DrainDelay,
-		settings: []any{"database_url_file", c.DatabaseURLFile, "tls_cert", c.TLSCert, "tls_key", c.TLSKey},
+		settings: []any{"database_url_file", c.DatabaseURLFile, "tls_cert", c.TLSCert, "tls_key", c.TLSKey,
+			"oidc_issuer", c.OIDCIssuer, "oidc_audience", c.OIDCAudience, "oidc_principal_claim", c.OIDCPrincipalClaim, "jwks_url", c.JWKSURL},
+		issuer: auth.Issuer{URL: c.OIDCIssuer, JWKS: c.JWKSURL, Audience: c.OIDCAudience, Claim: c.OIDCPrincipalClaim},
 	})
 }
 
@@ -136,6 +161,7 @@ type service struct {
 	public, admin net.Listener
 	drainDelay    time.Duration
 	certificate   *server.Certificate // nil: plain HTTP
+	issuer        auth.Issuer         // without URL: no JWTs are taken
 	settings      []any               // for the log, beside those of serveTuning
 }
 
@@ -165,7 +191,7 @@ func serve(ctx context.Context, f serveTuning, s service) error {
 	for i, n := range f.TrustedProxies {
 		proxies[i] = netip.Prefix(n)
 	}
-	srv := server.New(server.Config{
+	config := server.Config{
 		Plants: db.Plants(f.MaxInFlight), Tokens: tokens, Ready: ready,
 		Pool:           func() server.PoolStats { return server.PoolStats(db.Stats()) },
 		Log:            log,
@@ -173,7 +199,11 @@ func serve(ctx context.Context, f serveTuning, s service) error {
 		RequestTimeout: f.RequestTimeout, DrainDelay: s.drainDelay, ShutdownTimeout: f.ShutdownTimeout,
 		MaxConnections: connections, TrustedProxies: proxies,
 		Build: server.Build{Version: version, Commit: commit, Schema: migrate.Latest()},
-	})
+	}
+	if s.issuer.URL != "" {
+		config.JWTs = auth.NewVerifier(s.issuer, f.TokenCacheTTL, log)
+	}
+	srv := server.New(config)
 
 	background, stop := context.WithCancel(ctx)
 	var tasks sync.WaitGroup

@@ -32,7 +32,6 @@ func TestFromHeader(t *testing.T) {
 		{"padding inside", []string{"Bearer a=b"}, "", ErrMalformed},
 		{"comma", []string{"Bearer a,b"}, "", ErrMalformed},
 		{"not ASCII", []string{"Bearer töken"}, "", ErrMalformed},
-		{"too long", []string{"Bearer " + strings.Repeat("a", maxToken+1)}, "", ErrMalformed},
 		{"sent twice", []string{"Bearer abc", "Bearer abc"}, "", ErrMalformed},
 	}
 	for _, tt := range tests {

@@ -79,6 +79,8 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		}
 		if status >= 500 {
 			level = slog.LevelError
+		}
+		if status >= 500 || status == http.StatusUnauthorized {
 			attrs = append(attrs, slog.String("cause", err.Error()))
 		}
 		s.Log.LogAttrs(context.Background(), level, "request", attrs...)
@@ -168,13 +170,17 @@ func (s *Server) bearer(next echo.HandlerFunc) echo.HandlerFunc {
 		if err != nil {
 			return err
 		}
+		tokens := s.Tokens
+		if s.JWTs != nil && auth.IsJWT(token) {
+			tokens = s.JWTs
+		}
 		ctx := c.Request().Context()
-		if !s.Tokens.Knows(token) {
+		if !tokens.Knows(token) {
 			if err := s.failures.admit(ctx, c.RealIP()); err != nil {
 				return err
 			}
 		}
-		principal, err := s.Tokens.Authenticate(ctx, token)
+		principal, err := tokens.Authenticate(ctx, token)
 		if errors.Is(err, auth.ErrInvalidToken) {
 			s.failures.note(c.RealIP())
 		}

@@ -81,6 +81,7 @@ var causes = map[int32]error{
 	50300: plant.ErrUnavailable,
 	50301: plant.ErrBusy,
 	50302: plant.ErrOverloaded,
+	50303: auth.ErrKeysUnknown,
 	50304: plant.ErrHindered,
 	50400: fmt.Errorf("%w: %w", plant.ErrUnknown, plant.ErrUnavailable),
 }

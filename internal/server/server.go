@@ -29,18 +29,21 @@ type plantRepository interface {
 }
 
 // An authenticator tells whom a token was issued to. Its errors are
-// auth.ErrInvalidToken and, when it could not find out, plant.ErrUnavailable.
+// auth.ErrInvalidToken and, when it could not find out, plant.ErrUnavailable or
+// auth.ErrKeysUnknown.
 type authenticator interface {
 	Authenticate(ctx context.Context, token string) (auth.Principal, error)
 	// Knows reports, without a look-up, whether a token was good a moment ago.
 	Knows(token string) bool
 }
 
-// Config is what a Server needs. All of it is required; Certificate, DrainDelay,
+// Config is what a Server needs. All of it is required; JWTs, Certificate, DrainDelay,
 // ShutdownTimeout and TrustedProxies may be zero.
 type Config struct {
 	Plants plantRepository
 	Tokens authenticator
+	// JWTs is for tokens that have the shape of one. Nil: none is taken.
+	JWTs authenticator
 	// Ready returns nil when requests can be served, else why not.
 	Ready func(context.Context) error
 	// Pool returns the figures of the database connections, for the metrics.

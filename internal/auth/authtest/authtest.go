@@ -1,0 +1,146 @@
+// Package authtest is an identity provider for tests: it issues JWTs, and publishes its
+// keys over HTTP. It is imported by tests only.
+package authtest
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+)
+
+// Audience is whom the provider's JWTs are for.
+const Audience = "https://plants.example"
+
+// A Provider issues JWTs.
+type Provider struct {
+	// URL is what names it as an issuer.
+	URL string
+	// Fetches counts how often its keys were asked for.
+	Fetches atomic.Int64
+
+	server *httptest.Server
+	mu     sync.Mutex
+	keys   []jose.JSONWebKey // the last one signs
+}
+
+// New starts a provider with one key, until the test is over.
+func New(t testing.TB) *Provider {
+	t.Helper()
+	p := new(Provider)
+	p.Rotate(t, "first")
+	mux := http.NewServeMux()
+	p.server = httptest.NewServer(mux)
+	t.Cleanup(p.server.Close)
+	p.URL = p.server.URL
+	mux.HandleFunc("GET /.well-known/openid-configuration", func(w http.ResponseWriter, _ *http.Request) {
+		json.NewEncoder(w).Encode(map[string]any{"issuer": p.URL, "jwks_uri": p.URL + "/keys"})
+	})
+	mux.HandleFunc("GET /keys", func(w http.ResponseWriter, _ *http.Request) {
+		p.Fetches.Add(1)
+		w.Write(p.JWKS())
+	})
+	return p
+}
+
+// Stop makes the provider unreachable.
+func (p *Provider) Stop() { p.server.Close() }
+
+// Rotate adds a key, with which the provider signs from now on.
+func (p *Provider) Rotate(t testing.TB, kid string) {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Use(jose.JSONWebKey{Key: key, KeyID: kid, Algorithm: string(jose.EdDSA), Use: "sig"})
+}
+
+// Use is Rotate with a private key of the test's.
+func (p *Provider) Use(key jose.JSONWebKey) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.keys = append(p.keys, key)
+}
+
+// Withdraw takes all keys back but the last.
+func (p *Provider) Withdraw() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.keys = p.keys[len(p.keys)-1:]
+}
+
+// JWKS is what the provider publishes (RFC 7517).
+func (p *Provider) JWKS() []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// Of a kind that nobody knows: it is to be ignored.
+	all := []any{map[string]string{"kty": "lattice", "kid": "tomorrow"}}
+	for _, key := range p.keys {
+		all = append(all, key.Public())
+	}
+	set, err := json.Marshal(map[string]any{"keys": all})
+	if err != nil {
+		panic(err) // they are made here
+	}
+	return set
+}
+
+// Claims are those of a good JWT, with others put in their place.
+func (p *Provider) Claims(subject string, others map[string]any) map[string]any {
+	claims := map[string]any{"iss": p.URL, "aud": Audience, "sub": subject, "scope": "plants:delete",
+		"iat": time.Now().Unix(), "exp": time.Now().Add(time.Hour).Unix()}
+	maps.Copy(claims, others)
+	return claims
+}
+
+// Sign issues a JWT with claims, and headers beside alg and kid.
+func (p *Provider) Sign(t testing.TB, claims, headers map[string]any) string {
+	t.Helper()
+	p.mu.Lock()
+	key := p.keys[len(p.keys)-1]
+	p.mu.Unlock()
+	return SignWith(t, key, claims, headers)
+}
+
+// Token issues a good JWT.
+func (p *Provider) Token(t testing.TB, subject string) string {
+	t.Helper()
+	return p.Sign(t, p.Claims(subject, nil), nil)
+}
+
+// SignWith issues a JWT with a key of anybody's.
+func SignWith(t testing.TB, key jose.JSONWebKey, claims any, headers map[string]any) string {
+	t.Helper()
+	options := (&jose.SignerOptions{}).WithType("at+jwt")
+	for name, value := range headers {
+		options = options.WithHeader(jose.HeaderKey(name), value)
+	}
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.SignatureAlgorithm(key.Algorithm), Key: key}, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	payload, ok := claims.([]byte)
+	if !ok {
+		if payload, err = json.Marshal(claims); err != nil {
+			t.Fatal(err)
+		}
+	}
+	signed, err := signer.Sign(payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, err := signed.CompactSerialize()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token
+}

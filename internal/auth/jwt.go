@@ -1,0 +1,238 @@
+package auth
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+	lru "github.com/hashicorp/golang-lru/v2"
+)
+
+// JWTPrefix begins the name of every principal that comes with a JWT. A token's name has
+// no colon, so neither can pass for the other.
+const JWTPrefix = "oidc:"
+
+// ErrKeysUnknown: whether a JWT is good can't be told now, because its issuer's keys are
+// not known.
+var ErrKeysUnknown = errors.New("the identity provider's keys are not known")
+
+var errNoKey = errors.New("no such key")
+
+const (
+	// leeway is by how much clocks may differ.
+	leeway = 30 * time.Second
+	// rememberedJWTs bounds how many are kept in mind.
+	rememberedJWTs = 1024
+	// maxSubject bounds a principal's name at its issuer, in bytes (OpenID Connect
+	// Core, 2).
+	maxSubject = 255
+)
+
+// algorithms are those with which a JWT may be signed: of the usual ones, those with a
+// public key and one choice of parameters.
+var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.ES256, jose.EdDSA}
+
+// An Issuer is whose JWTs are taken.
+type Issuer struct {
+	URL      string // what their "iss" is
+	JWKS     string // URL of its keys; empty: found by OpenID Connect discovery
+	Audience string // what their "aud" has to name
+	Claim    string // which claim names the principal, as "sub"
+}
+
+// A Verifier authenticates by JWTs of one issuer (RFC 7519, 8725 and 9068).
+type Verifier struct {
+	issuer     Issuer
+	ttl        time.Duration
+	keys       *keyring
+	remembered *lru.Cache[Digest, verified]
+}
+
+// A verified JWT need not be verified again for a while.
+type verified struct {
+	principal   Principal
+	at, expires time.Time
+}
+
+// NewVerifier makes a Verifier, which begins to fetch the issuer's keys. A JWT that was
+// verified is believed for ttl, at most until it expires. Trouble with the keys is told to
+// log.
+func NewVerifier(issuer Issuer, ttl time.Duration, log *slog.Logger) *Verifier {
+	return newVerifier(issuer, ttl, &keyring{fetch: newIssuersKeys(issuer.URL, issuer.JWKS).fetch, log: log})
+}
+
+func newVerifier(issuer Issuer, ttl time.Duration, keys *keyring) *Verifier {
+	remembered, err := lru.New[Digest, verified](rememberedJWTs)
+	if err != nil {
+		panic(err) // only for a size that is not positive
+	}
+	v := &Verifier{issuer: issuer, ttl: ttl, keys: keys, remembered: remembered}
+	v.keys.look(true)
+	return v
+}
+
+// IsJWT reports whether a token has the shape of a JWT. No token of ours has a dot.
+func IsJWT(token string) bool { return strings.Count(token, ".") == 2 }
+
+// Authenticate returns whom a JWT was issued to. It returns ErrInvalidToken, with the
+// reason, for one that is not acceptable, and ErrKeysUnknown.
+func (v *Verifier) Authenticate(ctx context.Context, token string) (Principal, error) {
+	digest, now := Digest(sha256.Sum256([]byte(token))), time.Now()
+	if r, ok := v.remembered.Get(digest); ok && now.Sub(r.at) < v.ttl && now.Before(r.expires) {
+		return r.principal, nil
+	}
+	principal, expires, err := v.verify(ctx, token, now)
+	if errors.Is(err, ErrInvalidToken) {
+		v.remembered.Remove(digest)
+	}
+	if err != nil {
+		return Principal{}, err
+	}
+	v.remembered.Add(digest, verified{principal, now, expires})
+	return principal, nil
+}
+
+// Knows reports whether a JWT was good when it was last verified, however long ago, and
+// has not expired.
+func (v *Verifier) Knows(token string) bool {
+	r, ok := v.remembered.Peek(sha256.Sum256([]byte(token)))
+	return ok && time.Now().Before(r.expires)
+}
+
+// refused is ErrInvalidToken with a reason, which nothing of the token is in.
+func refused(reason string) error { return fmt.Errorf("%w: JWT: %s", ErrInvalidToken, reason) }
+
+// verify looks at the claims first: most that is wrong shows there, and costs neither
+// arithmetic nor a fetch of keys.
+func (v *Verifier) verify(ctx context.Context, token string, now time.Time) (_ Principal, expires time.Time, _ error) {
+	parsed, err := jwt.ParseSigned(token, algorithms)
+	if err != nil {
+		return Principal{}, expires, refused("it can't be read, or is not signed with RS256, ES256 or EdDSA")
+	}
+	if err := checkHeader(parsed.Headers[0]); err != nil {
+		return Principal{}, expires, err
+	}
+	var claims jwt.Claims
+	var all map[string]any
+	if parsed.UnsafeClaimsWithoutVerification(&claims, &all) != nil {
+		return Principal{}, expires, refused("its claims can't be read")
+	}
+	if claims.Expiry == nil {
+		return Principal{}, expires, refused("it has no exp")
+	}
+	expected := jwt.Expected{Issuer: v.issuer.URL, AnyAudience: jwt.Audience{v.issuer.Audience}, Time: now}
+	if err := claims.ValidateWithLeeway(expected, leeway); err != nil {
+		return Principal{}, expires, refused(err.Error()) // one of the library's constants
+	}
+	subject, _ := all[v.issuer.Claim].(string)
+	if !isSubject(subject) {
+		return Principal{}, expires, refused("its claim " + v.issuer.Claim + " is not 1 to 255 printable ASCII characters")
+	}
+	scopes, err := scopesOf(all)
+	if err != nil {
+		return Principal{}, expires, err
+	}
+	if err := v.checkSignature(ctx, parsed); err != nil {
+		return Principal{}, expires, err
+	}
+	return Principal{Name: JWTPrefix + subject, Scopes: scopes}, claims.Expiry.Time().Add(leeway), nil
+}
+
+// checkHeader refuses what is no access token, and what brings its own key along or means
+// something that is not understood here.
+func checkHeader(h jose.Header) error {
+	typ, _ := h.ExtraHeaders[jose.HeaderType].(string)
+	switch strings.TrimPrefix(strings.ToLower(typ), "application/") {
+	case "at+jwt", "jwt":
+	default:
+		return refused("its typ is neither at+jwt nor JWT")
+	}
+	for _, name := range []jose.HeaderKey{"jku", "x5u", "crit"} {
+		if _, ok := h.ExtraHeaders[name]; ok {
+			return refused("its header has " + string(name))
+		}
+	}
+	if h.JSONWebKey != nil {
+		return refused("its header has jwk")
+	}
+	return nil
+}
+
+// checkSignature verifies the signature with the issuer's keys. A JWT that names a key is
+// tried with that one only (RFC 7515, 4.1.4).
+func (v *Verifier) checkSignature(ctx context.Context, token *jwt.JSONWebToken) error {
+	header := token.Headers[0]
+	wrong := false
+	err := v.keys.find(ctx, func(keys []jose.JSONWebKey) (done bool) {
+		for _, key := range keys {
+			if header.KeyID != "" && key.KeyID != header.KeyID || key.Algorithm != "" && key.Algorithm != header.Algorithm {
+				continue
+			}
+			if token.Claims(key.Key) == nil {
+				wrong = false
+				return true
+			}
+			wrong = header.KeyID != "" // another key of that name is not worth asking for
+		}
+		return wrong
+	})
+	switch {
+	case wrong:
+		return refused("its signature is wrong")
+	case errors.Is(err, errNoKey):
+		return refused("none of the issuer's keys has signed it")
+	}
+	return err
+}
+
+// isSubject reports whether a principal of that name fits into every database and log.
+func isSubject(s string) bool {
+	if len(s) < 1 || len(s) > maxSubject {
+		return false
+	}
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+// scopesOf reads the claim scope (RFC 9068, 2.2.3: a text, divided by blanks) or scp,
+// which others send instead: a text of that kind or a list. If they send both, these have
+// to say the same.
+func scopesOf(claims map[string]any) ([]string, error) {
+	var found [][]string
+	for _, name := range []string{"scope", "scp"} {
+		switch claim := claims[name].(type) {
+		case nil:
+		case string:
+			found = append(found, strings.Fields(claim))
+		case []any:
+			list := make([]string, len(claim))
+			for i := range claim {
+				list[i], _ = claim[i].(string)
+			}
+			found = append(found, list)
+		default:
+			return nil, refused("its claim " + name + " is neither a text nor a list")
+		}
+	}
+	for _, scopes := range found {
+		slices.Sort(scopes)
+	}
+	switch {
+	case len(found) == 0:
+		return nil, nil
+	case len(found) == 2 && !slices.Equal(slices.Compact(found[0]), slices.Compact(found[1])):
+		return nil, refused("its claims scope and scp differ")
+	}
+	return found[0], nil
+}

@@ -1,0 +1,271 @@
+package auth
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+
+	"plantstore/internal/auth/authtest"
+)
+
+// A source stands for an issuer that is asked for its keys, in simulated time.
+type source struct {
+	provider *authtest.Provider
+	fetches  int
+	takes    time.Duration
+	down     bool
+}
+
+func (s *source) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
+	s.fetches++
+	var set struct{ Keys []json.RawMessage }
+	if err := json.Unmarshal(s.provider.JWKS(), &set); err != nil {
+		return nil, err
+	}
+	select {
+	case <-time.After(s.takes):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if s.down {
+		return nil, errors.New("connection refused")
+	}
+	var keys []jose.JSONWebKey
+	for _, raw := range set.Keys {
+		var key jose.JSONWebKey
+		if json.Unmarshal(raw, &key) == nil {
+			keys = append(keys, key)
+		}
+	}
+	return keys, nil
+}
+
+const ttl = 5 * time.Second
+
+// simulate runs a test in simulated time, a while after the keys were first fetched.
+func simulate(t *testing.T, test func(t *testing.T, s *source, v *Verifier)) {
+	t.Helper()
+	t.Parallel()
+	provider := authtest.New(t)
+	synctest.Test(t, func(t *testing.T) {
+		s := &source{provider: provider}
+		v := newVerifier(Issuer{URL: provider.URL, Audience: authtest.Audience, Claim: "sub"}, ttl,
+			&keyring{fetch: s.fetch, log: slog.New(slog.DiscardHandler)})
+		time.Sleep(fetchEvery)
+		test(t, s, v)
+		synctest.Wait()
+	})
+}
+
+// want authenticates and compares what comes of it.
+func (v *Verifier) want(t *testing.T, token string, want error) {
+	t.Helper()
+	if _, err := v.Authenticate(t.Context(), token); !errors.Is(err, want) {
+		t.Errorf("Authenticate: %v, want %v", err, want)
+	}
+}
+
+func TestUnknownKeysAreAskedForOnceInTenSeconds(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		s.takes = 300 * time.Millisecond
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		claims := s.provider.Claims("forger", nil)
+		const seconds, perSecond = 30, 1000
+		before := s.fetches
+		for i := range seconds * perSecond {
+			if i%10 == 0 { // who is known does not wait for them
+				began := time.Now()
+				v.want(t, s.provider.Sign(t, s.provider.Claims("shop", map[string]any{"jti": fmt.Sprint(i)}), nil), nil)
+				if took := time.Since(began); took > 0 {
+					t.Fatalf("a good JWT took %s beside %d forged ones, want no wait", took, i)
+				}
+			}
+			forged := authtest.SignWith(t, jose.JSONWebKey{Key: key, KeyID: fmt.Sprint("forged-", i), Algorithm: "EdDSA"}, claims, nil)
+			go func() {
+				if _, err := v.Authenticate(t.Context(), forged); !errors.Is(err, ErrInvalidToken) && !errors.Is(err, ErrKeysUnknown) {
+					t.Errorf("a forged JWT: %v", err)
+				}
+			}()
+			time.Sleep(time.Second / perSecond)
+		}
+		time.Sleep(fetchTimeout)
+		if got, want := s.fetches-before, seconds/10; got > want || got == 0 {
+			t.Errorf("the issuer was asked %d times in %d s, want %d", got, seconds, want)
+		}
+	})
+}
+
+func TestWhatIsToldOfAnUnknownKey(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		forged := authtest.SignWith(t, jose.JSONWebKey{Key: key, KeyID: "forged", Algorithm: "EdDSA"}, s.provider.Claims("forger", nil), nil)
+		v.want(t, forged, ErrInvalidToken) // the issuer was asked
+		time.Sleep(time.Second)
+		s.provider.Rotate(t, "second")
+		second := s.provider.Token(t, "shop")
+		v.want(t, second, ErrKeysUnknown) // it was asked before there was that key
+		time.Sleep(fetchEvery)
+		v.want(t, second, nil)
+		s.provider.Rotate(t, "third")
+		time.Sleep(fetchEvery)
+		v.want(t, s.provider.Token(t, "shop"), nil)
+		v.want(t, second, nil)
+	})
+}
+
+func TestAnIssuerThatIsDown(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		s.down = true
+		s.takes = time.Hour
+		for range 20 {
+			v.want(t, s.provider.Token(t, "shop"), nil)
+			time.Sleep(time.Minute)
+		}
+		known := s.provider.Token(t, "shop")
+		s.provider.Rotate(t, "second")
+		second := s.provider.Token(t, "shop")
+		time.Sleep(fetchEvery)
+		began := time.Now()
+		v.want(t, second, ErrKeysUnknown)
+		if took := time.Since(began); took != fetchTimeout {
+			t.Errorf("it took %s to find out that the issuer is silent, want %s", took, fetchTimeout)
+		}
+		began = time.Now()
+		v.want(t, second, ErrKeysUnknown)
+		v.want(t, known, nil)
+		if took := time.Since(began); took > 0 {
+			t.Errorf("the next ones took %s, want no wait", took)
+		}
+		s.down, s.takes = false, 0
+		time.Sleep(fetchEvery)
+		v.want(t, second, nil)
+	})
+}
+
+func TestKeysThatAreTakenBackEnd(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		stolen := s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
+		s.provider.Rotate(t, "second")
+		s.provider.Withdraw()
+		v.want(t, stolen, nil)
+		time.Sleep(refreshEvery)
+		good := s.provider.Token(t, "shop")
+		v.want(t, good, nil) // and has the keys fetched
+		time.Sleep(ttl)
+		v.want(t, stolen, ErrKeysUnknown)
+		time.Sleep(fetchEvery)
+		v.want(t, stolen, ErrInvalidToken)
+		v.want(t, good, nil)
+	})
+}
+
+// While a JWT is remembered, its signature is not checked.
+func TestJWTsAreRemembered(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		token := s.provider.Token(t, "shop")
+		last := s.provider.Sign(t, s.provider.Claims("shop", map[string]any{"exp": time.Now().Add(2*time.Second - leeway).Unix()}), nil)
+		if v.Knows(token) {
+			t.Error("it knows a JWT that it has not seen")
+		}
+		v.want(t, token, nil)
+		v.want(t, last, nil)
+		v.keys.keys = nil // nothing can be verified any more
+		s.down = true
+		time.Sleep(ttl - time.Second)
+		v.want(t, token, nil)
+		v.want(t, last, ErrInvalidToken)
+		if !v.Knows(token) || v.Knows(last) {
+			t.Errorf("it knows the good JWT: %v, and the expired one: %v; want true, false", v.Knows(token), v.Knows(last))
+		}
+		time.Sleep(time.Second)
+		v.want(t, token, ErrKeysUnknown)
+		if !v.Knows(token) {
+			t.Error("it does not know any more what was good a moment ago")
+		}
+	})
+}
+
+func TestRememberedJWTsAreBounded(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		first := s.provider.Token(t, "shop")
+		v.want(t, first, nil)
+		for i := range rememberedJWTs {
+			v.want(t, s.provider.Sign(t, s.provider.Claims("shop", map[string]any{"jti": fmt.Sprint(i)}), nil), nil)
+		}
+		if got := v.remembered.Len(); got != rememberedJWTs || v.Knows(first) {
+			t.Errorf("%d JWTs are remembered, the first of %d among them: %v; want %d and not", got, rememberedJWTs+1, v.Knows(first), rememberedJWTs)
+		}
+	})
+}
+
+func TestTheLogSaysOnceWhatIsWrongWithTheKeys(t *testing.T) {
+	t.Parallel()
+	provider := authtest.New(t)
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		s := &source{provider: provider, down: true}
+		v := newVerifier(Issuer{URL: provider.URL, Audience: authtest.Audience, Claim: "sub"}, ttl,
+			&keyring{fetch: s.fetch, log: slog.New(slog.NewTextHandler(&log, nil))})
+		for i := range 6 {
+			s.down = i < 3
+			time.Sleep(fetchEvery)
+			_, _ = v.Authenticate(t.Context(), provider.Token(t, "shop"))
+			synctest.Wait()
+		}
+		for _, want := range []string{"the identity provider's keys can't be read: connection refused", "the identity provider's keys are known"} {
+			if got := strings.Count(log.String(), want); got != 1 {
+				t.Errorf("the log says %d times %q, want it once:\n%s", got, want, log.String())
+			}
+		}
+	})
+}
+
+// No name of a token can be one of a JWT's principal.
+func TestPrincipalsOfTwoKindsNeverMeet(t *testing.T) {
+	t.Parallel()
+	migration, err := os.ReadFile("../../migrations/00004_api_tokens.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rule := regexp.MustCompile(`name ~ '(\^[^']+\$)'`).FindSubmatch(migration)
+	if rule == nil {
+		t.Fatal("the migration has no rule for the names of tokens")
+	}
+	if regexp.MustCompile(string(rule[1])).MatchString(JWTPrefix + "shop") {
+		t.Errorf("a token may be named %q", JWTPrefix+"shop")
+	}
+}
+
+func TestCheckURL(t *testing.T) {
+	t.Parallel()
+	for url, want := range map[string]bool{
+		"https://login.example/realms/shop": true, "http://127.0.0.1:8080": true, "http://localhost/x": true, "http://[::1]:80/": true,
+		"http://login.example": false, "http://localhost.example": false, "login.example": false, "https://": false,
+		"file:///etc/passwd": false, "": false, "https:\n//x": false, "ftp://127.0.0.1/": false,
+	} {
+		if err := CheckURL(url, "https"); (err == nil) != want {
+			t.Errorf("CheckURL(%q): %v, want it good: %v", url, err, want)
+		}
+	}
+	if err := CheckURL("file:///etc/jwks.json", "https", "file"); err != nil {
+		t.Errorf("CheckURL of a file: %v, want none", err)
+	}
+}

@@ -1,0 +1,213 @@
+package auth
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/coreos/go-oidc/v3/oidc"
+	"github.com/go-jose/go-jose/v4"
+)
+
+const (
+	// fetchEvery is how often the keys of an issuer are asked for at the most. A
+	// signature by a key that is not known may mean that there is a new one, and
+	// anybody can send one.
+	fetchEvery = 10 * time.Second
+	// refreshEvery is how long keys are believed without asking again, so that those
+	// that the issuer takes back end.
+	refreshEvery = 5 * time.Minute
+	// fetchTimeout bounds one fetch.
+	fetchTimeout = 5 * time.Second
+	// maxKeys bounds what is read of an issuer's answer, in bytes.
+	maxKeys = 1 << 20
+)
+
+// A keyring has the public keys of an issuer, as far as they are known.
+type keyring struct {
+	fetch func(context.Context) ([]jose.JSONWebKey, error)
+	log   *slog.Logger
+
+	mu    sync.Mutex
+	keys  []jose.JSONWebKey
+	asked time.Time // when the fetch of keys began
+	tried time.Time // when the last fetch began
+	// running is closed when the fetch under way ends, and nil without one.
+	running chan struct{}
+	said    string // what was logged last
+}
+
+// look returns the keys, and when they were asked for. It has them fetched if it is
+// time, and then tells when that is over; in vain says that without fresh ones they do
+// not help the caller.
+func (k *keyring) look(inVain bool) (keys []jose.JSONWebKey, asked time.Time, running <-chan struct{}) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := time.Now()
+	if k.running == nil && (inVain || now.Sub(k.asked) >= refreshEvery) && now.Sub(k.tried) >= fetchEvery {
+		k.tried, k.running = now, make(chan struct{})
+		go k.renew(now)
+	}
+	return k.keys, k.asked, k.running
+}
+
+// renew fetches the keys. Nobody who waits for them may end it for the others. Keys that
+// are known stay where it fails.
+func (k *keyring) renew(began time.Time) {
+	ctx, cancel := context.WithTimeout(context.Background(), fetchTimeout)
+	defer cancel()
+	keys, err := k.fetch(ctx)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	said := "the identity provider's keys are known"
+	if err == nil {
+		k.keys, k.asked = keys, began
+	} else {
+		said = fmt.Sprintf("the identity provider's keys can't be read: %.300s", err.Error())
+	}
+	if said != k.said {
+		k.said = said
+		level := slog.LevelInfo
+		if err != nil {
+			level = slog.LevelWarn
+		}
+		k.log.Log(ctx, level, said)
+	}
+	close(k.running)
+	k.running = nil
+}
+
+// find tries the keys, and where none is the right one, fresh ones. It returns errNoKey
+// only if the issuer was asked after the call and has no such key, and ErrKeysUnknown if
+// it could not be asked, or had been a moment before.
+func (k *keyring) find(ctx context.Context, try func([]jose.JSONWebKey) (done bool)) error {
+	came := time.Now()
+	for inVain := false; ; inVain = true {
+		keys, asked, running := k.look(inVain)
+		switch {
+		case try(keys):
+			return nil
+		case !asked.Before(came):
+			return errNoKey
+		case !inVain:
+			continue
+		case running == nil:
+			return ErrKeysUnknown
+		}
+		select {
+		case <-running:
+		case <-ctx.Done():
+			return ErrKeysUnknown
+		}
+	}
+}
+
+// An issuersKeys fetches the keys of an issuer.
+type issuersKeys struct {
+	issuer, jwks string // jwks may be empty: then the issuer is asked where they are
+	client       *http.Client
+}
+
+func newIssuersKeys(issuer, jwks string) issuersKeys {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.RegisterProtocol("file", http.NewFileTransport(http.Dir("/")))
+	return issuersKeys{issuer, jwks, &http.Client{
+		Transport: bounded{transport},
+		// What was checked is where it is asked.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
+}
+
+// bounded is a transport that lets nobody send more than maxKeys.
+type bounded struct{ http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := b.RoundTripper.RoundTrip(r)
+	if err == nil {
+		answer.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.LimitReader(answer.Body, maxKeys), answer.Body}
+	}
+	return answer, err
+}
+
+// fetch asks for the keys. It returns those that can sign a JWT.
+func (i issuersKeys) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
+	from := i.jwks
+	if from == "" {
+		provider, err := oidc.NewProvider(oidc.ClientContext(ctx, i.client), i.issuer)
+		if err != nil {
+			return nil, fmt.Errorf("discovery: %w", err)
+		}
+		var found struct {
+			JWKS string `json:"jwks_uri"`
+		}
+		if err := provider.Claims(&found); err != nil {
+			return nil, fmt.Errorf("discovery: %w", err)
+		}
+		if err := CheckURL(found.JWKS, "https"); err != nil {
+			return nil, fmt.Errorf("discovery: jwks_uri: %w", err)
+		}
+		from = found.JWKS
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := i.client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s: %s", from, answer.Status)
+	}
+	var set struct {
+		Keys []json.RawMessage `json:"keys"`
+	}
+	if err := json.NewDecoder(answer.Body).Decode(&set); err != nil {
+		return nil, fmt.Errorf("%s: %w", from, err)
+	}
+	var keys []jose.JSONWebKey
+	for _, raw := range set.Keys {
+		var key jose.JSONWebKey
+		// Others may be of kinds that are not known here (RFC 7517, 5).
+		if json.Unmarshal(raw, &key) == nil && key.IsPublic() && (key.Use == "" || key.Use == "sig") {
+			keys = append(keys, key)
+		}
+	}
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("%s: there is no key in it that could sign a token", from)
+	}
+	return keys, nil
+}
+
+// CheckURL returns an error for a URL that keys can't safely be fetched from: it has to
+// have one of the schemes, or to be http on this machine.
+func CheckURL(text string, schemes ...string) error {
+	u, err := url.Parse(text)
+	if err != nil {
+		return errors.New("it is no URL")
+	}
+	ip := net.ParseIP(u.Hostname())
+	here := u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
+	for _, scheme := range schemes {
+		if u.Scheme == scheme && (u.Host != "" || scheme == "file" && u.Path != "") {
+			return nil
+		}
+	}
+	if u.Scheme == "http" && here {
+		return nil
+	}
+	return fmt.Errorf("%q is no %s URL: whoever is between could put in keys of their own", text, schemes[0])
+}

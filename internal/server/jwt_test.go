@@ -1,0 +1,277 @@
+package server
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+
+	"plantstore/internal/auth"
+	"plantstore/internal/auth/authtest"
+	"plantstore/internal/plant"
+)
+
+// withProvider makes a server take the JWTs of a provider. Whatever else it is asked
+// fails the test.
+func withProvider(t *testing.T, p *authtest.Provider, c Config) Config {
+	c.JWTs = auth.NewVerifier(auth.Issuer{URL: p.URL, Audience: authtest.Audience, Claim: "sub"}, time.Minute, slog.New(slog.DiscardHandler))
+	c.Tokens = fakeTokens(func(context.Context, string) (auth.Principal, error) {
+		t.Error("the database was asked for a JWT")
+		return auth.Principal{}, auth.ErrInvalidToken
+	})
+	return c
+}
+
+func bearing(token string) request {
+	return request{method: "DELETE", target: "/plants/1", headers: []string{"Authorization: Bearer " + token}}
+}
+
+func TestGoodJWTs(t *testing.T) {
+	t.Parallel()
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ecKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name      string
+		key       any // nil: the provider's first
+		alg       jose.SignatureAlgorithm
+		kid       string
+		claims    map[string]any
+		headers   map[string]any
+		principal string
+		want      int
+	}{
+		{name: "EdDSA", principal: "oidc:shop", want: 204},
+		{name: "ES256", key: ecKey, alg: jose.ES256, kid: "ec", principal: "oidc:shop", want: 204},
+		{name: "RS256", key: rsaKey, alg: jose.RS256, kid: "rsa", principal: "oidc:shop", want: 204},
+		{name: "without kid", key: ecKey, alg: jose.ES256, principal: "oidc:shop", want: 204},
+		{name: "typ JWT", headers: map[string]any{"typ": "JWT"}, principal: "oidc:shop", want: 204},
+		{name: "typ with its tree", headers: map[string]any{"typ": "application/AT+JWT"}, principal: "oidc:shop", want: 204},
+		{name: "audiences", claims: map[string]any{"aud": []string{"https://other.example", authtest.Audience}}, principal: "oidc:shop", want: 204},
+		{name: "subject of the usual characters", claims: map[string]any{"sub": "auth0|64 (x)@~"}, principal: "oidc:auth0|64 (x)@~", want: 204},
+		{name: "longest subject", claims: map[string]any{"sub": strings.Repeat("s", 255)}, principal: "oidc:" + strings.Repeat("s", 255), want: 204},
+		{name: "expired within the leeway", claims: map[string]any{"exp": time.Now().Add(-20 * time.Second).Unix()}, principal: "oidc:shop", want: 204},
+		{name: "not yet within the leeway", claims: map[string]any{"nbf": time.Now().Add(20 * time.Second).Unix()}, principal: "oidc:shop", want: 204},
+		{name: "scopes", claims: map[string]any{"scope": "plants:read plants:delete"}, principal: "oidc:shop", want: 204},
+		{name: "scp as a list", claims: map[string]any{"scope": nil, "scp": []string{"plants:delete"}}, principal: "oidc:shop", want: 204},
+		{name: "scp as a text", claims: map[string]any{"scope": nil, "scp": "plants:read plants:delete"}, principal: "oidc:shop", want: 204},
+		{name: "scopes that agree", claims: map[string]any{"scope": "b plants:delete", "scp": []string{"plants:delete", "b"}}, principal: "oidc:shop", want: 204},
+		{name: "another scope", claims: map[string]any{"scope": "plants:read plants:delete2"}, want: 40300},
+		{name: "no scope", claims: map[string]any{"scope": nil}, want: 40300},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			p := authtest.New(t)
+			if tt.key != nil {
+				p.Use(jose.JSONWebKey{Key: tt.key, KeyID: tt.kid, Algorithm: string(tt.alg)})
+			}
+			var principal string
+			c := withProvider(t, p, testConfig())
+			c.Plants = fakePlants(func(_ context.Context, d plant.Deletion) (plant.Result, error) {
+				principal = d.Principal
+				return plant.Result{}, nil
+			})
+			s := start(t, c)
+			got := s.ask(t, bearing(p.Sign(t, p.Claims("shop", tt.claims), tt.headers)))
+			if got.code() != tt.want || principal != tt.principal {
+				t.Errorf("answer %d for principal %q, want %d for %q", got.code(), principal, tt.want, tt.principal)
+			}
+		})
+	}
+}
+
+// Each of these is refused in the same way, and nothing reaches the database.
+func TestBadJWTs(t *testing.T) {
+	t.Parallel()
+	p := authtest.New(t)
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Use(jose.JSONWebKey{Key: rsaKey, KeyID: "rsa", Algorithm: string(jose.RS256)})
+	published, err := x509.MarshalPKIXPublicKey(rsaKey.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	publicPEM := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: published})
+	_, foreign, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Rotate(t, "known")
+	c := withProvider(t, p, testConfig())
+	c.Plants = fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) {
+		t.Error("a deletion was tried")
+		return plant.Result{}, nil
+	})
+	s := start(t, c)
+
+	part := func(v any) string {
+		b, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return base64.RawURLEncoding.EncodeToString(b)
+	}
+	claims := p.Claims("shop", nil)
+	with := func(claims, headers map[string]any) string { return p.Sign(t, p.Claims("shop", claims), headers) }
+	foreignKey := jose.JSONWebKey{Key: foreign, KeyID: "known", Algorithm: string(jose.EdDSA)}
+	byForeign := func(headers map[string]any) string { return authtest.SignWith(t, foreignKey, claims, headers) }
+	embedded := foreignKey.Public()
+	good := p.Token(t, "shop")
+	header, rest, _ := strings.Cut(good, ".")
+	payload, signature, _ := strings.Cut(rest, ".")
+	twice := strings.Replace(string(must(base64.RawURLEncoding.DecodeString(payload))), `{`, `{"scope":"plants:read",`, 1)
+
+	bad := map[string]string{
+		"alg none":                    part(map[string]string{"alg": "none", "typ": "JWT"}) + "." + payload + ".",
+		"alg none, with a signature":  part(map[string]string{"alg": "none", "typ": "JWT", "kid": "known"}) + "." + payload + "." + signature,
+		"HS256 with the public key":   authtest.SignWith(t, jose.JSONWebKey{Key: publicPEM, KeyID: "rsa", Algorithm: string(jose.HS256)}, claims, nil),
+		"RS512":                       authtest.SignWith(t, jose.JSONWebKey{Key: rsaKey, KeyID: "rsa", Algorithm: string(jose.RS512)}, claims, nil),
+		"PS256":                       authtest.SignWith(t, jose.JSONWebKey{Key: rsaKey, KeyID: "rsa", Algorithm: string(jose.PS256)}, claims, nil),
+		"other issuer":                with(map[string]any{"iss": "https://other.example"}, nil),
+		"issuer with a slash":         with(map[string]any{"iss": p.URL + "/"}, nil),
+		"no issuer":                   with(map[string]any{"iss": nil}, nil),
+		"other audience":              with(map[string]any{"aud": "https://other.example"}, nil),
+		"no audience":                 with(map[string]any{"aud": nil}, nil),
+		"audience in another case":    with(map[string]any{"aud": strings.ToUpper(authtest.Audience)}, nil),
+		"typ of an identity":          with(nil, map[string]any{"typ": "id+jwt"}),
+		"typ of a logout":             with(nil, map[string]any{"typ": "logout+jwt"}),
+		"typ is no text":              with(nil, map[string]any{"typ": 1}),
+		"no typ":                      with(nil, map[string]any{"typ": nil}),
+		"expired":                     with(map[string]any{"exp": time.Now().Add(-35 * time.Second).Unix()}, nil),
+		"never expires":               with(map[string]any{"exp": nil}, nil),
+		"exp is a text":               with(map[string]any{"exp": "tomorrow"}, nil),
+		"not yet":                     with(map[string]any{"nbf": time.Now().Add(35*time.Second + time.Minute).Unix()}, nil),
+		"issued in the future":        with(map[string]any{"iat": time.Now().Add(time.Hour).Unix()}, nil),
+		"cut in its signature":        good[:len(good)-10],
+		"cut in its claims":           good[:len(header)+20] + ".",
+		"without its signature":       header + "." + payload + ".",
+		"signature of something else": header + "." + part(p.Claims("owner", nil)) + "." + signature,
+		"longest that fits":           with(map[string]any{"sub": strings.Repeat("s", 10<<10)}, nil),
+		"foreign key, known kid":      byForeign(nil),
+		"key in the header: jwk":      byForeign(map[string]any{"jwk": embedded}),
+		"key in the header: jku":      byForeign(map[string]any{"jku": "https://other.example/keys"}),
+		"key in the header: x5u":      byForeign(map[string]any{"x5u": "https://other.example/cert"}),
+		"good, with jku":              with(nil, map[string]any{"jku": p.URL + "/keys"}),
+		"critical header":             with(nil, map[string]any{"crit": []string{"exp"}, "exp": 1}),
+		"critical header b64":         with(nil, map[string]any{"crit": []string{"b64"}, "b64": true}),
+		"two scopes claims":           with(map[string]any{"scp": []string{"plants:read"}}, nil),
+		"two scopes claims, reversed": with(map[string]any{"scope": "plants:read", "scp": []string{"plants:delete"}}, nil),
+		"scope twice":                 authtest.SignWith(t, jose.JSONWebKey{Key: foreign, KeyID: "known", Algorithm: string(jose.EdDSA)}, []byte(twice), nil),
+		"scope is a number":           with(map[string]any{"scope": 1}, nil),
+		"sub empty":                   with(map[string]any{"sub": ""}, nil),
+		"no sub":                      with(map[string]any{"sub": nil}, nil),
+		"sub is a number":             with(map[string]any{"sub": 7}, nil),
+		"sub of 256 bytes":            with(map[string]any{"sub": strings.Repeat("s", 256)}, nil),
+		"sub with a control":          with(map[string]any{"sub": "shop\nroot"}, nil),
+		"sub with NUL":                with(map[string]any{"sub": "shop\x00"}, nil),
+		"sub of other letters":        with(map[string]any{"sub": "b\u00fcro\u202e"}, nil),
+		"claims are a list":           authtest.SignWith(t, foreignKey, []byte(`[]`), nil),
+		"nothing":                     "..",
+	}
+	// The last key signs well, so what is wrong is what the name says.
+	if s := start(t, withProvider(t, p, testConfig())); s.ask(t, bearing(good)).status != 204 {
+		t.Error("the good JWT is refused")
+	}
+	for name, token := range bad {
+		if token == "" || token == good {
+			t.Fatalf("%s: no token of its own", name)
+		}
+		if name == "longest that fits" && (len(token) < 12<<10 || len(token) > 15<<10) {
+			t.Fatalf("%s: %d bytes", name, len(token))
+		}
+		// From an address of its own, so that it does not wait for the others.
+		s.failures.limiters.Purge()
+		got := s.ask(t, bearing(token))
+		if want := `Bearer realm="plantstore", error="invalid_token"`; got.code() != 40101 || got.header.Get("WWW-Authenticate") != want {
+			t.Errorf("%s: answer %d, %q; want 40101, %q", name, got.code(), got.header.Get("WWW-Authenticate"), want)
+		}
+	}
+	// What is larger than any header may be is not read to its end.
+	if status, _, _ := exchangeRaw(t, dial(t, s.public), bearing(strings.Repeat("a", 100<<10)+".b.c")); status != http.StatusRequestHeaderFieldsTooLarge {
+		t.Errorf("JWT of 100 KiB: answer %d, want 431", status)
+	}
+	if got := p.Fetches.Load(); got > 2 {
+		t.Errorf("the provider was asked %d times, want once for each server", got)
+	}
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func TestJWTsWithoutTheProvider(t *testing.T) {
+	t.Parallel()
+	p := authtest.New(t)
+	token := p.Token(t, "shop")
+	p.Stop()
+	s := start(t, withProvider(t, p, testConfig()))
+	if got := s.ask(t, bearing(token)); got.code() != 50303 || got.header.Get("Retry-After") == "" || got.header.Get("WWW-Authenticate") != "" {
+		t.Errorf("answer %d, %v; want 50303 with Retry-After and without a challenge", got.code(), got.header)
+	}
+	// What shows without the keys is told without them.
+	if got := s.ask(t, bearing(p.Sign(t, p.Claims("shop", map[string]any{"aud": "other"}), nil))); got.code() != 40101 {
+		t.Errorf("other audience: answer %d, want 40101", got.code())
+	}
+}
+
+func TestJWTsByAFileOfKeys(t *testing.T) {
+	t.Parallel()
+	p := authtest.New(t)
+	file := filepath.Join(t.TempDir(), "jwks.json")
+	if err := os.WriteFile(file, p.JWKS(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := withProvider(t, p, testConfig())
+	c.JWTs = auth.NewVerifier(auth.Issuer{URL: "https://login.example", JWKS: "file://" + file, Audience: authtest.Audience, Claim: "client_id"},
+		time.Minute, slog.New(slog.DiscardHandler))
+	principal := ""
+	c.Plants = fakePlants(func(_ context.Context, d plant.Deletion) (plant.Result, error) {
+		principal = d.Principal
+		return plant.Result{}, nil
+	})
+	s := start(t, c)
+	token := p.Sign(t, p.Claims("7", map[string]any{"iss": "https://login.example", "client_id": "back-office"}), nil)
+	if got := s.ask(t, bearing(token)); got.code() != 204 || principal != "oidc:back-office" {
+		t.Errorf("answer %d for %q, want 204 for oidc:back-office", got.code(), principal)
+	}
+}
+
+// The operators read why a JWT was refused, the client does not.
+func TestTheLogSaysWhyAJWTIsRefused(t *testing.T) {
+	t.Parallel()
+	p := authtest.New(t)
+	c := withProvider(t, p, testConfig())
+	var log strings.Builder
+	c.Log = slog.New(slog.NewTextHandler(&log, nil))
+	s := start(t, c)
+	s.ask(t, bearing(p.Sign(t, p.Claims("shop", map[string]any{"aud": "other"}), nil)))
+	s.stop(t)
+	if want := "audience"; !strings.Contains(log.String(), want) {
+		t.Errorf("the log does not say %q:\n%s", want, log.String())
+	}
+}

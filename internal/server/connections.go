@@ -25,6 +25,9 @@ type connections struct {
 	// of time.
 	quiet   *list.List
 	element map[net.Conn]*list.Element
+	// greeted has the connections of HTTP/2 that have been idle. The first time, nothing
+	// has come but the client's greeting.
+	greeted map[net.Conn]bool
 	changed chan struct{} // gets a value when there may be room
 }
 
@@ -37,7 +40,7 @@ type quietConn struct {
 // limited bounds the connections of a server to limit.
 func limited(srv *http.Server, l net.Listener, limit int) net.Listener {
 	c := &connections{Listener: l, limit: limit, closed: make(chan struct{}), quiet: list.New(),
-		element: make(map[net.Conn]*list.Element), changed: make(chan struct{}, 1)}
+		element: make(map[net.Conn]*list.Element), greeted: make(map[net.Conn]bool), changed: make(chan struct{}, 1)}
 	srv.ConnState = c.note
 	return c
 }
@@ -96,9 +99,14 @@ func (c *connections) note(conn net.Conn, state http.ConnState) {
 	}
 	switch state {
 	case http.StateNew, http.StateIdle:
-		c.element[conn] = c.quiet.PushBack(quietConn{conn, time.Now(), state == http.StateIdle})
+		idle := state == http.StateIdle
+		if idle && isHTTP2(conn) && !c.greeted[conn] {
+			c.greeted[conn], idle = true, false
+		}
+		c.element[conn] = c.quiet.PushBack(quietConn{conn, time.Now(), idle})
 	case http.StateClosed, http.StateHijacked:
 		c.open--
+		delete(c.greeted, conn)
 	default:
 		return
 	}

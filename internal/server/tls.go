@@ -90,6 +90,12 @@ func (c *Certificate) config(log *slog.Logger) *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: c.now}
 }
 
+// isHTTP2 reports whether a connection that has been of use speaks HTTP/2.
+func isHTTP2(conn net.Conn) bool {
+	t, ok := conn.(*tls.Conn)
+	return ok && t.ConnectionState().NegotiatedProtocol == "h2"
+}
+
 // hangUp closes a connection at once. To say good-bye, as TLS does, takes a peer that
 // listens.
 func hangUp(conn net.Conn) {

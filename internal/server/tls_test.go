@@ -329,3 +329,33 @@ func TestBusyConnectionsStayUnderTLS(t *testing.T) {
 		})
 	}
 }
+
+// A connection of HTTP/2 has as much time for its first request as any other.
+func TestGreetedConnectionsHaveTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := testConfig()
+		c.MaxConnections = 1
+		_, trust := withTLS(t, &c)
+		trust.NextProtos = []string{"h2"}
+		s := run(t, c, newPipeListener(), newPipeListener())
+		began := time.Now()
+		first := tls.Client(dial(t, s.public), trust)
+		// RFC 9113, 3.4: the preface, and empty settings.
+		if _, err := io.WriteString(first, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
+			t.Fatal(err)
+		}
+		closed := make(chan time.Duration, 1)
+		go func() {
+			io.Copy(io.Discard, first)
+			closed <- time.Since(began)
+		}()
+		synctest.Wait()
+		if answer, err := deleteOver(t.Context(), tlsClient(t, s.public, trust, true), nil); err != nil || answer.StatusCode != 204 {
+			t.Errorf("%v, %v; want 204", answer, err)
+		}
+		if took := <-closed; took < speechless || took > 2*speechless {
+			t.Errorf("the first connection made room after %s, want it to have %s", took, speechless)
+		}
+	})
+}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"plantstore/internal/postgres"
+	"plantstore/internal/server"
 )
 
 // ownerFlags name the database for the commands that need its owner. Its service's is
@@ -60,6 +61,34 @@ func (n *network) UnmarshalText(text []byte) error {
 	}
 	*n = network(p)
 	return nil
+}
+
+// A rateLimit is one on the command line.
+type rateLimit server.Rate
+
+// UnmarshalText reads a rate limit.
+func (r *rateLimit) UnmarshalText(text []byte) error {
+	limit, burst, bursts := strings.Cut(string(text), ",burst=")
+	count, in, _ := strings.Cut(limit, "/")
+	n, err := strconv.ParseUint(count, 10, 31)
+	most := n
+	if bursts && err == nil {
+		most, err = strconv.ParseUint(burst, 10, 31)
+	}
+	time, ok := map[string]time.Duration{"s": time.Second, "m": time.Minute}[in]
+	if err != nil || !ok || n < 1 || most < 1 {
+		return fmt.Errorf("%q is no rate: want one as 200/s, 600/m or 200/s,burst=400", text)
+	}
+	*r = rateLimit{int(n), time, int(most)}
+	return nil
+}
+
+// String is what UnmarshalText reads, and empty for none.
+func (r rateLimit) String() string {
+	if r == (rateLimit{}) {
+		return ""
+	}
+	return fmt.Sprintf("%d/%c,burst=%d", r.Count, map[time.Duration]rune{time.Second: 's', time.Minute: 'm'}[r.In], r.Burst)
 }
 
 // A moment is a time on the command line: RFC 3339, a date, or how long ago.

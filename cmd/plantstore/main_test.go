@@ -93,6 +93,10 @@ func TestBadCommandLines(t *testing.T) {
 		{"serve --tls-cert=/nonexistent/cert.pem --tls-key=key.pem", 2, `plantstore: serve: the certificate for TLS can't be read: open /nonexistent/cert.pem: no such file or directory`, false},
 		{"token rotate x --days=36501", 2, `plantstore: token rotate: --days is 36501: it must be from 0 to 36500`, false},
 		{"token rotate x --overlap=-1s", 2, `plantstore: --overlap: "-1s" is no age: want one as 365d or 36h`, true},
+		{"serve --rate-limit=fast", 2, `plantstore: --rate-limit: "fast" is no rate: want one as 200/s, 600/m or 200/s,burst=400`, true},
+		{"serve --rate-limit=0/s", 2, `plantstore: --rate-limit: "0/s" is no rate: want one as 200/s, 600/m or 200/s,burst=400`, true},
+		{"serve --rate-limit=200/s,burst=0", 2, `plantstore: --rate-limit: "200/s,burst=0" is no rate: want one as 200/s, 600/m or 200/s,burst=400`, true},
+		{"serve --rate-limit=600/m,burst=50 --addr=127.0.0.1:99999", 1, `plantstore: cannot listen on 127.0.0.1:99999: address 99999: invalid port: choose another address with --addr (PLANTSTORE_ADDR)`, false},
 		{"serve --oidc-issuer=https://login.example", 2, `plantstore: serve: --oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is not set: without it, a JWT for any other service would do`, false},
 		{"serve --jwks-url=https://login.example/keys --oidc-audience=plants", 2, `plantstore: serve: --oidc-issuer (PLANTSTORE_OIDC_ISSUER) is not set: without it, a JWT of anybody's would do`, false},
 		{"serve --oidc-issuer=http://login.example --oidc-audience=plants", 2, `plantstore: serve: --oidc-issuer (PLANTSTORE_OIDC_ISSUER): "http://login.example" is no https URL: whoever is between could put in keys of their own`, false},
@@ -138,7 +142,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 	stdout, _, code := command(t, "serve", "--help")
 	for _, name := range []string{
 		"DATABASE_URL", "DATABASE_URL_FILE", "PLANTSTORE_TLS_CERT", "PLANTSTORE_TLS_KEY", "PLANTSTORE_OIDC_ISSUER",
-		"PLANTSTORE_OIDC_AUDIENCE", "PLANTSTORE_OIDC_PRINCIPAL_CLAIM", "PLANTSTORE_JWKS_URL", "PLANTSTORE_ADDR", "PLANTSTORE_ADMIN_ADDR", "PLANTSTORE_REQUEST_TIMEOUT", "PLANTSTORE_DRAIN_DELAY",
+		"PLANTSTORE_OIDC_AUDIENCE", "PLANTSTORE_OIDC_PRINCIPAL_CLAIM", "PLANTSTORE_JWKS_URL", "PLANTSTORE_RATE_LIMIT", "PLANTSTORE_ADDR", "PLANTSTORE_ADMIN_ADDR", "PLANTSTORE_REQUEST_TIMEOUT", "PLANTSTORE_DRAIN_DELAY",
 		"PLANTSTORE_SHUTDOWN_TIMEOUT", "PLANTSTORE_MAX_IN_FLIGHT", "PLANTSTORE_MAX_CONNECTIONS", "PLANTSTORE_TRUSTED_PROXIES", "PLANTSTORE_TOKEN_CACHE_TTL",
 		"PLANTSTORE_LOG_LEVEL", "PLANTSTORE_LOG_FORMAT",
 	} {

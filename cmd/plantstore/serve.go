@@ -44,6 +44,7 @@ type serveTuning struct {
 	ShutdownTimeout time.Duration `env:"PLANTSTORE_SHUTDOWN_TIMEOUT" default:"20s" help:"Longest wait for requests in flight at the end."`
 	MaxInFlight     int           `env:"PLANTSTORE_MAX_IN_FLIGHT" default:"512" help:"Deletions tried at a time, without those that wait for locks or for others of the same plant; more wait a moment, then are refused."`
 	MaxConnections  int           `env:"PLANTSTORE_MAX_CONNECTIONS" default:"16384" help:"Client connections open at a time. More take the place of idle ones, or wait. Lowered to what the process's open files allow."`
+	RateLimit       rateLimit     `env:"PLANTSTORE_RATE_LIMIT" placeholder:"N/s,burst=N" help:"Deletions that each principal may ask for, as 200/s or 600/m,burst=50. Default: any number."`
 	TrustedProxies  []network     `env:"PLANTSTORE_TRUSTED_PROXIES" placeholder:"NETWORK,..." help:"Addresses and networks of the proxies whose X-Forwarded-For is believed. Default: none."`
 	TokenCacheTTL   time.Duration `name:"token-cache-ttl" env:"PLANTSTORE_TOKEN_CACHE_TTL" default:"5s" help:"Longest life of a revoked token; 0s asks the database each time."`
 }
@@ -197,7 +198,7 @@ func serve(ctx context.Context, f serveTuning, s service) error {
 		Log:            log,
 		Certificate:    s.certificate,
 		RequestTimeout: f.RequestTimeout, DrainDelay: s.drainDelay, ShutdownTimeout: f.ShutdownTimeout,
-		MaxConnections: connections, TrustedProxies: proxies,
+		MaxConnections: connections, RateLimit: server.Rate(f.RateLimit), TrustedProxies: proxies,
 		Build: server.Build{Version: version, Commit: commit, Schema: migrate.Latest()},
 	}
 	if s.issuer.URL != "" {
@@ -213,7 +214,7 @@ func serve(ctx context.Context, f serveTuning, s service) error {
 	defer stop()
 
 	log.Info("serving", append([]any{"addr", s.public.Addr().String(), "admin_addr", s.admin.Addr().String(),
-		"version", version, "commit", commit, "schema", migrate.Latest()}, s.settings...)...)
+		"version", version, "commit", commit, "schema", migrate.Latest(), "rate_limit", f.RateLimit.String()}, s.settings...)...)
 	if err := srv.Serve(ctx, s.public, s.admin); err != nil {
 		return err
 	}

@@ -34,6 +34,9 @@ func (s *Server) deletePlant(c echo.Context) error {
 	}
 	x := exchangeOf(c)
 	x.plant, x.key = c.Param("id"), key
+	if err := s.rates.admit(x.principal.Name); err != nil {
+		return err
+	}
 
 	s.metrics.inFlight.Inc()
 	defer s.metrics.inFlight.Dec()

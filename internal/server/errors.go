@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -32,12 +33,7 @@ type errorBody struct {
 	Message string `json:"message"`
 }
 
-const (
-	realm = `Bearer realm="plantstore"`
-	// retryAfter is the Retry-After of answers that may be better next time, in
-	// seconds.
-	retryAfter = "1"
-)
+const realm = `Bearer realm="plantstore"`
 
 // An errorAnswer is how an error is answered.
 type errorAnswer struct {
@@ -69,7 +65,7 @@ var catalogue = []errorAnswer{
 	{isA[*plant.ReferencedError], 40900, referenced, ""},
 	{is(plant.ErrStoreRule), 40901, text("A rule of the store's own, a trigger or a constraint in its database, keeps this plant. It was not deleted, and trying again will not help: ask who runs the store's database."), ""},
 	{is(errTooLarge), 41300, text(fmt.Sprintf("The request body is larger than %d bytes: a deletion needs none.", maxBody)), ""},
-	{is(errTooManyFailures), 42900, text("Authentication failed too often for requests from your address: send a token that is good, and not before the time in Retry-After."), ""},
+	{tooMany, 42900, tooManyMessage, ""},
 	{is(plant.ErrUnknown), 50400, text("The connection to the database was lost while it was deleting: the plant may be gone or not. Send the same request again with the Idempotency-Key of this answer to find out."), ""},
 	{is(plant.ErrUnavailable), 50300, text("The database cannot be reached. This request deleted nothing; what an earlier one with the same Idempotency-Key did is not known now. Try again later, with the Idempotency-Key of this answer if it has one."), ""},
 	{is(plant.ErrBusy), 50301, text("The plant is locked by other work in the database. This request deleted nothing: try again later, with the Idempotency-Key of this answer."), ""},
@@ -86,6 +82,17 @@ func is(target error) func(error) bool {
 func isA[T error](err error) bool {
 	_, ok := errors.AsType[T](err)
 	return ok
+}
+
+func tooMany(err error) bool {
+	return errors.Is(err, errTooManyFailures) || isA[*tooFastError](err)
+}
+
+func tooManyMessage(err error) string {
+	if isA[*tooFastError](err) {
+		return "You send more requests than you may. This one deleted nothing: send it again after the time in Retry-After, and all of them more slowly."
+	}
+	return "Authentication failed too often for requests from your address: send a token that is good, and not before the time in Retry-After."
 }
 
 func text(s string) func(error) string {
@@ -116,7 +123,7 @@ func (s *Server) fail(c echo.Context, err error) int32 {
 		header.Set(echo.HeaderWWWAuthenticate, r.challenge)
 	}
 	if r.status() >= 500 || r.status() == http.StatusTooManyRequests {
-		header.Set(echo.HeaderRetryAfter, retryAfter)
+		header.Set(echo.HeaderRetryAfter, strconv.Itoa(retryAfter(err)))
 	}
 	if r.status() >= 500 {
 		// A client that sent none is told under which key it can ask again.

@@ -131,6 +131,9 @@ func TestOpenAPIHasTheCatalogue(t *testing.T) {
 		for _, r := range refusals {
 			a.Examples[strconv.Itoa(int(r.code))] = errorBody{r.code, r.message(causes[r.code])}
 		}
+		if status == http.StatusTooManyRequests {
+			a.Examples["42900, your own"] = errorBody{42900, tooManyMessage(&tooFastError{})}
+		}
 		catalogued[strconv.Itoa(status)] = a
 	}
 	if diff := cmp.Diff(catalogued, documented); diff != "" {

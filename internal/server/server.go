@@ -38,7 +38,7 @@ type authenticator interface {
 }
 
 // Config is what a Server needs. All of it is required; JWTs, Certificate, DrainDelay,
-// ShutdownTimeout and TrustedProxies may be zero.
+// ShutdownTimeout, RateLimit and TrustedProxies may be zero.
 type Config struct {
 	Plants plantRepository
 	Tokens authenticator
@@ -63,6 +63,8 @@ type Config struct {
 	// MaxConnections bounds the open client connections. Further ones take the
 	// place of idle ones, or wait.
 	MaxConnections int
+	// RateLimit bounds the deletions that each principal asks for. Zero: any number.
+	RateLimit Rate
 	// TrustedProxies are those whose X-Forwarded-For is believed.
 	TrustedProxies []netip.Prefix
 	Build          Build
@@ -79,6 +81,7 @@ type Build struct {
 type Server struct {
 	Config
 	failures *failures
+	rates    *rates
 	metrics  *metrics
 	draining atomic.Bool
 	public   *echo.Echo
@@ -86,7 +89,7 @@ type Server struct {
 
 // New makes a Server.
 func New(c Config) *Server {
-	s := &Server{Config: c, failures: newFailures()}
+	s := &Server{Config: c, failures: newFailures(), rates: newRates(c.RateLimit)}
 	s.metrics = newMetrics(c)
 	s.public = s.routes()
 	return s

@@ -23,7 +23,8 @@ type road struct {
 	// slowCommits: each commit takes slowCommit longer.
 	slowCommits bool
 
-	folder  string // of the socket to connect to; empty: the server's own
+	itself  time.Duration // what the proxy takes of the delay by its work
+	folder  string        // of the socket to connect to; empty: the server's own
 	process *localpg.Process
 	out     bytes.Buffer // of the process
 }
@@ -94,7 +95,8 @@ func (b *bench) openRoad(ctx context.Context, r *road) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command(b.distance, r.delay.String(), filepath.Join(r.folder, filepath.Base(server)), server)
+	cmd := exec.Command(b.distance, (r.delay - r.itself).String(), filepath.Join(r.folder, filepath.Base(server)), server)
+	r.out.Reset()
 	cmd.Stdout, cmd.Stderr = &r.out, &r.out
 	if r.process, err = localpg.StartProcess(cmd, syscall.SIGKILL); err != nil {
 		return err

@@ -10,9 +10,9 @@
 //
 // The delay is precise because one thread does everything, with epoll and the
 // kernel's high-resolution timers, and, where the system permits it (CAP_SYS_NICE),
-// runs before all others as soon as it is due (SCHED_FIFO). It does not spin: on a
-// machine of two cores that would take half of what is measured. It listens on a
-// Unix socket, which costs the least.
+// runs before all other programs as soon as it is due (SCHED_FIFO). It does not spin:
+// on a machine of two cores that would take half of what is measured. It listens on
+// a Unix socket, which costs the least.
 //
 //	distance DELAY LISTEN TARGET
 //
@@ -49,6 +49,10 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
+	first, err := hurry()
+	if err != nil {
+		return err
+	}
 	p, err := listen(args[1], args[2], delay)
 	if err != nil {
 		return err
@@ -65,18 +69,37 @@ func run(args []string) error {
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(1 << 30)
 	runtime.LockOSThread()
-	p.late.First = hurry()
+	// By default Linux may wake a thread 50 µs late.
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("timer slack: %w", err)
+	}
+	p.late.First = first
 	if err := p.serve(); err != nil {
 		return err
 	}
 	return json.NewEncoder(os.Stdout).Encode(p.late.sum())
 }
 
-// hurry has the thread run before others as soon as it is due, and reports
-// whether it may.
-func hurry() bool {
-	// By default Linux may wake a thread 50 µs late.
-	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
-	const resetOnFork = 1 // other threads are not to inherit it
-	return unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Flags: resetOnFork, Priority: 1}, 0) == nil
+// hurry has all threads run before those of other programs as soon as they are due,
+// and reports whether they may. All, as Go's scheduler passes the work on from one to
+// another now and then. It starts the program again: threads inherit this from
+// the one that starts them.
+func hurry() (bool, error) {
+	now, err := unix.SchedGetAttr(0, 0)
+	if err != nil {
+		return false, fmt.Errorf("ask for the priority: %w", err)
+	}
+	if now.Policy == unix.SCHED_FIFO {
+		return true, nil
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0) != nil {
+		return false, nil
+	}
+	program, err := os.Executable()
+	if err == nil {
+		err = unix.Exec(program, os.Args, os.Environ())
+	}
+	return false, fmt.Errorf("start again: %w", err)
 }

@@ -1,8 +1,11 @@
 package server
 
 import (
+	"crypto/sha256"
 	_ "embed"
+	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/labstack/echo/v4"
 	"github.com/swaggest/swgui/v5/static"
@@ -21,19 +24,41 @@ var docsScript []byte
 const docsPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " +
 	"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// A docsAsset is a file that the page loads.
-type docsAsset struct {
+// A page is a file that anybody may read, with what tells that it has not changed.
+type page struct {
 	contentType, encoding string
 	content               []byte
+	tag                   string // RFC 9110, 8.8.3
+}
+
+func newPage(contentType, encoding string, content []byte) page {
+	digest := sha256.Sum256(content)
+	return page{contentType, encoding, content, fmt.Sprintf("\"%x\"", digest[:16])}
+}
+
+// serve answers a request for the page. Whoever has it already need not get it again.
+func (p page) serve(c echo.Context) error {
+	header := c.Response().Header()
+	header.Set(echo.HeaderXContentTypeOptions, "nosniff")
+	header.Set(echo.HeaderCacheControl, "no-cache") // ask each time
+	header.Set("ETag", p.tag)
+	// It has no part that could be in a list otherwise than as a whole.
+	if known := c.Request().Header.Get("If-None-Match"); known == "*" || strings.Contains(known, p.tag) {
+		return c.NoContent(http.StatusNotModified)
+	}
+	if p.encoding != "" {
+		header.Set(echo.HeaderContentEncoding, p.encoding)
+	}
+	return c.Blob(http.StatusOK, p.contentType, p.content)
 }
 
 // docsAssets has all of them. Swagger UI's are embedded compressed and sent so:
 // every browser takes gzip.
-var docsAssets = map[string]docsAsset{
-	"start.js":             {"text/javascript; charset=utf-8", "", docsScript},
-	"swagger-ui-bundle.js": {"text/javascript; charset=utf-8", "gzip", swaggerUI("swagger-ui-bundle.js.gz")},
-	"swagger-ui.css":       {"text/css; charset=utf-8", "gzip", swaggerUI("swagger-ui.css.gz")},
-	"favicon-32x32.png":    {"image/png", "", swaggerUI("favicon-32x32.png")},
+var docsAssets = map[string]page{
+	"start.js":             newPage("text/javascript; charset=utf-8", "", docsScript),
+	"swagger-ui-bundle.js": newPage("text/javascript; charset=utf-8", "gzip", swaggerUI("swagger-ui-bundle.js.gz")),
+	"swagger-ui.css":       newPage("text/css; charset=utf-8", "gzip", swaggerUI("swagger-ui.css.gz")),
+	"favicon-32x32.png":    newPage("image/png", "", swaggerUI("favicon-32x32.png")),
 }
 
 func swaggerUI(file string) []byte {
@@ -44,11 +69,11 @@ func swaggerUI(file string) []byte {
 	return content
 }
 
+var docs = newPage(echo.MIMETextHTMLCharsetUTF8, "", docsPage)
+
 func serveDocs(c echo.Context) error {
-	header := c.Response().Header()
-	header.Set(echo.HeaderContentSecurityPolicy, docsPolicy)
-	header.Set(echo.HeaderXContentTypeOptions, "nosniff")
-	return c.HTMLBlob(http.StatusOK, docsPage)
+	c.Response().Header().Set(echo.HeaderContentSecurityPolicy, docsPolicy)
+	return docs.serve(c)
 }
 
 func serveDocsAsset(c echo.Context) error {
@@ -56,10 +81,5 @@ func serveDocsAsset(c echo.Context) error {
 	if !ok {
 		return errNoRoute
 	}
-	header := c.Response().Header()
-	header.Set(echo.HeaderXContentTypeOptions, "nosniff")
-	if asset.encoding != "" {
-		header.Set(echo.HeaderContentEncoding, asset.encoding)
-	}
-	return c.Blob(http.StatusOK, asset.contentType, asset.content)
+	return asset.serve(c)
 }

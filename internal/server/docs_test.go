@@ -76,3 +76,33 @@ func TestDocsLoadFromHereOnly(t *testing.T) {
 		}
 	}
 }
+
+// A browser that has a page is told that it has not changed.
+func TestPagesThatAreKnown(t *testing.T) {
+	t.Parallel()
+	s := start(t, testConfig())
+	tags := make(map[string]string)
+	for _, target := range append(prefixed("/docs/", slices.Sorted(maps.Keys(docsAssets))), "/docs", "/openapi.yaml") {
+		for _, method := range []string{"GET", "HEAD"} {
+			first := s.ask(t, request{method: method, target: target})
+			tag := first.header.Get("ETag")
+			if other, twice := tags[tag]; twice && other != target || first.header.Get("Cache-Control") != "no-cache" {
+				t.Errorf("%s: ETag %s is that of %q, too, or Cache-Control %q is not no-cache", target, tag, other, first.header.Get("Cache-Control"))
+			}
+			tags[tag] = target
+			for known, want := range map[string]int{tag: 304, "W/" + tag: 304, `"x", ` + tag: 304, "*": 304, `"x"`: 200, "": 200} {
+				status, header, body := exchangeRaw(t, dial(t, s.public), request{method: method, target: target, headers: []string{"If-None-Match: " + known}})
+				if status != want || header.Get("ETag") != tag || (len(body) > 0) != (want == 200 && method == "GET") {
+					t.Errorf("%s %s with If-None-Match %s: %d, ETag %s and %d bytes, want %d and %s", method, target, known, status, header.Get("ETag"), len(body), want, tag)
+				}
+			}
+		}
+	}
+}
+
+func prefixed(prefix string, names []string) []string {
+	for i := range names {
+		names[i] = prefix + names[i]
+	}
+	return names
+}

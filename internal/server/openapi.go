@@ -2,7 +2,6 @@ package server
 
 import (
 	_ "embed"
-	"net/http"
 
 	"github.com/labstack/echo/v4"
 )
@@ -13,6 +12,6 @@ import (
 //go:embed openapi.yaml
 var openAPI []byte
 
-func serveOpenAPI(c echo.Context) error {
-	return c.Blob(http.StatusOK, "application/yaml", openAPI)
-}
+var openAPIPage = newPage("application/yaml", "", openAPI)
+
+func serveOpenAPI(c echo.Context) error { return openAPIPage.serve(c) }

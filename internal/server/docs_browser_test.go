@@ -1,0 +1,97 @@
+//go:build browser
+
+package server
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+
+	"plantstore/internal/auth"
+	"plantstore/internal/plant"
+)
+
+// A person opens the page, authorises, deletes a plant and reads the 204, with nothing
+// but what the page shows. PLANTSTORE_TEST_SCREENSHOT names a file for a picture of it.
+// This needs Chromium: .ci/docs-check brings it.
+func TestDocsInABrowser(t *testing.T) {
+	t.Parallel()
+	c := testConfig()
+	c.JWTs = fakeTokens(func(context.Context, string) (auth.Principal, error) { return auth.Principal{}, auth.ErrInvalidToken })
+	deleted := make(chan plant.Deletion, 1)
+	c.Plants = fakePlants(func(_ context.Context, d plant.Deletion) (plant.Result, error) {
+		deleted <- d
+		return plant.Result{}, nil
+	})
+	s := start(t, c)
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.NoSandbox, // root has none
+		chromedp.ExecPath("chromium-headless-shell"), chromedp.WindowSize(1200, 1600))
+	allocator, end := chromedp.NewExecAllocator(t.Context(), options...)
+	defer end()
+	limited, cancel := context.WithTimeout(allocator, 3*time.Minute)
+	defer cancel()
+	ctx, leave := chromedp.NewContext(limited)
+	defer leave()
+	do := func(what string, steps ...chromedp.Action[chromedp.Void]) {
+		t.Helper()
+		if err := chromedp.Do(ctx, steps...); err != nil {
+			picture(t, ctx)
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+	do("open", chromedp.Navigate("http://"+s.public.Addr().String()+"/docs"), chromedp.WaitVisible("button.authorize"))
+	servers, err := chromedp.Run(ctx, chromedp.Evaluate[int](`document.querySelectorAll(".servers, .server-variables, select#servers").length`))
+	if err != nil || servers != 0 {
+		t.Errorf("%d boxes ask for a server (%v), want none", servers, err)
+	}
+	operations, err := chromedp.Run(ctx, chromedp.Evaluate[int](`document.querySelectorAll(".opblock").length`))
+	if err != nil || operations != 1 {
+		t.Errorf("%d operations are shown (%v), want one", operations, err)
+	}
+	do("authorise", chromedp.Click("button.authorize"),
+		chromedp.WaitVisible(".auth-container input"),
+		chromedp.SendKeys(".auth-container input", strings.TrimPrefix(asAlice, "Authorization: Bearer ")),
+		chromedp.Click(".auth-container button.authorize"),
+		chromedp.WaitVisible(".auth-container button.btn-done"),
+		chromedp.Click(".auth-container button.btn-done"))
+	do("execute", chromedp.Click("button.try-out__btn"),
+		chromedp.WaitVisible(`tr[data-param-name="id"] input`),
+		chromedp.Clear(`tr[data-param-name="id"] input`),
+		chromedp.SendKeys(`tr[data-param-name="id"] input`, "42"),
+		chromedp.Click("button.execute"),
+		chromedp.WaitVisible(".live-responses-table .response-col_status"))
+	status, err := chromedp.Run(ctx, chromedp.Text(".live-responses-table tbody .response-col_status"))
+	if err != nil || !strings.HasPrefix(strings.TrimSpace(status), "204") {
+		t.Errorf("the page shows status %q (%v), want 204", status, err)
+	}
+	picture(t, ctx)
+	select {
+	case d := <-deleted:
+		if d.Plant != 42 || d.Principal != "alice" {
+			t.Errorf("%v was asked for, want plant 42 by alice", d)
+		}
+	default:
+		t.Error("no deletion was asked for")
+	}
+}
+
+// picture takes one of the page, if somebody wants it.
+func picture(t *testing.T, ctx context.Context) {
+	t.Helper()
+	file := os.Getenv("PLANTSTORE_TEST_SCREENSHOT")
+	if file == "" {
+		return
+	}
+	image, err := chromedp.Run(ctx, chromedp.FullScreenshot(100))
+	if err != nil {
+		t.Errorf("picture: %v", err)
+		return
+	}
+	if err := os.WriteFile(file, image, 0o600); err != nil {
+		t.Error(err)
+	}
+}

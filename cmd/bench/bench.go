@@ -57,6 +57,7 @@ const (
 	plantstore      = "plantstore"
 	besides         = "plantstore, the other"  // see the flag -beside
 	oneByOne        = "plantstore, one by one" // without group commit
+	tidyService     = "plantstore, GOGC=100"
 	forgetful       = "plantstore, without the ledger"
 	barePlain       = "bare handler, plain"                // with the pool that is best where it is
 	bareSmall       = "bare handler, plain, 4 connections" // as many as pgxpool has by default, on up to 4 cores
@@ -70,6 +71,12 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	var err error
 	if r.machine, err = describeMachine(b.folder); err != nil {
 		return nil, err
+	}
+	if !b.quick {
+		if err := useLog(ctx, b.server); err != nil {
+			return nil, err
+		}
+		b.progress("the write-ahead log has been used")
 	}
 	ledgered, err := b.open(ctx, storeSpec{name: "ledgered", plants: b.plants})
 	if err != nil {

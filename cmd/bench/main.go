@@ -69,7 +69,7 @@ type config struct {
 func parse(args []string, stderr io.Writer) (c config, _ error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.DurationVar(&c.duration, "duration", 2*time.Second, "how long each measurement takes")
+	flags.DurationVar(&c.duration, "duration", 1500*time.Millisecond, "how long each measurement takes")
 	flags.IntVar(&c.rounds, "rounds", 3, "how often each is repeated")
 	c.clients = []int{1, 8, 32, 128, 512}
 	flags.Func("clients", "numbers of connections, with commas between (default 1,8,32,128,512)", func(s string) error {

@@ -30,7 +30,7 @@ func serverSettings() (map[string]string, error) {
 	return map[string]string{
 		"fsync":              "on",
 		"shared_buffers":     fmt.Sprintf("%dMB", memory/4>>20), // what PostgreSQL's manual recommends, 20.4.1
-		"max_connections":    "700",
+		"max_connections":    "1000",
 		"max_wal_size":       "48GB",
 		"min_wal_size":       fmt.Sprintf("%dMB", usedLog*16),
 		"checkpoint_timeout": "1d",

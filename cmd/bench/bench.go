@@ -56,6 +56,7 @@ const (
 	pgbenchLedgered = "pgbench, ledgered"
 	plantstore      = "plantstore"
 	besides         = "plantstore, the other"  // see the flag -beside
+	byJWT           = "plantstore, by JWT"     // see the flag -jwt
 	oneByOne        = "plantstore, one by one" // without group commit
 	tidyService     = "plantstore, GOGC=100"
 	forgetful       = "plantstore, without the ledger"
@@ -231,8 +232,8 @@ func (b *bench) open(ctx context.Context, spec storeSpec) (*store, error) {
 	return s, nil
 }
 
-func (b *bench) startService(ctx context.Context, title, program string, s *store, r *road) (*httpContender, error) {
-	c, err := startService(ctx, title, program, s, r)
+func (b *bench) startService(ctx context.Context, title, program string, s *store, r *road, settings ...string) (*httpContender, error) {
+	c, err := startService(ctx, title, program, s, r, settings...)
 	if err != nil {
 		return nil, err
 	}

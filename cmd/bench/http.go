@@ -25,6 +25,7 @@ import (
 type httpContender struct {
 	title       string
 	store       *store
+	token       string
 	address     string
 	process     *localpg.Process
 	allocations func(context.Context) (float64, error)
@@ -46,7 +47,7 @@ func startService(ctx context.Context, title, program string, s *store, r *road,
 	if err != nil {
 		return nil, err
 	}
-	c := &httpContender{title: title, store: s, address: address, process: p,
+	c := &httpContender{title: title, store: s, token: s.token, address: address, process: p,
 		allocations: func(ctx context.Context) (float64, error) { return serviceAllocations(ctx, admin) }}
 	if err := waitFor(ctx, p, "http://"+admin+"/readyz"); err != nil {
 		p.Kill()
@@ -66,7 +67,7 @@ func startBare(ctx context.Context, title, program string, s *store, r *road, po
 	if err != nil {
 		return nil, err
 	}
-	c := &httpContender{title: title, store: s, address: address, process: p,
+	c := &httpContender{title: title, store: s, token: s.token, address: address, process: p,
 		allocations: func(ctx context.Context) (float64, error) { return bareAllocations(ctx, address) }}
 	if err := waitFor(ctx, p, "http://"+address+"/debug/vars"); err != nil {
 		p.Kill()
@@ -78,7 +79,7 @@ func startBare(ctx context.Context, title, program string, s *store, r *road, po
 func (c *httpContender) name() string { return c.title }
 
 func (c *httpContender) measure(ctx context.Context, q *quota, clients int, d time.Duration, rate float64) (m measurement, err error) {
-	load, err := newLoader(c.address, c.store.token, clients)
+	load, err := newLoader(c.address, c.token, clients)
 	if err != nil {
 		return m, err
 	}

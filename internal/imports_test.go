@@ -17,15 +17,15 @@ const module = "plantstore/"
 // mayImport is what each package may import of this module, outside its tests.
 // A package that is not here may not exist.
 var mayImport = map[string][]string{
-	"cmd/plantstore":         {"internal/auth", "internal/doctor", "internal/localpg", "internal/migrate", "internal/postgres", "internal/server"},
-	"cmd/chaos":              {"cmd/internal/programs", "internal/auth", "internal/localpg", "internal/migrate", "internal/pgtest", "internal/postgres"},
-	"cmd/bench":              {"cmd/internal/programs", "internal/auth", "internal/localpg", "internal/migrate", "internal/postgres"},
+	"cmd/plantstore":         {"internal/auth", "internal/doctor", "internal/localpg", "internal/migrate", "internal/plant", "internal/postgres", "internal/server"},
+	"cmd/chaos":              {"cmd/internal/programs", "internal/auth", "internal/localpg", "internal/migrate", "internal/pgtest", "internal/plant", "internal/postgres"},
+	"cmd/bench":              {"cmd/internal/programs", "internal/auth", "internal/localpg", "internal/migrate", "internal/plant", "internal/postgres"},
 	"cmd/bench/bare":         {},
 	"cmd/bench/distance":     {},
 	"cmd/internal/programs":  {},
 	"deploy/postgres":        {},
 	"internal/plant":         {},
-	"internal/auth":          {},
+	"internal/auth":          {"internal/plant"},
 	"internal/auth/authtest": {},
 	"internal/server":        {"internal/auth", "internal/plant"},
 	"internal/postgres":      {"internal/auth", "internal/plant"},

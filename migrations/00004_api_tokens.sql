@@ -1,6 +1,6 @@
--- Who may ask for deletions: principals, and their bearer tokens as digests only. The
--- token itself is shown once, when made. Everything else knows the principal alone, so
--- that it may change its token.
+-- Who may ask for deletions, and how many: principals, their bearer tokens as digests
+-- only, and their deletion budgets. The token itself is shown once, when made.
+-- Everything else knows the principal alone, so that it may change its token.
 
 -- +goose Up
 CREATE TABLE public.api_principals (
@@ -23,33 +23,137 @@ COMMENT ON COLUMN public.api_tokens.digest IS 'SHA-256 of the token.';
 COMMENT ON COLUMN public.api_tokens.expires_at IS 'Null: never.';
 COMMENT ON COLUMN public.api_tokens.last_used_at IS 'Noted at most once a minute.';
 
+-- What principals have used of their deletion budgets: most deletions in any span of
+-- time as long as period. Where most is null the budget is the service's default, for
+-- principals that it knows from elsewhere. Without a row there is no budget, or nothing
+-- used of the default yet.
+--
+-- What was used is counted in parts, each of all that was deleted within a sixtieth of
+-- the period. A part counts until its last deletion is older than the period: so no span
+-- ever has more, and what was used comes back a sixtieth late at the most.
+CREATE TABLE public.plantstore_budgets (
+    principal text PRIMARY KEY,
+    most bigint CHECK (most > 0),
+    period interval CHECK (period > '0'),
+    lifted_until timestamptz NOT NULL DEFAULT '-infinity',
+    used bigint NOT NULL DEFAULT 0,
+    began timestamptz NOT NULL DEFAULT '-infinity',
+    parts bigint[] NOT NULL DEFAULT '{}',
+    ends timestamptz[] NOT NULL DEFAULT '{}',
+    CONSTRAINT plantstore_budgets_whole CHECK ((most IS NULL) = (period IS NULL))
+) WITH (fillfactor = 50); -- an update stays on its page
+COMMENT ON TABLE public.plantstore_budgets IS 'How many plants principals may delete in a time, and how many they did.';
+COMMENT ON COLUMN public.plantstore_budgets.used IS 'The sum of parts.';
+COMMENT ON COLUMN public.plantstore_budgets.began IS 'When the last part had its first deletion.';
+COMMENT ON COLUMN public.plantstore_budgets.ends IS 'When each part had its last deletion.';
+
+-- The trigger on plants calls this for a principal that has a budget, with how many
+-- plants it deletes. It returns null if that is within the budget, which is reduced by
+-- as much; else how many it may still delete, and in how many seconds it may delete
+-- those that were asked for. The row is locked until the transaction ends: whoever
+-- spends at the same time counts on from what was committed.
+-- +goose StatementBegin
+CREATE FUNCTION public.plantstore_spend(spender text, plants bigint, default_most bigint, default_period interval) RETURNS json
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    budget public.plantstore_budgets;
+    moment timestamptz;
+    missing bigint;
+    part integer := 0;
+BEGIN
+    -- As a rule the last part is still open, and none is over.
+    UPDATE public.plantstore_budgets b SET used = b.used + plants,
+        parts[cardinality(b.parts)] = b.parts[cardinality(b.parts)] + plants, ends[cardinality(b.ends)] = clock_timestamp()
+    WHERE b.principal = spender AND b.used + plants <= coalesce(b.most, default_most)
+        AND clock_timestamp() < b.began + coalesce(b.period, default_period) / 60
+        AND clock_timestamp() < b.ends[1] + coalesce(b.period, default_period) AND clock_timestamp() >= b.lifted_until;
+    IF FOUND THEN
+        RETURN NULL;
+    END IF;
+
+    IF EXISTS (SELECT FROM public.plantstore_budgets b WHERE b.principal = spender AND clock_timestamp() < b.lifted_until) THEN
+        RETURN NULL;
+    END IF;
+    LOOP
+        SELECT b.* INTO budget FROM public.plantstore_budgets b WHERE b.principal = spender FOR UPDATE;
+        EXIT WHEN FOUND;
+        -- The default is not for principals of ours. The service has not heard yet that
+        -- this one has no budget any more.
+        IF EXISTS (SELECT FROM public.api_principals p WHERE p.name = spender) THEN
+            RETURN NULL;
+        END IF;
+        INSERT INTO public.plantstore_budgets (principal) VALUES (spender) ON CONFLICT (principal) DO NOTHING;
+    END LOOP;
+    budget.most := coalesce(budget.most, default_most);
+    budget.period := coalesce(budget.period, default_period);
+    moment := clock_timestamp();
+    WHILE budget.ends[1] <= moment - budget.period LOOP
+        budget.used := budget.used - budget.parts[1];
+        budget.parts := budget.parts[2:];
+        budget.ends := budget.ends[2:];
+    END LOOP;
+
+    missing := budget.used + plants - budget.most;
+    IF missing > 0 THEN
+        -- More than the budget is never to be had: then the end of the last part.
+        WHILE missing > 0 AND part < cardinality(budget.parts) LOOP
+            part := part + 1;
+            missing := missing - budget.parts[part];
+        END LOOP;
+        RETURN json_build_object('principal', spender, 'left', greatest(budget.most - budget.used, 0), 'seconds',
+            extract(epoch FROM coalesce(budget.ends[part], moment) + budget.period - moment));
+    END IF;
+    IF moment < budget.began + budget.period / 60 AND cardinality(budget.parts) > 0 THEN
+        part := cardinality(budget.parts);
+        budget.parts[part] := budget.parts[part] + plants;
+        budget.ends[part] := moment;
+    ELSE
+        budget.parts := budget.parts || plants;
+        budget.ends := budget.ends || moment;
+        budget.began := moment;
+    END IF;
+    UPDATE public.plantstore_budgets b SET used = budget.used + plants, began = budget.began, parts = budget.parts, ends = budget.ends
+    WHERE b.principal = spender;
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+
 -- What the service may learn of a token: whoever has it can look it up, nobody can
 -- list digests.
 -- +goose StatementBegin
 CREATE FUNCTION public.plantstore_token(wanted bytea) RETURNS TABLE (
-    id uuid, principal text, scopes text[], created_at timestamptz, expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz
+    id uuid, principal text, scopes text[], created_at timestamptz, expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz,
+    budget bigint, budget_nanoseconds bigint
 )
 LANGUAGE sql STABLE ROWS 1
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
-    FROM public.api_tokens t WHERE t.digest = wanted
+    SELECT t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at,
+        coalesce(b.most, 0), coalesce(1e9 * extract(epoch FROM b.period), 0)::bigint
+    FROM public.api_tokens t LEFT JOIN public.plantstore_budgets b ON b.principal = t.principal WHERE t.digest = wanted
 $$;
 -- +goose StatementEnd
-REVOKE EXECUTE ON FUNCTION public.plantstore_token(bytea) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION public.plantstore_spend(text, bigint, bigint, interval), public.plantstore_token(bytea) FROM PUBLIC;
 
 -- +goose Down
 -- +goose StatementBegin
 DO $$
 BEGIN
-    LOCK TABLE public.api_principals, public.api_tokens IN ACCESS EXCLUSIVE MODE;
+    LOCK TABLE public.api_principals, public.api_tokens, public.plantstore_budgets IN ACCESS EXCLUSIVE MODE;
     IF EXISTS (SELECT FROM public.api_principals) THEN
         RAISE EXCEPTION 'refusing to drop public.api_principals: it holds clients'
             USING HINT = 'Clients would be locked out. Delete their tokens and them first if that is what you want.';
     END IF;
     DROP FUNCTION public.plantstore_token(bytea);
-    DROP TABLE public.api_tokens, public.api_principals;
+    DROP FUNCTION public.plantstore_spend(text, bigint, bigint, interval);
+    -- What is left are counts of principals that the service knows from elsewhere.
+    DROP TABLE public.plantstore_budgets, public.api_tokens, public.api_principals;
 END
 $$;
 -- +goose StatementEnd

@@ -15,12 +15,12 @@ BEGIN
             SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, c.oid::regclass::text AS name, c.relowner AS owner, c.relacl AS acl
             FROM pg_catalog.pg_class c
             WHERE c.relnamespace = 'public'::regnamespace AND c.relname IN ('plant_deletions', 'plant_deletions_id_seq',
-                'plant_shapes', 'plant_shapes_id_seq', 'api_principals', 'api_tokens', 'plantstore_migrations', 'goose_db_version', 'goose_db_version_id_seq')
+                'plant_shapes', 'plant_shapes_id_seq', 'api_principals', 'api_tokens', 'plantstore_budgets', 'plantstore_migrations', 'goose_db_version', 'goose_db_version_id_seq')
             UNION ALL
             SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, p.proacl
             FROM pg_catalog.pg_proc p
             WHERE p.pronamespace = 'public'::regnamespace AND p.proname IN ('plantstore_prove', 'plantstore_record_deletion', 'plantstore_refuse',
-                'plantstore_shape', 'plantstore_refuse_truncate', 'plantstore_token')
+                'plantstore_shape', 'plantstore_refuse_truncate', 'plantstore_spend', 'plantstore_token')
         ) o, LATERAL aclexplode(o.acl) a
         WHERE a.grantee <> o.owner
     LOOP

@@ -15,6 +15,7 @@ import (
 	"plantstore/internal/auth"
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
+	"plantstore/internal/plant"
 	"plantstore/internal/postgres"
 )
 
@@ -132,7 +133,7 @@ func (s *store) issueToken(ctx context.Context, owner string) error {
 		return err
 	}
 	defer db.Close()
-	s.token, err = db.Tokens(0).Create(ctx, "bench", []string{auth.ScopeDelete}, time.Now().AddDate(0, 0, 1))
+	s.token, err = db.Tokens(0).Create(ctx, "bench", []string{auth.ScopeDelete}, time.Now().AddDate(0, 0, 1), plant.Budget{})
 	return err
 }
 

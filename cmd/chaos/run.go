@@ -17,6 +17,7 @@ import (
 	"plantstore/cmd/internal/programs"
 	"plantstore/internal/auth"
 	"plantstore/internal/localpg"
+	"plantstore/internal/plant"
 	"plantstore/internal/postgres"
 )
 
@@ -157,7 +158,7 @@ func stock(ctx context.Context, owner string, plants int64) (token string, err e
 		return "", err
 	}
 	defer db.Close()
-	return db.Tokens(0).Create(ctx, principal, []string{auth.ScopeDelete}, time.Time{})
+	return db.Tokens(0).Create(ctx, principal, []string{auth.ScopeDelete}, time.Time{}, plant.Budget{})
 }
 
 // storm runs clients and faults for the duration, and returns the clients when

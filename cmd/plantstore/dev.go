@@ -14,6 +14,7 @@ import (
 	"plantstore/internal/auth"
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
+	"plantstore/internal/plant"
 	"plantstore/internal/postgres"
 )
 
@@ -120,7 +121,7 @@ func prepare(ctx context.Context, pg *localpg.Server) (token string, err error) 
 		return "", err
 	}
 	defer db.Close()
-	return db.Tokens(0).Create(ctx, "dev", []string{auth.ScopeDelete}, time.Now().AddDate(0, 0, 1))
+	return db.Tokens(0).Create(ctx, "dev", []string{auth.ScopeDelete}, time.Now().AddDate(0, 0, 1), plant.Budget{})
 }
 
 // listenOrAny listens on addr or, if that is empty, on preferred or else any

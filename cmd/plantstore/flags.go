@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"plantstore/internal/plant"
 	"plantstore/internal/postgres"
 	"plantstore/internal/server"
 )
@@ -109,6 +110,16 @@ func (m *moment) UnmarshalText(text []byte) error {
 	}
 	m.Time = time.Now().Add(-time.Duration(ago))
 	return nil
+}
+
+// A budget is a deletion budget on the command line.
+type budget plant.Budget
+
+// UnmarshalText reads a budget.
+func (b *budget) UnmarshalText(text []byte) error {
+	parsed, err := plant.ParseBudget(string(text))
+	*b = budget(parsed)
+	return err
 }
 
 // An age is a duration on the command line that may be in days.

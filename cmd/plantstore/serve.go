@@ -15,6 +15,7 @@ import (
 	"plantstore/internal/auth"
 	"plantstore/internal/doctor"
 	"plantstore/internal/migrate"
+	"plantstore/internal/plant"
 	"plantstore/internal/postgres"
 	"plantstore/internal/server"
 )
@@ -29,6 +30,7 @@ type serveCommand struct {
 	OIDCIssuer         string        `name:"oidc-issuer" env:"PLANTSTORE_OIDC_ISSUER" placeholder:"URL" help:"Identity provider whose JWTs are taken, beside our own tokens. Default: none are."`
 	OIDCAudience       string        `name:"oidc-audience" env:"PLANTSTORE_OIDC_AUDIENCE" help:"What the audience (aud) of a JWT has to name."`
 	OIDCPrincipalClaim string        `name:"oidc-principal-claim" env:"PLANTSTORE_OIDC_PRINCIPAL_CLAIM" default:"sub" help:"Which claim of a JWT names the principal."`
+	OIDCBudget         budget        `name:"oidc-budget" env:"PLANTSTORE_OIDC_BUDGET" placeholder:"N/PERIOD" help:"How many plants each principal that comes with a JWT may delete in a time, as 500/1h or 10000/7d. Default: any number."`
 	JWKSURL            string        `name:"jwks-url" env:"PLANTSTORE_JWKS_URL" placeholder:"URL" help:"Where the issuer's keys are, https or file. Default: OpenID Connect discovery."`
 	DrainDelay         time.Duration `env:"PLANTSTORE_DRAIN_DELAY" default:"5s" help:"How long to go on serving, unready, after SIGTERM."`
 	LogFormat          string        `env:"PLANTSTORE_LOG_FORMAT" enum:"json,text" default:"json" help:"Log format: ${enum}."`
@@ -73,7 +75,7 @@ func (c *serveCommand) Validate() error {
 		return err
 	}
 	switch {
-	case c.OIDCIssuer == "" && (c.OIDCAudience != "" || c.JWKSURL != ""):
+	case c.OIDCIssuer == "" && (c.OIDCAudience != "" || c.JWKSURL != "" || c.OIDCBudget != budget{}):
 		return errors.New("--oidc-issuer (PLANTSTORE_OIDC_ISSUER) is not set: without it, a JWT of anybody's would do")
 	case c.OIDCIssuer != "" && c.OIDCAudience == "":
 		return errors.New("--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is not set: without it, a JWT for any other service would do")
@@ -131,8 +133,8 @@ func (c *serveCommand) Run(ctx context.Context, console *console) error {
 	return serve(ctx, c.serveTuning, service{
 		db: db, log: log, public: public, admin: admin, certificate: c.certificate, drainDelay: c.DrainDelay,
 		settings: []any{"database_url_file", c.DatabaseURLFile, "tls_cert", c.TLSCert, "tls_key", c.TLSKey,
-			"oidc_issuer", c.OIDCIssuer, "oidc_audience", c.OIDCAudience, "oidc_principal_claim", c.OIDCPrincipalClaim, "jwks_url", c.JWKSURL},
-		issuer: auth.Issuer{URL: c.OIDCIssuer, JWKS: c.JWKSURL, Audience: c.OIDCAudience, Claim: c.OIDCPrincipalClaim},
+			"oidc_issuer", c.OIDCIssuer, "oidc_audience", c.OIDCAudience, "oidc_principal_claim", c.OIDCPrincipalClaim, "oidc_budget", plant.Budget(c.OIDCBudget).String(), "jwks_url", c.JWKSURL},
+		issuer: auth.Issuer{URL: c.OIDCIssuer, JWKS: c.JWKSURL, Audience: c.OIDCAudience, Claim: c.OIDCPrincipalClaim, Budget: plant.Budget(c.OIDCBudget)},
 	})
 }
 

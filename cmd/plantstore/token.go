@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"plantstore/internal/auth"
+	"plantstore/internal/plant"
 	"plantstore/internal/postgres"
 )
 
@@ -15,6 +16,7 @@ type tokenCommand struct {
 	Create tokenCreate `cmd:"" help:"Make a principal, a client of the service, and print its token, this once."`
 	Rotate tokenRotate `cmd:"" help:"Print another token for a principal, this once. The one before goes on for a while."`
 	List   tokenList   `cmd:"" help:"List the principals and their tokens, without the tokens themselves."`
+	Budget tokenBudget `cmd:"" help:"Set or lift the deletion budget of a principal: how many plants it may delete in a time."`
 	Revoke tokenRevoke `cmd:"" help:"End all tokens of a principal."`
 }
 
@@ -54,13 +56,18 @@ type tokenCreate struct {
 	lifetime   `embed:""`
 	Name       string   `arg:"" help:"Who the token is for: recorded with each deletion."`
 	Scope      []string `default:"${scope}" enum:"${scope}" help:"What it allows: ${enum}."`
+	Budget     string   `placeholder:"BUDGET" help:"How many plants it may delete in a time, as 500/1h or 10000/7d."`
 }
 
 // Run makes a principal.
 func (c *tokenCreate) Run(ctx context.Context, console *console) error {
 	expires := c.end()
+	budget, err := parseBudget(c.Budget)
+	if err != nil {
+		return err
+	}
 	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
-		token, err := tokens.Create(ctx, c.Name, c.Scope, expires)
+		token, err := tokens.Create(ctx, c.Name, c.Scope, expires, budget)
 		switch {
 		case errors.Is(err, postgres.ErrPrincipalExists):
 			return fmt.Errorf("there is a principal %q already: 'plantstore token rotate %s' gives it another token", c.Name, c.Name)
@@ -145,11 +152,11 @@ func (c *tokenList) Run(ctx context.Context, console *console) error {
 		if c.JSON {
 			return writeJSON(console.out, principalsAsJSON(list))
 		}
-		table := newTable(console.out, "PRINCIPAL", "TOKEN", "SCOPES", "CREATED", "EXPIRES", "LAST USED")
+		table := newTable(console.out, "PRINCIPAL", "TOKEN", "SCOPES", "CREATED", "EXPIRES", "LAST USED", "BUDGET")
 		for _, p := range list {
 			for i, t := range p.Tokens {
-				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, state(t, i > 0, time.Now()), strings.Join(t.Scopes, ","),
-					date(t.CreatedAt, "-"), date(t.ExpiresAt, "never"), date(t.LastUsedAt, "never"))
+				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, state(t, i > 0, time.Now()), strings.Join(t.Scopes, ","),
+					date(t.CreatedAt, "-"), date(t.ExpiresAt, "never"), date(t.LastUsedAt, "never"), budgetOf(p, time.Now()))
 			}
 		}
 		return table.Flush()
@@ -171,10 +178,30 @@ func state(t auth.Token, old bool, now time.Time) string {
 	}
 }
 
+// budgetOf is a principal's budget, and what is used of it.
+func budgetOf(p postgres.PrincipalTokens, now time.Time) string {
+	switch {
+	case p.Budget == plant.Budget{}:
+		return "-"
+	case now.Before(p.LiftedUntil):
+		return fmt.Sprintf("%s, lifted until %s", p.Budget, date(p.LiftedUntil, ""))
+	default:
+		return fmt.Sprintf("%s, %d used", p.Budget, p.Used)
+	}
+}
+
 type principalJSON struct {
 	Name      string      `json:"name"`
 	CreatedAt time.Time   `json:"created_at"`
+	Budget    *budgetJSON `json:"budget,omitempty"`
 	Tokens    []tokenJSON `json:"tokens"` // newest first
+}
+
+type budgetJSON struct {
+	Most          int64     `json:"most"`
+	PeriodSeconds float64   `json:"period_seconds"`
+	Used          int64     `json:"used"`
+	LiftedUntil   time.Time `json:"lifted_until,omitzero"`
 }
 
 type tokenJSON struct {
@@ -190,11 +217,79 @@ func principalsAsJSON(list []postgres.PrincipalTokens) []principalJSON {
 	out := make([]principalJSON, len(list))
 	for i, p := range list {
 		out[i] = principalJSON{Name: p.Name, CreatedAt: p.CreatedAt}
+		if p.Budget != (plant.Budget{}) {
+			out[i].Budget = &budgetJSON{p.Budget.Most, p.Budget.Period.Seconds(), p.Used, p.LiftedUntil}
+		}
 		for j, t := range p.Tokens {
 			out[i].Tokens = append(out[i].Tokens, tokenJSON{state(t, j > 0, time.Now()), t.Scopes, t.CreatedAt, t.ExpiresAt, t.RevokedAt, t.LastUsedAt})
 		}
 	}
 	return out
+}
+
+type tokenBudget struct {
+	ownerFlags `embed:""`
+	Name       string `arg:"" help:"The principal."`
+	Budget     string `arg:"" optional:"" help:"How many plants it may delete in a time, as 500/1h or 10000/7d, or none. What it has deleted counts."`
+	Lift       *age   `placeholder:"AGE" help:"Let it delete as if it had no budget, for that time, as 30m; 0s ends that."`
+}
+
+// Help adds to the command's help.
+func (c *tokenBudget) Help() string {
+	return `In no span of time as long as the budget's, a principal deletes more plants than it
+says, however many services there are. Beyond it they answer 429 (42901), with the time
+in Retry-After. Answers that repeat an earlier one and refusals cost nothing, and a
+restore gives nothing back. Services know of a budget that is new, or gone, once their
+cache is stale (PLANTSTORE_TOKEN_CACHE_TTL); what one is, is up to the database.`
+}
+
+// Run sets or lifts a budget.
+func (c *tokenBudget) Run(ctx context.Context, console *console) error {
+	if c.Budget == "" && c.Lift == nil {
+		return fmt.Errorf("say what the deletion budget of %q is to be, as 500/1h or none, or lift it, as --lift 30m", c.Name)
+	}
+	budget, err := parseBudget(c.Budget)
+	if err != nil {
+		return err
+	}
+	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
+		if c.Budget != "" {
+			if err := c.told(tokens.SetBudget(ctx, c.Name, budget)); err != nil {
+				return err
+			}
+			fmt.Fprintf(console.out, "the deletion budget of %q is %s\n", c.Name, budget)
+		}
+		if c.Lift != nil {
+			if err := c.told(tokens.LiftBudget(ctx, c.Name, time.Duration(*c.Lift))); err != nil {
+				return err
+			}
+			if *c.Lift > 0 {
+				fmt.Fprintf(console.out, "the deletion budget of %q is lifted for %s\n", c.Name, c.Lift)
+			} else {
+				fmt.Fprintf(console.out, "the deletion budget of %q counts\n", c.Name)
+			}
+		}
+		return nil
+	})
+}
+
+// told puts the errors of a change into words.
+func (c *tokenBudget) told(err error) error {
+	switch {
+	case errors.Is(err, postgres.ErrNoPrincipal):
+		return noPrincipal(c.Name)
+	case errors.Is(err, postgres.ErrNoBudget):
+		return fmt.Errorf("%q has no deletion budget that could be lifted", c.Name)
+	}
+	return err
+}
+
+// parseBudget reads a budget on the command line. None is what it says, or nothing.
+func parseBudget(s string) (plant.Budget, error) {
+	if s == "" || s == "none" {
+		return plant.Budget{}, nil
+	}
+	return plant.ParseBudget(s)
 }
 
 type tokenRevoke struct {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"plantstore/internal/plant"
 )
 
 // ScopeDelete allows deleting plants.
@@ -17,6 +19,7 @@ const ScopeDelete = "plants:delete"
 type Principal struct {
 	Name   string
 	Scopes []string
+	Budget plant.Budget // of deletions
 }
 
 // Has reports whether the principal was granted scope.

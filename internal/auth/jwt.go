@@ -13,6 +13,8 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 	lru "github.com/hashicorp/golang-lru/v2"
+
+	"plantstore/internal/plant"
 )
 
 // JWTPrefix begins the name of every principal that comes with a JWT. A token's name has
@@ -41,10 +43,11 @@ var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.ES256, jose.EdDSA}
 
 // An Issuer is whose JWTs are taken.
 type Issuer struct {
-	URL      string // what their "iss" is
-	JWKS     string // URL of its keys; empty: found by OpenID Connect discovery
-	Audience string // what their "aud" has to name
-	Claim    string // which claim names the principal, as "sub"
+	URL      string       // what their "iss" is
+	JWKS     string       // URL of its keys; empty: found by OpenID Connect discovery
+	Audience string       // what their "aud" has to name
+	Claim    string       // which claim names the principal, as "sub"
+	Budget   plant.Budget // of deletions, of each principal
 }
 
 // A Verifier authenticates by JWTs of one issuer (RFC 7519, 8725 and 9068).
@@ -142,7 +145,7 @@ func (v *Verifier) verify(ctx context.Context, token string, now time.Time) (_ P
 	if err := v.checkSignature(ctx, parsed); err != nil {
 		return Principal{}, expires, err
 	}
-	return Principal{Name: JWTPrefix + subject, Scopes: scopes}, claims.Expiry.Time().Add(leeway), nil
+	return Principal{Name: JWTPrefix + subject, Scopes: scopes, Budget: v.issuer.Budget}, claims.Expiry.Time().Add(leeway), nil
 }
 
 // checkHeader refuses what is no access token, and what brings its own key along or means

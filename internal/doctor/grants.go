@@ -115,18 +115,18 @@ func granted(ctx context.Context, tx pgx.Tx) ([]grantedRight, error) {
 	rows, err := tx.Query(ctx, `
 		WITH app AS (SELECT oid FROM pg_roles WHERE rolname = $1), objects AS (
 			SELECT c.relacl AS acl, c.relowner AS owner, '' AS suffix, CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE '' END || c.oid::regclass AS object,
-				c.relnamespace = 'public'::regnamespace AND c.relname IN ('plants', 'plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'goose_db_version', 'plantstore_migrations') AS ours
+				c.relnamespace = 'public'::regnamespace AND c.relname IN ('plants', 'plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'plantstore_budgets', 'goose_db_version', 'plantstore_migrations') AS ours
 			FROM pg_class c WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
 			UNION ALL
 			SELECT a.attacl, c.relowner, format(' (%I)', a.attname), c.oid::regclass::text,
-				c.relnamespace = 'public'::regnamespace AND c.relname IN ('plants', 'plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'goose_db_version', 'plantstore_migrations')
+				c.relnamespace = 'public'::regnamespace AND c.relname IN ('plants', 'plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'plantstore_budgets', 'goose_db_version', 'plantstore_migrations')
 			FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
 			WHERE a.attacl IS NOT NULL AND NOT a.attisdropped AND c.relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
 			UNION ALL
 			SELECT coalesce(proacl, acldefault('f', proowner)), proowner, '', 'FUNCTION ' || replace(oid::regprocedure::text, ',', ', '), true
 			FROM pg_proc WHERE oid IN (to_regprocedure('public.plantstore_record_deletion()'), to_regprocedure('public.plantstore_shape(oid, bigint)'),
 				to_regprocedure('public.plantstore_refuse_truncate()'), to_regprocedure('public.plantstore_prove(bigint[], text[], text[])'),
-				to_regprocedure('public.plantstore_refuse(bigint, text, text, text)'), to_regprocedure('public.plantstore_token(bytea)'))
+				to_regprocedure('public.plantstore_refuse(bigint, text, text, text)'), to_regprocedure('public.plantstore_spend(text, bigint, bigint, interval)'), to_regprocedure('public.plantstore_token(bytea)'))
 			UNION ALL
 			SELECT coalesce(nspacl, acldefault('n', nspowner)), nspowner, '', format('SCHEMA %I', nspname), nspname = 'public' FROM pg_namespace
 			WHERE nspname !~ '^pg_|^information_schema$'

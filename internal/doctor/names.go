@@ -6,21 +6,21 @@ const takenNames = `
 	SELECT 'problem', format('there is a public.%I already, which %s would make', n.name, n.file), 'Give it another name, or drop it.'
 	FROM (VALUES (2, '00002_ledger.sql', 'plant_shapes'), (2, '00002_ledger.sql', 'plant_shapes_id_seq'), (2, '00002_ledger.sql', 'plant_deletions'),
 		(2, '00002_ledger.sql', 'plant_deletions_id_seq'), (2, '00002_ledger.sql', 'plant_deletions_once'), (4, '00004_api_tokens.sql', 'api_principals'),
-		(4, '00004_api_tokens.sql', 'api_tokens'),
+		(4, '00004_api_tokens.sql', 'api_tokens'), (4, '00004_api_tokens.sql', 'plantstore_budgets'),
 		(5, '00005_migration_checksums.sql', 'plantstore_migrations')) n (version, file, name)
 	WHERE n.version = ANY (@work::bigint[]) AND (
 		EXISTS (SELECT FROM pg_class c WHERE c.relnamespace = to_regnamespace('public') AND c.relname = n.name)
 		OR EXISTS (SELECT FROM pg_type t WHERE t.typnamespace = to_regnamespace('public') AND t.typname = n.name))
 	ORDER BY n.name`
 
-// 00004 makes plantstore_token, 00003 the others. With other parameters a function
+// 00004 makes plantstore_spend and plantstore_token, 00003 the others. With other parameters a function
 // can be the one that a call means.
 const functionsLikeOurs = `
 	SELECT 'problem', format('function %s has the name of one of ours, and is %I''s', p.oid::regprocedure, r.rolname),
 		format(E'-- Once you have found out what it is for.\nALTER FUNCTION %s RENAME TO %I;', p.oid::regprocedure, 'not_' || p.proname)
 	FROM pg_proc p JOIN pg_roles r ON r.oid = p.proowner
 	WHERE p.pronamespace = to_regnamespace('public') AND p.proname = ANY (@names::text[])
-		AND (CASE p.proname WHEN 'plantstore_token' THEN 4 ELSE 3 END = ANY (@work::bigint[])
+		AND (CASE WHEN p.proname IN ('plantstore_spend', 'plantstore_token') THEN 4 ELSE 3 END = ANY (@work::bigint[])
 			OR NOT @ahead::boolean AND NOT EXISTS (SELECT FROM unnest(@names::text[], @parameters::text[]) ours (name, parameters)
 				WHERE ours.name = p.proname AND ours.parameters = pg_get_function_identity_arguments(p.oid)))`
 

@@ -43,7 +43,7 @@ const shippedObjects = `
 const alteredTables = `
 	WITH ours AS (
 		SELECT oid, relname, relrowsecurity, relforcerowsecurity FROM pg_class
-		WHERE relnamespace = to_regnamespace('public') AND relkind = 'r' AND relname IN ('plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens')
+		WHERE relnamespace = to_regnamespace('public') AND relkind = 'r' AND relname IN ('plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'plantstore_budgets')
 	)
 	SELECT 'problem', format('row level security is on for public.%I', relname), format('ALTER TABLE public.%I DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;', relname)
 	FROM ours WHERE relrowsecurity

@@ -49,7 +49,7 @@ const rightsOfOthers = `
 	WITH ours AS (
 		SELECT c.oid, c.relowner AS owner, CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE '' END || c.oid::regclass AS object, c.relacl AS acl
 		FROM pg_class c WHERE c.relnamespace = to_regnamespace('public') AND c.relkind IN ('r', 'S') AND c.relname IN
-			('plant_deletions', 'plant_deletions_id_seq', 'plant_shapes', 'plant_shapes_id_seq', 'api_principals', 'api_tokens', 'plantstore_migrations', 'goose_db_version', 'goose_db_version_id_seq')
+			('plant_deletions', 'plant_deletions_id_seq', 'plant_shapes', 'plant_shapes_id_seq', 'api_principals', 'api_tokens', 'plantstore_budgets', 'plantstore_migrations', 'goose_db_version', 'goose_db_version_id_seq')
 	), granted AS (
 		SELECT o.object, o.owner, a.grantor, a.grantee, a.privilege_type FROM ours o, aclexplode(o.acl) a
 		UNION ALL

@@ -51,7 +51,8 @@ func effects() map[int64][]Effect {
 		4: {
 			makesTable, comments,
 			makesTable, comments, comments, comments,
-			makesFunction, closesFunctions,
+			makesTable, comments, comments, comments, comments,
+			makesFunction, makesFunction, closesFunctions,
 		},
 		5: {
 			makesTable, comments, comments, comments, comments,

@@ -27,7 +27,7 @@ func refuseForeignTables(ctx context.Context, tx pgx.Tx) error {
 		SELECT c.oid::regclass::text, r.rolname
 		FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
 		WHERE c.relnamespace = 'public'::regnamespace
-			AND c.relname IN ('goose_db_version', 'plantstore_migrations', 'plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens')
+			AND c.relname IN ('goose_db_version', 'plantstore_migrations', 'plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'plantstore_budgets')
 			AND NOT (r.rolsuper OR r.rolname IN (current_user, 'plantstore_owner'))
 		ORDER BY 1 LIMIT 1`).Scan(&e.Table, &e.Owner)
 	switch {

@@ -38,6 +38,8 @@ type Deletion struct {
 	Key string
 	// Came is when the request came; zero counts as now.
 	Came time.Time
+	// Budget bounds what the principal may delete; zero: nothing does.
+	Budget Budget
 	// KeySent is set if the client chose the key: an earlier request with it may be
 	// under way still.
 	KeySent bool
@@ -73,6 +75,25 @@ var (
 	// deletion with the same key can be tried again and will tell.
 	ErrUnknown = errors.New("outcome unknown")
 )
+
+// OverBudgetError is returned for a plant that the principal may not delete yet: its
+// deletion budget is used up. An earlier request with the same key may still be under way.
+type OverBudgetError struct {
+	// Left is how many plants the principal may still delete: too few for this request,
+	// which would take others along.
+	Left int64
+	// Until is when there is room for the deletion, or for as much as the budget has.
+	Until time.Time
+	// First is set once for each time that a budget is used up, for the log.
+	First bool
+}
+
+// RetryAfter is how long it takes until then.
+func (e *OverBudgetError) RetryAfter() time.Duration { return time.Until(e.Until) }
+
+func (e *OverBudgetError) Error() string {
+	return fmt.Sprintf("deletion budget used up until %s", e.Until.UTC().Format(time.RFC3339))
+}
 
 // DeletedEarlierError is returned for a plant that another request, or somebody
 // with direct access to the database, has deleted.

@@ -16,10 +16,12 @@ import (
 
 // Plants deletes plants.
 type Plants struct {
-	db    *DB
-	group group
-	lines lines
-	hard  memory
+	db       *DB
+	group    group
+	budgeted group // of those whose principals have a budget: others don't wait for them
+	used     usedUp
+	lines    lines
+	hard     memory
 	// inFlight bounds the deletions that are tried, except those that are locked or
 	// slow: they wait for their own kind only.
 	inFlight *semaphore.Weighted
@@ -27,7 +29,10 @@ type Plants struct {
 
 // Plants returns the repository of plants. It tries up to inFlight deletions at a time.
 func (db *DB) Plants(inFlight int) *Plants {
-	return &Plants{db: db, group: group{db: db}, hard: newMemory(), inFlight: semaphore.NewWeighted(int64(inFlight))}
+	return &Plants{
+		db: db, group: group{db: db, what: together}, budgeted: group{db: db, what: budgeted}, used: newUsedUp(),
+		hard: newMemory(), inFlight: semaphore.NewWeighted(int64(inFlight)),
+	}
 }
 
 // admitTimeout is how long a deletion waits for one of those in flight to end before
@@ -75,8 +80,8 @@ const defaultTimeout = 10 * time.Second
 // A nil error means that the plant was deleted by this request or, if the
 // result says Replayed, by an earlier one with the same key. Other outcomes are
 // *plant.ReferencedError, *plant.DeletedEarlierError, plant.ErrNotFound,
-// plant.ErrStoreRule, plant.ErrHindered, plant.ErrBusy, plant.ErrUnavailable,
-// plant.ErrOverloaded (all: not deleted by this request) and plant.ErrUnknown. Any
+// plant.ErrStoreRule, *plant.OverBudgetError, plant.ErrHindered, plant.ErrBusy,
+// plant.ErrUnavailable, plant.ErrOverloaded (all: not deleted by this request) and plant.ErrUnknown. Any
 // other error is a fault of ours; nothing was deleted.
 func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, error) {
 	if _, ok := ctx.Deadline(); !ok {
@@ -96,6 +101,10 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 		return plant.Result{}, plant.ErrOverloaded
 	}
 	defer land()
+	g := &p.group
+	if d.Budget != (plant.Budget{}) {
+		g = &p.budgeted
+	}
 	pause := backoff()
 	// unsure is set once an attempt may have been committed without our knowing.
 	// From then on the ledger is asked before anything else is tried or told.
@@ -109,14 +118,22 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 			land()
 		}
 		var v verdict
-		if unsure || what != together {
+		over := p.used.by(d, unsure)
+		switch {
+		case over != nil:
+		case unsure || what != together:
 			tries++
 			v = p.deleteAlone(ctx, turn{d, number}, tries, unsure, what)
-		} else {
-			v = p.group.delete(ctx, d)
-			if v.next == look {
+			p.used.note(d, v.err)
+		default:
+			v = g.delete(ctx, d)
+			if over = p.used.note(d, v.err); over == nil && v.next == look {
 				v = p.lookAlone(ctx, d, v.err)
 			}
+		}
+		if over != nil {
+			land()
+			v = p.lookWithin(ctx, d, over)
 		}
 		p.hard.note(d.Plant, v)
 		if v.next == done && isDefinite(v.err) {
@@ -124,6 +141,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 		}
 		switch v.next {
 		case done:
+			p.used.tell(d, v.err)
 			return v.result, conclude(unsure, v.err)
 		case alone:
 			number = max(number, v.turn)
@@ -166,6 +184,9 @@ func remaining(ctx context.Context) time.Duration {
 func conclude(unsure bool, err error) error {
 	if err == nil || !unsure || isDefinite(err) {
 		return err
+	}
+	if overBudget(err, "") != nil {
+		return wrap(plant.ErrUnknown, err) // what is unknown is not known when the budget is back
 	}
 	return fmt.Errorf("%w: %w", plant.ErrUnknown, err)
 }
@@ -251,7 +272,11 @@ func deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purpose, unsure 
 	}
 	v := blame(ctx, conn, err)
 	if v.next == look {
-		return explain(ctx, conn, d, v.err, unsure)
+		why := v.err
+		if over := overBudget(why, d.Principal); over != nil {
+			why = over
+		}
+		return explain(ctx, conn, d, why, unsure)
 	}
 	return sendOn(v, err)
 }
@@ -305,6 +330,8 @@ func explain(ctx context.Context, conn *pgx.Conn, d turn, why error, unsure bool
 	case errors.Is(why, plant.ErrBusy) && h.turn > d.number:
 		return passRefusal(ctx, conn, d, h)
 	case errors.Is(why, plant.ErrHindered) && !h.replaced:
+		return verdict{err: why}
+	case h.exists && overBudget(why, d.Principal) != nil:
 		return verdict{err: why}
 	case h.kept:
 		return verdict{err: fmt.Errorf("%w: the row is there, but DELETE did not touch it", plant.ErrStoreRule)}

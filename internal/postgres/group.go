@@ -40,7 +40,8 @@ import (
 // each other in a circle. Should a plan take another order, batchLockTimeout ends
 // the circle long before PostgreSQL looks for one.
 type group struct {
-	db *DB
+	db   *DB
+	what purpose // whose connections it has
 
 	mu      sync.Mutex
 	waiting []*member
@@ -106,7 +107,7 @@ func (g *group) delete(ctx context.Context, d plant.Deletion) verdict {
 // way, and if so counts one more lane, which the caller has to run. It is called
 // with mu held.
 func (g *group) openLane() bool {
-	if len(g.waiting) == 0 || g.lanes > g.slow || g.lanes >= g.db.shares.size[together] {
+	if len(g.waiting) == 0 || g.lanes > g.slow || g.lanes >= g.db.shares.size[g.what] {
 		return false
 	}
 	g.lanes++
@@ -154,7 +155,7 @@ func (g *group) passSlow() {
 func (g *group) runBatch() {
 	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 	defer cancel()
-	conn, err := g.db.borrow(ctx, together, commitTimeout)
+	conn, err := g.db.borrow(ctx, g.what, commitTimeout)
 	if err != nil {
 		tell(g.take(math.MaxInt), judge(err, false))
 		return
@@ -204,7 +205,14 @@ func (g *group) take(most int) []*member {
 func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 	limit := g.statementTimeout()
 	if len(batch) > 1 {
-		if _, _, settled := g.attempt(conn, batch, deleteTogether, limit); settled {
+		_, v, settled := g.attempt(conn, batch, deleteTogether, limit)
+		if settled {
+			return
+		}
+		if over, ok := errors.AsType[*overdrawn](v.err); ok {
+			for _, part := range over.within(batch) {
+				g.deleteBatch(conn, part)
+			}
 			return
 		}
 	}

@@ -32,6 +32,9 @@ const (
 	// lost: finding out what became of a deletion whose answer was lost, and
 	// trying it again. Each takes a few milliseconds.
 	lost
+	// budgeted: batches of principals that have a deletion budget, and looking up what
+	// those want who have used theirs up.
+	budgeted
 	// known: tokens that were good a moment ago.
 	known
 	// unknown: tokens that may be made up.
@@ -42,7 +45,7 @@ const (
 )
 
 // dealt is the order in which connections are dealt out to the purposes.
-var dealt = [...]purpose{retried, slow, locked, lost, together, together, known, unknown, watched}
+var dealt = [...]purpose{retried, slow, locked, lost, budgeted, together, together, known, unknown, watched}
 
 const (
 	// LeastConns is the size of the smallest pool that works: one connection for
@@ -52,7 +55,7 @@ const (
 	// defaultConns is the size of the pool unless the URL has a pool_max_conns: two
 	// connections for each purpose that somebody may hold up, so that one deletion
 	// does not stop the next. They are opened when they are needed, which is seldom.
-	defaultConns = 13
+	defaultConns = 15
 )
 
 // shares are the parts of a pool.

@@ -67,7 +67,7 @@ func TestNothingIsLookedUpWhereOthersCanWrite(t *testing.T) {
 		`set_config(text, text, boolean) RETURNS text`, `current_setting(text) RETURNS text`, `current_setting(text, boolean) RETURNS text`,
 		`concat(text, text) RETURNS text`, `pg_is_in_recovery() RETURNS boolean`, `row_security_active(text) RETURNS boolean`,
 		`to_regclass(text) RETURNS regclass`, `pg_current_xact_id() RETURNS xid8`, `now() RETURNS timestamptz`,
-		`plantstore_token(bytea) RETURNS TABLE (id uuid, principal text, scopes text[], created_at timestamptz, expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz)`,
+		`plantstore_token(bytea) RETURNS TABLE (id uuid, principal text, scopes text[], created_at timestamptz, expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz, budget bigint, budget_nanoseconds bigint)`,
 		`plantstore_prove(bigint[], text[], text[]) RETURNS void`, `plantstore_refuse(bigint, text, text, text) RETURNS boolean`,
 	} {
 		sql.WriteString(`CREATE FUNCTION evil.` + f + ` LANGUAGE plpgsql AS 'BEGIN PERFORM evil.note(); RETURN` +
@@ -82,7 +82,7 @@ func TestNothingIsLookedUpWhereOthersCanWrite(t *testing.T) {
 			'BEGIN PERFORM evil.note(); RETURN a::text OPERATOR(pg_catalog.` + o.name + `) b::text; END';
 			CREATE OPERATOR evil.` + o.name + ` (LEFTARG = ` + o.left + `, RIGHTARG = ` + o.right + `, FUNCTION = evil.` + name + `);`)
 	}
-	for _, table := range []string{"plants", "plant_deletions", "plant_shapes", "api_principals", "api_tokens", "goose_db_version"} {
+	for _, table := range []string{"plants", "plant_deletions", "plant_shapes", "api_principals", "api_tokens", "plantstore_budgets", "goose_db_version"} {
 		sql.WriteString(`CREATE TABLE evil.` + table + ` (LIKE public.` + table + `); GRANT ALL ON evil.` + table + ` TO PUBLIC;`)
 	}
 	for _, kind := range []string{"text", "regclass", "xid", "bytea", "name"} {
@@ -116,8 +116,8 @@ func TestASchemaNamedLikeTheRole(t *testing.T) {
 	_, err := super.Exec(t.Context(), `
 		CREATE SCHEMA plantstore_app; GRANT USAGE ON SCHEMA plantstore_app TO PUBLIC;
 		CREATE FUNCTION plantstore_app.plantstore_token(bytea) RETURNS TABLE (id uuid, principal text, scopes text[], created_at timestamptz,
-			expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz) LANGUAGE sql
-			AS $$ SELECT gen_random_uuid(), 'ceo', ARRAY['plants:delete'], now(), NULL::timestamptz, NULL::timestamptz, now() $$;
+			expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz, budget bigint, budget_nanoseconds bigint) LANGUAGE sql
+			AS $$ SELECT gen_random_uuid(), 'ceo', ARRAY['plants:delete'], now(), NULL::timestamptz, NULL::timestamptz, now(), 0::bigint, 0::bigint $$;
 		CREATE TABLE plantstore_app.plants AS TABLE public.plants; GRANT ALL ON plantstore_app.plants TO PUBLIC`)
 	if err != nil {
 		t.Fatal(err)

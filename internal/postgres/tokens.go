@@ -155,7 +155,7 @@ func (t *Tokens) read(what purpose, digests []auth.Digest) (map[auth.Digest]auth
 	}
 	pipeline := pinned()
 	pipeline.Queue(`
-		SELECT w.n, t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
+		SELECT w.n, t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at, t.budget, t.budget_nanoseconds
 		FROM pg_catalog.unnest($1::pg_catalog.bytea[]) WITH ORDINALITY w (digest, n), LATERAL public.plantstore_token(w.digest) t`, wanted)
 	readAt := time.Now()
 	tokens := make(map[auth.Digest]auth.Token)
@@ -259,12 +259,16 @@ var (
 	ErrNoPrincipal = errors.New("no principal with this name")
 	// ErrRevoked: all tokens of the principal are revoked.
 	ErrRevoked = errors.New("the principal is revoked")
+	// ErrNoBudget: the principal has no deletion budget.
+	ErrNoBudget = errors.New("the principal has no deletion budget")
 )
 
 // Create makes a principal, or lets one in again that was revoked, and returns its
 // token, which is good until expires (zero: for ever). Only its digest is stored: it
-// cannot be shown again. It returns ErrPrincipalExists, ErrPrincipalName or ErrRoleName.
-func (t *Tokens) Create(ctx context.Context, principal string, scopes []string, expires time.Time) (string, error) {
+// cannot be shown again. The principal gets a deletion budget, unless it is zero: then
+// it keeps the one that it may have had. Create returns ErrPrincipalExists,
+// ErrPrincipalName or ErrRoleName.
+func (t *Tokens) Create(ctx context.Context, principal string, scopes []string, expires time.Time, budget plant.Budget) (string, error) {
 	return t.issue(ctx, "create token", principal, expires, func(tx pgx.Tx) ([]string, error) {
 		var role, live bool
 		_, err := tx.Exec(ctx, `INSERT INTO public.api_principals (name) VALUES ($1::pg_catalog.text) ON CONFLICT (name) DO NOTHING`, principal)
@@ -286,6 +290,8 @@ func (t *Tokens) Create(ctx context.Context, principal string, scopes []string, 
 			return nil, ErrPrincipalExists
 		case role:
 			return nil, ErrRoleName
+		case budget != plant.Budget{}:
+			return scopes, setBudget(ctx, tx, principal, budget)
 		}
 		return scopes, nil
 	})
@@ -364,7 +370,7 @@ func (t *Tokens) inTx(ctx context.Context, do func(pgx.Tx) error) error {
 
 // inWords explains an error, unless it is one of those above.
 func (t *Tokens) inWords(doing string, err error) error {
-	for _, ours := range []error{ErrPrincipalExists, ErrPrincipalName, ErrRoleName, ErrNoPrincipal, ErrRevoked} {
+	for _, ours := range []error{ErrPrincipalExists, ErrPrincipalName, ErrRoleName, ErrNoPrincipal, ErrRevoked, ErrNoBudget} {
 		if errors.Is(err, ours) {
 			return ours
 		}
@@ -372,29 +378,87 @@ func (t *Tokens) inWords(doing string, err error) error {
 	return fmt.Errorf("%s: %w", doing, t.db.explain(err))
 }
 
+// SetBudget gives a principal a deletion budget, or takes it away if that is zero. What
+// was used of one before counts. Services know of it within the time that they believe
+// what they read of tokens. It returns ErrNoPrincipal.
+func (t *Tokens) SetBudget(ctx context.Context, principal string, budget plant.Budget) error {
+	return t.change(ctx, "set budget", principal, func(tx pgx.Tx) error {
+		if budget != (plant.Budget{}) {
+			return setBudget(ctx, tx, principal, budget)
+		}
+		_, err := tx.Exec(ctx, `DELETE FROM public.plantstore_budgets WHERE principal = $1::pg_catalog.text`, principal)
+		return err
+	})
+}
+
+func setBudget(ctx context.Context, tx pgx.Tx, principal string, budget plant.Budget) error {
+	_, err := tx.Exec(ctx, `
+		INSERT INTO public.plantstore_budgets (principal, most, period)
+		VALUES ($1::pg_catalog.text, $2::bigint, make_interval(secs => $3::pg_catalog.float8))
+		ON CONFLICT (principal) DO UPDATE SET most = EXCLUDED.most, period = EXCLUDED.period`,
+		principal, budget.Most, budget.Period.Seconds())
+	return err
+}
+
+// LiftBudget lets a principal delete for some time as if it had no budget, or ends that
+// if it is zero. It returns ErrNoPrincipal or ErrNoBudget.
+func (t *Tokens) LiftBudget(ctx context.Context, principal string, lifted time.Duration) error {
+	return t.change(ctx, "lift budget", principal, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, `
+			UPDATE public.plantstore_budgets SET lifted_until = now() + make_interval(secs => $2::pg_catalog.float8)
+			WHERE principal = $1::pg_catalog.text`, principal, lifted.Seconds())
+		if err == nil && tag.RowsAffected() == 0 {
+			return ErrNoBudget
+		}
+		return err
+	})
+}
+
+// change runs do while nobody else changes a principal. It returns ErrNoPrincipal.
+func (t *Tokens) change(ctx context.Context, doing, principal string, do func(pgx.Tx) error) error {
+	err := t.inTx(ctx, func(tx pgx.Tx) error {
+		if err := lockPrincipal(ctx, tx, principal); err != nil {
+			return err
+		}
+		return do(tx)
+	})
+	if err != nil {
+		return t.inWords(doing, err)
+	}
+	return nil
+}
+
 // A PrincipalTokens is a principal with every token that it ever had.
 type PrincipalTokens struct {
-	Name      string
-	CreatedAt time.Time
-	Tokens    []auth.Token // newest first
+	Name        string
+	CreatedAt   time.Time
+	Budget      plant.Budget
+	Used        int64        // of the budget
+	LiftedUntil time.Time    // the budget does not count before; zero if it was never lifted
+	Tokens      []auth.Token // newest first
 }
 
 // List returns every principal, by name.
 func (t *Tokens) List(ctx context.Context) ([]PrincipalTokens, error) {
 	pipeline := pinned()
 	pipeline.Queue(`
-		SELECT p.name, p.created_at, t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
-		FROM public.api_principals p JOIN public.api_tokens t ON t.principal = p.name ORDER BY p.name, t.created_at DESC`)
+		SELECT p.name, p.created_at, nullif(b.lifted_until, '-infinity'),
+			coalesce((SELECT sum(u.n) FROM unnest(b.parts, b.ends) u (n, until) WHERE u.until > now() - b.period), 0)::bigint,
+			t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at,
+			coalesce(b.most, 0), coalesce(1e9 * extract(epoch FROM b.period), 0)::bigint
+		FROM public.api_principals p JOIN public.api_tokens t ON t.principal = p.name
+			LEFT JOIN public.plantstore_budgets b ON b.principal = p.name ORDER BY p.name, t.created_at DESC`)
 	results := t.db.pool.SendBatch(ctx, pipeline)
 	defer results.Close()
 	var list []PrincipalTokens
 	err := readRows(results, func(row pgx.CollectableRow) error {
 		var p PrincipalTokens
 		var token auth.Token
-		if err := row.Scan(append([]any{&p.Name, &p.CreatedAt}, scanToken(&token)...)...); err != nil {
+		if err := row.Scan(append([]any{&p.Name, &p.CreatedAt, (*nullTime)(&p.LiftedUntil), &p.Used}, scanToken(&token)...)...); err != nil {
 			return err
 		}
 		if len(list) == 0 || list[len(list)-1].Name != p.Name {
+			p.Budget = token.Budget
 			list = append(list, p)
 		}
 		last := &list[len(list)-1]
@@ -411,10 +475,7 @@ func (t *Tokens) List(ctx context.Context) ([]PrincipalTokens, error) {
 // revoked before, zero if one was not, or ErrNoPrincipal.
 func (t *Tokens) Revoke(ctx context.Context, principal string) (before time.Time, err error) {
 	var at *time.Time
-	err = t.inTx(ctx, func(tx pgx.Tx) error {
-		if err := lockPrincipal(ctx, tx, principal); err != nil {
-			return err
-		}
+	err = t.change(ctx, "revoke tokens", principal, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, `
 			SELECT CASE WHEN bool_and(revoked_at IS NOT NULL) THEN max(revoked_at) END
 			FROM public.api_tokens WHERE principal = $1::pg_catalog.text`, principal).Scan(&at); err != nil {
@@ -424,15 +485,16 @@ func (t *Tokens) Revoke(ctx context.Context, principal string) (before time.Time
 		return err
 	})
 	if err != nil {
-		return time.Time{}, t.inWords("revoke tokens", err)
+		return time.Time{}, err
 	}
 	return orZero(at), nil
 }
 
 // scanToken returns where to scan id, principal, scopes, created_at, expires_at,
-// revoked_at and last_used_at to. Times that are null become zero.
+// revoked_at, last_used_at and the principal's budget to. Times that are null become zero.
 func scanToken(t *auth.Token) []any {
-	return []any{&t.ID, &t.Name, &t.Scopes, &t.CreatedAt, (*nullTime)(&t.ExpiresAt), (*nullTime)(&t.RevokedAt), (*nullTime)(&t.LastUsedAt)}
+	return []any{&t.ID, &t.Name, &t.Scopes, &t.CreatedAt, (*nullTime)(&t.ExpiresAt), (*nullTime)(&t.RevokedAt), (*nullTime)(&t.LastUsedAt),
+		&t.Budget.Most, (*int64)(&t.Budget.Period)}
 }
 
 // A nullTime scans null as the zero time.

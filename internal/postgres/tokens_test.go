@@ -31,7 +31,7 @@ func issuer(t *testing.T, database pgtest.Database) *Tokens {
 
 func create(t *testing.T, tokens *Tokens, name string, expires time.Time) string {
 	t.Helper()
-	token, err := tokens.Create(t.Context(), name, []string{auth.ScopeDelete}, expires)
+	token, err := tokens.Create(t.Context(), name, []string{auth.ScopeDelete}, expires, plant.Budget{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,10 +132,11 @@ func gated(t *testing.T, s store) gate {
 	s.exec(t, `
 		CREATE TABLE public.held (digest bytea);
 		CREATE OR REPLACE FUNCTION public.plantstore_token(wanted bytea) RETURNS TABLE (
-			id uuid, principal text, scopes text[], created_at timestamptz, expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz
+			id uuid, principal text, scopes text[], created_at timestamptz, expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz,
+			budget bigint, budget_nanoseconds bigint
 		) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 		BEGIN
-			RETURN QUERY SELECT t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
+			RETURN QUERY SELECT t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at, 0::bigint, 0::bigint
 				FROM public.api_tokens t WHERE t.digest = wanted;
 			WHILE EXISTS (SELECT FROM public.held h WHERE h.digest = wanted) LOOP
 				PERFORM pg_sleep(0.005);
@@ -402,11 +403,11 @@ func TestCreateRefusals(t *testing.T) {
 	t.Parallel()
 	issued := issuer(t, pgtest.New(t))
 	create(t, issued, "taken", time.Time{})
-	if _, err := issued.Create(t.Context(), "taken", []string{auth.ScopeDelete}, time.Time{}); !errors.Is(err, ErrPrincipalExists) {
+	if _, err := issued.Create(t.Context(), "taken", []string{auth.ScopeDelete}, time.Time{}, plant.Budget{}); !errors.Is(err, ErrPrincipalExists) {
 		t.Errorf("Create with a taken name: %v, want ErrPrincipalExists", err)
 	}
 	for _, name := range []string{"", " ", "-x", "a b", "a\n", strings.Repeat("a", 64), "naïve"} {
-		if _, err := issued.Create(t.Context(), name, []string{auth.ScopeDelete}, time.Time{}); !errors.Is(err, ErrPrincipalName) {
+		if _, err := issued.Create(t.Context(), name, []string{auth.ScopeDelete}, time.Time{}, plant.Budget{}); !errors.Is(err, ErrPrincipalName) {
 			t.Errorf("Create(%q): %v, want ErrPrincipalName", name, err)
 		}
 	}
@@ -510,7 +511,7 @@ func TestRotate(t *testing.T) {
 	s.exec(t, `UPDATE api_tokens SET expires_at = now() - interval '1 second'`)
 	fifth, sixth := rotate(time.Hour, time.Time{}), rotate(time.Hour, time.Time{})
 	expect(nil, fifth, sixth)
-	if _, err := issued.Create(t.Context(), "shop", []string{scope}, time.Time{}); !errors.Is(err, ErrPrincipalExists) {
+	if _, err := issued.Create(t.Context(), "shop", []string{scope}, time.Time{}, plant.Budget{}); !errors.Is(err, ErrPrincipalExists) {
 		t.Errorf("Create of a principal that has a token: %v, want ErrPrincipalExists", err)
 	}
 	if _, err := issued.Revoke(t.Context(), "shop"); err != nil {
@@ -535,7 +536,7 @@ func TestAPrincipalIsMadeOnce(t *testing.T) {
 	made := make(chan string, 8)
 	for range cap(made) {
 		group.Go(func() {
-			token, err := issued.Create(in(t, patience), "shop", []string{auth.ScopeDelete}, time.Time{})
+			token, err := issued.Create(in(t, patience), "shop", []string{auth.ScopeDelete}, time.Time{}, plant.Budget{})
 			switch {
 			case err == nil:
 				made <- token
@@ -557,7 +558,7 @@ func TestAPrincipalIsNoRole(t *testing.T) {
 	database := pgtest.New(t)
 	issued := issuer(t, database)
 	s := storeOn(t, database, "")
-	if _, err := issued.Create(t.Context(), "plantstore_owner", []string{auth.ScopeDelete}, time.Time{}); !errors.Is(err, ErrRoleName) {
+	if _, err := issued.Create(t.Context(), "plantstore_owner", []string{auth.ScopeDelete}, time.Time{}, plant.Budget{}); !errors.Is(err, ErrRoleName) {
 		t.Errorf("Create of a principal that is named like a role: %v, want ErrRoleName", err)
 	}
 	role := fmt.Sprintf("twin-%d", time.Now().UnixNano())

@@ -24,6 +24,8 @@ const (
 	// unrecorded is raised by our own functions in the database: a plant would
 	// leave without its record.
 	unrecorded = "PST01"
+	// budgetUsedUp is raised by them, too: a principal would delete more than it may.
+	budgetUsedUp = "PST02"
 )
 
 func pgError(err error) *pgconn.PgError {
@@ -127,6 +129,8 @@ func judgeError(pg *pgconn.PgError) verdict {
 	switch pg.Code {
 	case unrecorded:
 		return verdict{next: look, err: wrap(plant.ErrHindered, pg)}
+	case budgetUsedUp:
+		return verdict{next: look, err: newOverdrawn(pg)}
 	case "57P01", "57P02", "57P03": // admin_shutdown, crash_shutdown, cannot_connect_now
 		return verdict{next: ask, err: wrap(plant.ErrUnavailable, pg)}
 	case "53300", readOnlyTransaction, // too_many_connections

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -42,8 +43,12 @@ func (s *Server) deletePlant(c echo.Context) error {
 	defer s.metrics.inFlight.Dec()
 	result, err := s.Plants.Delete(c.Request().Context(), plant.Deletion{
 		Plant: id, Principal: x.principal.Name, RequestID: x.requestID, Key: key, KeySent: sent, Came: x.came,
+		Budget: x.principal.Budget,
 	})
 	s.metrics.deletion(result, err)
+	if over, ok := errors.AsType[*plant.OverBudgetError](err); ok && over.First {
+		s.Log.Warn("deletion budget used up", "principal", x.principal.Name, "budget", x.principal.Budget.String(), "until", over.Until.UTC())
+	}
 	if err != nil {
 		return err
 	}

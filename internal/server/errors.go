@@ -67,6 +67,7 @@ var catalogue = []errorAnswer{
 	{is(errTooLarge), 41300, text(fmt.Sprintf("The request body is larger than %d bytes: a deletion needs none.", maxBody)), ""},
 	{tooMany, 42900, tooManyMessage, ""},
 	{is(plant.ErrUnknown), 50400, text("The connection to the database was lost while it was deleting: the plant may be gone or not. Send the same request again with the Idempotency-Key of this answer to find out."), ""},
+	{isA[*plant.OverBudgetError], 42901, overBudget, ""},
 	{is(plant.ErrUnavailable), 50300, text("The database cannot be reached. This request deleted nothing; what an earlier one with the same Idempotency-Key did is not known now. Try again later, with the Idempotency-Key of this answer if it has one."), ""},
 	{is(plant.ErrBusy), 50301, text("The plant is locked by other work in the database. This request deleted nothing: try again later, with the Idempotency-Key of this answer."), ""},
 	{is(auth.ErrKeysUnknown), 50303, text("Whether the token is good can't be told now: the keys of the identity provider are not known. This request deleted nothing: try again later."), ""},
@@ -107,6 +108,15 @@ func deletedEarlier(err error) string {
 func referenced(err error) string {
 	e, _ := errors.AsType[*plant.ReferencedError](err)
 	return fmt.Sprintf("Rows of table %q still refer to this plant: remove them first.", e.Table)
+}
+
+func overBudget(err error) string {
+	e, _ := errors.AsType[*plant.OverBudgetError](err)
+	if e.Left > 0 {
+		return fmt.Sprintf("With this plant others would go, more than the %d that you may delete now. This request deleted nothing: ask the operators to lift your deletion budget.", e.Left)
+	}
+	return fmt.Sprintf("Your deletion budget is used up until %s. This request deleted nothing: try again then, or ask the operators to lift the budget.",
+		e.Until.UTC().Format(time.RFC3339))
 }
 
 // fail writes the answer to a request that failed, and returns its code. It does

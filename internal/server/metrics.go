@@ -90,6 +90,8 @@ func outcome(r plant.Result, err error) string {
 		return "referenced"
 	case errors.Is(err, plant.ErrUnknown):
 		return "unknown"
+	case isA[*plant.OverBudgetError](err):
+		return "over_budget"
 	case errors.Is(err, plant.ErrUnavailable):
 		return "unavailable"
 	case errors.Is(err, plant.ErrBusy):

@@ -123,6 +123,7 @@ func TestMetricsCountDeletions(t *testing.T) {
 		{plant.Result{}, fmt.Errorf("%w: %w", plant.ErrUnknown, plant.ErrUnavailable), "unknown"},
 		{plant.Result{}, plant.ErrUnavailable, "unavailable"},
 		{plant.Result{}, plant.ErrBusy, "busy"},
+		{plant.Result{}, &plant.OverBudgetError{}, "over_budget"},
 		{plant.Result{}, plant.ErrOverloaded, "overloaded"},
 		{plant.Result{}, plant.ErrStoreRule, "store_rule"},
 		{plant.Result{}, plant.ErrHindered, "hindered"},

@@ -99,6 +99,7 @@ var causes = map[int32]error{
 	40901: plant.ErrStoreRule,
 	41300: errTooLarge,
 	42900: errTooManyFailures,
+	42901: &plant.OverBudgetError{Until: time.Date(2026, 11, 20, 10, 30, 0, 0, time.FixedZone("CET", 3600))},
 	50000: io.ErrUnexpectedEOF,
 	50300: plant.ErrUnavailable,
 	50301: plant.ErrBusy,

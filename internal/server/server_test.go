@@ -41,6 +41,8 @@ func TestOutcomes(t *testing.T) {
 		{name: "hindered", err: plant.ErrHindered, want: 50304, mentions: "This request deleted nothing"},
 		{name: "out of reach", err: plant.ErrUnavailable, want: 50300, mentions: "This request deleted nothing"},
 		{name: "locked", err: plant.ErrBusy, want: 50301, mentions: "This request deleted nothing"},
+		{name: "over budget", err: &plant.OverBudgetError{}, want: 42901, mentions: "This request deleted nothing"},
+		{name: "over budget, by a cascade", err: &plant.OverBudgetError{Left: 7}, want: 42901, mentions: "more than the 7"},
 		{name: "overloaded", err: plant.ErrOverloaded, want: 50302, mentions: "This request deleted nothing"},
 		{name: "unknown", err: fmt.Errorf("%w: %w", plant.ErrUnknown, plant.ErrUnavailable), want: 50400, mentions: "Idempotency-Key of this answer"},
 		{name: "a fault of ours", err: errors.New("permission denied"), want: 50000, mentions: "X-Request-Id"},

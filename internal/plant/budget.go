@@ -1,0 +1,72 @@
+package plant
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A Budget bounds how many plants a principal deletes: in no span of time as long as
+// Period are it more than Most. The zero Budget bounds nothing.
+type Budget struct {
+	Most   int64
+	Period time.Duration
+}
+
+// LongestPeriod is the longest period of a budget, for as long as each deletion is in
+// the ledger at the least.
+const LongestPeriod = 7 * 24 * time.Hour
+
+// shortestPeriod is that of a budget that still is one, and not a limit of the rate.
+const shortestPeriod = time.Second
+
+// mostPlants is the largest budget.
+const mostPlants = 1_000_000_000
+
+// ParseBudget reads a budget such as 500/1h, 20/90s or 10000/7d. Its errors are for a
+// person.
+func ParseBudget(s string) (Budget, error) {
+	most, period, _ := strings.Cut(s, "/")
+	n, err := strconv.ParseInt(most, 10, 64)
+	var d time.Duration
+	if err == nil {
+		d, err = parsePeriod(period)
+	}
+	switch {
+	case err != nil:
+		return Budget{}, fmt.Errorf("%q is no deletion budget: want one as 500/1h or 10000/7d", s)
+	case n < 1 || n > mostPlants:
+		return Budget{}, fmt.Errorf("the deletion budget %s is for %d plants: it must be for 1 to %d", s, n, mostPlants)
+	case d < shortestPeriod:
+		return Budget{}, fmt.Errorf("the deletion budget %s has a period of %s: it must be %s at the least", s, period, shortestPeriod)
+	case d > LongestPeriod:
+		return Budget{}, fmt.Errorf("the deletion budget %s has a period of %s, longer than deletions are sure to stay in the ledger: it must be 7d at the most", s, period)
+	}
+	return Budget{n, d}, nil
+}
+
+func parsePeriod(s string) (time.Duration, error) {
+	if days, ok := strings.CutSuffix(s, "d"); ok {
+		n, err := strconv.ParseUint(days, 10, 16)
+		return time.Duration(n) * 24 * time.Hour, err
+	}
+	return time.ParseDuration(s)
+}
+
+// String writes a budget as ParseBudget reads it; none as "none".
+func (b Budget) String() string {
+	if b == (Budget{}) {
+		return "none"
+	}
+	period := b.Period.String()
+	switch day := 24 * time.Hour; {
+	case b.Period%day == 0:
+		period = strconv.FormatInt(int64(b.Period/day), 10) + "d"
+	case b.Period%time.Hour == 0:
+		period = strings.TrimSuffix(period, "0m0s")
+	case b.Period%time.Minute == 0:
+		period = strings.TrimSuffix(period, "0s")
+	}
+	return fmt.Sprintf("%d/%s", b.Most, period)
+}

@@ -1,0 +1,522 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/auth"
+	"plantstore/internal/pgtest"
+	"plantstore/internal/plant"
+)
+
+// withBudget makes principals that have a budget.
+func withBudget(t *testing.T, database pgtest.Database, budget plant.Budget, principals ...string) *Tokens {
+	t.Helper()
+	issued := issuer(t, database)
+	for _, name := range principals {
+		if _, err := issued.Create(t.Context(), name, []string{auth.ScopeDelete}, time.Time{}, budget); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return issued
+}
+
+// by returns the deletion of a plant by a principal that has a budget.
+func by(principal string, id int64, budget plant.Budget) plant.Deletion {
+	d := deletion(id, fmt.Sprint("key-", id))
+	d.Principal, d.Budget = principal, budget
+	return d
+}
+
+// isOver reports whether a deletion was refused because of a budget.
+func isOver(err error) bool {
+	return isA[*plant.OverBudgetError](err)
+}
+
+func isA[T error](err error) bool {
+	_, ok := errors.AsType[T](err)
+	return ok
+}
+
+var hundred = plant.Budget{Most: 100, Period: time.Hour}
+
+// Two services delete one plant after the other for one principal, and for one that has
+// no budget: of the first exactly so many go, however the requests fall together.
+func TestABudgetHoldsAcrossServices(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	withBudget(t, database, hundred, "script")
+	services := []store{storeOn(t, database, ""), storeOn(t, database, "")}
+	s := services[0]
+	const each = 400
+	s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, $1::int) i`, 2*each)
+	var next, gone, others, first atomic.Int64
+	var group sync.WaitGroup
+	for client := range 64 {
+		group.Go(func() {
+			for {
+				n := next.Add(1)
+				if n > each {
+					return
+				}
+				plants := services[client%2].plants
+				_, err := plants.Delete(in(t, patience), by("script", n, hundred))
+				over, _ := errors.AsType[*plant.OverBudgetError](err)
+				switch {
+				case err == nil:
+					gone.Add(1)
+				case over == nil:
+					t.Errorf("Delete: %v, want none or an OverBudgetError", err)
+				default:
+					if left := time.Until(over.Until); left <= 0 || left > hundred.Period {
+						t.Errorf("over budget for %s, want up to %s", left, hundred.Period)
+					}
+					if over.First {
+						first.Add(1)
+					}
+				}
+				if _, err := plants.Delete(in(t, patience), deletion(each+n, "k")); err != nil {
+					t.Errorf("Delete by a principal without a budget: %v, want none", err)
+				}
+				others.Add(1)
+			}
+		})
+	}
+	group.Wait()
+	if gone.Load() != hundred.Most || others.Load() != each || first.Load() != int64(len(services)) {
+		t.Errorf("%d plants deleted within the budget, %d without, %d told first; want %d, %d, %d",
+			gone.Load(), others.Load(), first.Load(), hundred.Most, each, len(services))
+	}
+	if got := stringsOf(t, s.owner, `SELECT count(*)::text FROM plant_deletions WHERE deleted_by = 'script' AND plant IS NOT NULL`); got[0] != "100" {
+		t.Errorf("the ledger has %s of them, want 100", got)
+	}
+}
+
+// What deletes nothing costs nothing, and is told as ever, also when the budget is used up.
+func TestRepliesBeyondABudget(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	three := plant.Budget{Most: 3, Period: time.Hour}
+	issued := withBudget(t, database, three, "script")
+	s := storeOn(t, database, "")
+	s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, 9) i;
+		CREATE TABLE orders (plant bigint REFERENCES plants); INSERT INTO orders VALUES (8)`)
+	try := func(id int64) (plant.Result, error) {
+		return s.plants.Delete(in(t, patience), by("script", id, three))
+	}
+	used := func(want int64) {
+		t.Helper()
+		list, err := issued.List(t.Context())
+		if err != nil || list[0].Used != want || list[0].Budget != three {
+			t.Errorf("List = %+v, %v; want %d used of %s", list, err, want, three)
+		}
+	}
+	repeat := func() {
+		t.Helper()
+		if result, err := try(1); err != nil || !result.Replayed {
+			t.Errorf("the first deletion again: %+v, %v; want it replayed", result, err)
+		}
+		if _, err := try(99); !errors.Is(err, plant.ErrNotFound) {
+			t.Errorf("no plant: %v, want ErrNotFound", err)
+		}
+		d := by("script", 1, three)
+		d.Key = "another"
+		if _, err := s.plants.Delete(in(t, patience), d); !isA[*plant.DeletedEarlierError](err) {
+			t.Errorf("the first plant under another key: %v, want a DeletedEarlierError", err)
+		}
+	}
+	for id := range int64(2) {
+		if _, err := try(id + 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	repeat()
+	if _, err := try(8); !isA[*plant.ReferencedError](err) {
+		t.Errorf("a plant that is referred to: %v, want a ReferencedError", err)
+	}
+	used(2)
+	if _, err := try(3); err != nil {
+		t.Fatal(err)
+	}
+	used(3)
+	// Asked twice, as the second time the service knows it already.
+	for range 2 {
+		if _, err := try(4); !isOver(err) {
+			t.Errorf("beyond the budget: %v, want an OverBudgetError", err)
+		}
+		repeat()
+	}
+	// A restore gives nothing back, and what came back can be told from it.
+	ledger := ledgerOf(t, database)
+	if _, err := ledger.Restore(t.Context(), []int64{1}, RestoreOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	used(3)
+	if result, err := try(1); err != nil || !result.Replayed || !s.has(t, 1) {
+		t.Errorf("the first deletion again, its plant restored: %+v, %v, plant there %v; want it replayed and kept", result, err, s.has(t, 1))
+	}
+	d := by("script", 1, three)
+	d.Key = "another"
+	if _, err := s.plants.Delete(in(t, patience), d); !isOver(err) {
+		t.Errorf("a plant that was restored: %v, want an OverBudgetError", err)
+	}
+	// More of a budget, a lift and no budget let it on, once the service asks again.
+	let := func(what string, id int64, change func() error) {
+		t.Helper()
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(believeUsedUp + 10*time.Millisecond)
+		if _, err := try(id); err != nil {
+			t.Errorf("after %s: %v, want the plant deleted", what, err)
+		}
+	}
+	four := plant.Budget{Most: 4, Period: time.Hour}
+	let("a larger budget", 4, func() error { return issued.SetBudget(t.Context(), "script", four) })
+	let("a lift", 5, func() error { return issued.LiftBudget(t.Context(), "script", time.Minute) })
+	if err := issued.LiftBudget(t.Context(), "script", 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := try(6); !isOver(err) {
+		t.Errorf("after the lift: %v, want an OverBudgetError", err)
+	}
+	let("no budget", 6, func() error { return issued.SetBudget(t.Context(), "script", plant.Budget{}) })
+	if _, err := try(7); err != nil {
+		t.Errorf("a service that has not heard that there is no budget: %v, want the plant deleted", err)
+	}
+	for want, err := range map[error]error{
+		ErrNoPrincipal: issued.SetBudget(t.Context(), "nobody", three),
+		ErrNoBudget:    issued.LiftBudget(t.Context(), "script", time.Minute),
+	} {
+		if !errors.Is(err, want) {
+			t.Errorf("%v, want %v", err, want)
+		}
+	}
+}
+
+// A batch in whose midst budgets end deletes what they allow, and all that others want.
+func TestABudgetThatEndsInMidBatch(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	ten := plant.Budget{Most: 10, Period: time.Hour}
+	withBudget(t, database, ten, "a", "b", "c")
+	s := storeOn(t, database, "")
+	// a has 4 of 20 plants missing and 10 too many, b has as many as it may, c has used
+	// all up before.
+	s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, 100) i WHERE i NOT IN (1, 2, 3, 4);
+		INSERT INTO plantstore_budgets (principal, used, began, parts, ends) VALUES ('c', 10, now(), '{10}', ARRAY[now()])
+		ON CONFLICT (principal) DO UPDATE SET used = 10, began = now(), parts = '{10}', ends = ARRAY[now()]`)
+	taken := s.take(t, budgeted)
+	type told struct {
+		principal string
+		id        int64
+		err       error
+	}
+	all := make(chan told, 64)
+	ask := func(principal string, from, to int64) {
+		for id := from; id <= to; id++ {
+			go func() {
+				_, err := s.plants.Delete(in(t, patience), by(principal, id, ten))
+				all <- told{principal, id, err}
+			}()
+		}
+	}
+	ask("a", 1, 24)
+	ask("b", 31, 40)
+	ask("c", 51, 60)
+	const asked = 44
+	for waiting := 0; waiting < asked; time.Sleep(time.Millisecond) {
+		s.plants.budgeted.mu.Lock()
+		waiting = len(s.plants.budgeted.waiting)
+		s.plants.budgeted.mu.Unlock()
+	}
+	for _, conn := range taken {
+		conn.Release()
+	}
+	got := map[string]int{}
+	for range asked {
+		r := <-all
+		switch {
+		case r.err == nil:
+			got[r.principal+" deleted"]++
+		case isOver(r.err):
+			got[r.principal+" over"]++
+		case errors.Is(r.err, plant.ErrNotFound):
+			got[r.principal+" not found"]++
+		default:
+			t.Errorf("plant %d by %s: %v", r.id, r.principal, r.err)
+		}
+	}
+	want := map[string]int{"a deleted": 10, "a over": 10, "a not found": 4, "b deleted": 10, "c over": 10}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("answers (-want +got):\n%s", diff)
+	}
+}
+
+// Plants that leave by a cascade of the request count as well.
+func TestCascadesCount(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	five := plant.Budget{Most: 5, Period: time.Hour}
+	withBudget(t, database, five, "script")
+	s := storeOn(t, database, "")
+	s.exec(t, `ALTER TABLE plants ADD parent bigint REFERENCES plants ON DELETE CASCADE;
+		INSERT INTO plants (id, name, parent) VALUES (1, 'a', NULL), (2, 'b', 1), (3, 'c', 1), (4, 'd', NULL), (5, 'e', 4), (6, 'f', 4), (7, 'g', NULL), (8, 'h', NULL)`)
+	for _, tt := range []struct {
+		id   int64
+		left int64 // -1: deleted
+	}{{1, -1}, {4, 2}, {7, -1}, {8, -1}, {4, 0}} {
+		_, err := s.plants.Delete(in(t, patience), by("script", tt.id, five))
+		over, ok := errors.AsType[*plant.OverBudgetError](err)
+		switch {
+		case tt.left < 0 && err != nil:
+			t.Errorf("plant %d: %v, want it deleted", tt.id, err)
+		case tt.left >= 0 && (!ok || over.Left != tt.left):
+			t.Errorf("plant %d: %v (%+v), want over budget with %d left", tt.id, err, over, tt.left)
+		}
+	}
+}
+
+// In no span of time as long as its period does a principal delete more than its budget,
+// and a sixtieth of the period later at the most it may delete again.
+func TestABudgetSlides(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	owner := pgtest.Pool(t, database.Owner)
+	const most, period = 7, 6 * time.Second // in parts of 0.1 s
+	// The function with a clock of ours.
+	if _, err := owner.Exec(t.Context(), `
+		CREATE TABLE clock (at timestamptz); INSERT INTO clock VALUES (now());
+		CREATE FUNCTION clock_of_ours() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM public.clock';
+		DO $$ BEGIN
+			EXECUTE replace((SELECT pg_get_functiondef('plantstore_spend'::regproc)), 'clock_timestamp()', 'public.clock_of_ours()');
+		END $$`); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := owner.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	type spent struct{ at, n int }
+	var all []spent
+	within := func(from, to int) (n int) { // from, exclusively
+		for _, s := range all {
+			if from < s.at && s.at <= to {
+				n += s.n
+			}
+		}
+		return n
+	}
+	const tick = 10 * time.Millisecond
+	const inPeriod, inPart = int(period / tick), int(period / tick / 60)
+	random := uint32(1)
+	now := 0
+	for range 3000 {
+		random = random*1664525 + 1013904223
+		step := int(random>>16) % (inPeriod / 9)
+		if random>>28 == 0 {
+			step += inPeriod / 2
+		}
+		now += step
+		want := 1 + int(random>>8)%3
+		var seconds *float64
+		if err := conn.QueryRow(t.Context(), `
+			WITH tick AS (UPDATE clock SET at = at + $3 * interval '10 milliseconds' RETURNING 1)
+			SELECT (plantstore_spend('script', $1 + 0 * (SELECT 1 FROM tick), $2, interval '6 seconds') ->> 'seconds')::float8`, want, most, step).Scan(&seconds); err != nil {
+			t.Fatal(err)
+		}
+		switch used := within(now-inPeriod, now); {
+		case seconds == nil && used+want > most:
+			t.Fatalf("at %d: %d more after %d in the period, want %d at the most", now, want, used, most)
+		case seconds == nil:
+			all = append(all, spent{now, want})
+		case within(now-inPeriod-inPart, now)+want <= most:
+			t.Fatalf("at %d: %d more are refused after %d in the period and a sixtieth", now, want, within(now-inPeriod-inPart, now))
+		case *seconds <= 0 || *seconds > period.Seconds():
+			t.Fatalf("refused for %f s, want some up to %s", *seconds, period)
+		default: // what it says is true
+			until := now + int(*seconds*float64(time.Second/tick)+0.5)
+			if n := within(until-inPeriod, until) + want; n > most {
+				t.Fatalf("at %d: there shall be room at %d, but then it would be %d", now, until, n)
+			}
+		}
+	}
+	var parts int
+	if err := owner.QueryRow(t.Context(), `SELECT max(cardinality(parts)) FROM plantstore_budgets`).Scan(&parts); err != nil || parts > 61 || len(all) < 100 {
+		t.Errorf("%d parts, %v, %d deletions; want 61 parts at the most and many deletions", parts, err, len(all))
+	}
+}
+
+// Principals that the service knows from elsewhere have its default. Its role can
+// neither raise a budget nor reset what was used.
+func TestTheDefaultBudget(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	one := plant.Budget{Most: 1, Period: time.Hour}
+	withBudget(t, database, one, "ours")
+	s := storeOn(t, database, "")
+	for id := range int64(9) {
+		s.plant(t, id)
+	}
+	huge := plant.Budget{Most: 1000, Period: time.Second}
+	for _, tt := range []struct {
+		principal string
+		budget    plant.Budget
+		id        int64
+		over      bool
+	}{
+		{"idp:alice", one, 1, false}, {"idp:alice", one, 2, true}, {"idp:bob", one, 2, false}, {"idp:bob", one, 3, true},
+		// Whatever the service says of them, the principals of the database have its budgets.
+		{"ours", huge, 3, false}, {"ours", huge, 4, true},
+	} {
+		if _, err := s.plants.Delete(in(t, patience), by(tt.principal, tt.id, tt.budget)); isOver(err) != tt.over || !tt.over && err != nil {
+			t.Errorf("plant %d by %s: %v, want over budget %v", tt.id, tt.principal, err, tt.over)
+		}
+	}
+	for _, sql := range []string{
+		`UPDATE plantstore_budgets SET most = 9`, `DELETE FROM plantstore_budgets`, `SELECT * FROM plantstore_budgets`, `TRUNCATE plantstore_budgets`,
+		`INSERT INTO plantstore_budgets (principal, most, period) VALUES ('x', 1, '1 hour')`,
+		`SELECT plantstore_spend('ours', -5, 100, '1 hour')`,
+	} {
+		if _, err := s.pool.Exec(t.Context(), sql); sqlState(err) != insufficientPrivilege {
+			t.Errorf("%s by the service: %v, want SQLSTATE %s", sql, err, insufficientPrivilege)
+		}
+	}
+}
+
+// Who has no budget pays nothing for those who have one: the budgets are not looked at.
+func TestWithoutABudgetNothingIsPaid(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	withBudget(t, database, hundred, "script")
+	s := storeOn(t, database, "pool_max_conns=1")
+	for id := range int64(40) {
+		s.plant(t, id)
+	}
+	looks := func() int64 {
+		t.Helper()
+		var n int64
+		if err := pgx.BeginFunc(t.Context(), s.owner, func(tx pgx.Tx) error {
+			return tx.QueryRow(t.Context(), `SELECT seq_scan + idx_scan FROM pg_stat_user_tables WHERE relname = 'plantstore_budgets'`).Scan(&n)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	// Each backend tells its figures when it ends.
+	tell := func() { s.pool.Reset() }
+	before := looks()
+	var group sync.WaitGroup
+	for id := range int64(20) {
+		group.Go(func() {
+			if _, err := s.plants.Delete(in(t, patience), deletion(id, "k")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	if _, err := s.plants.Delete(in(t, patience), deletion(20, "k")); err != nil {
+		t.Error(err)
+	}
+	tell()
+	time.Sleep(time.Second)
+	without := looks()
+	if _, err := s.plants.Delete(in(t, patience), by("script", 30, hundred)); err != nil {
+		t.Error(err)
+	}
+	tell()
+	for deadline := time.Now().Add(patience); looks() == without; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the budget is not looked at where there is one: this test tests nothing")
+		}
+	}
+	if without != before {
+		t.Errorf("deletions without a budget looked at the budgets %d times, want never", without-before)
+	}
+}
+
+// While a budget's row is held, by a commit that takes long, only those wait who share it.
+func TestABudgetHoldsNobodyElseUp(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	withBudget(t, database, hundred, "script")
+	s := storeOn(t, database, "")
+	for id := range int64(40) {
+		s.plant(t, id)
+	}
+	if _, err := s.plants.Delete(in(t, patience), by("script", 0, hundred)); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `SELECT FROM plantstore_budgets FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	var group sync.WaitGroup
+	for id := range int64(8) {
+		group.Go(func() {
+			if _, err := s.plants.Delete(in(t, patience), by("script", 1+id, hundred)); err != nil {
+				t.Errorf("Delete by a principal whose budget was held: %v, want none", err)
+			}
+		})
+	}
+	for waiting := 0; waiting == 0; {
+		if err := s.owner.QueryRow(in(t, patience), `SELECT count(*) FROM pg_locks WHERE NOT granted AND transactionid IS NOT NULL`).Scan(&waiting); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id := range int64(8) {
+		if _, err := s.plants.Delete(in(t, patience), deletion(20+id, "k")); err != nil {
+			t.Errorf("Delete by another principal meanwhile: %v, want none", err)
+		}
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	group.Wait()
+}
+
+// A token tells the budget of its principal.
+func TestATokenTellsTheBudget(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	issued := issuer(t, database)
+	week := plant.Budget{Most: 7, Period: plant.LongestPeriod}
+	token, err := issued.Create(t.Context(), "script", []string{auth.ScopeDelete}, time.Time{}, week)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := issued.Rotate(t.Context(), "script", time.Hour, time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens := storeOn(t, database, "").Tokens(0)
+	for _, budget := range []plant.Budget{week, hundred, {}} {
+		if err := issued.SetBudget(t.Context(), "script", budget); err != nil {
+			t.Fatal(err)
+		}
+		for _, token := range []string{token, second} {
+			if got, err := tokens.Authenticate(in(t, patience), token); err != nil || got.Budget != budget {
+				t.Errorf("Authenticate = %+v, %v; want the budget %s", got, err, budget)
+			}
+		}
+	}
+	// Nothing of a budget remains where there is none.
+	if got := stringsOf(t, pgtest.Pool(t, database.Owner), `SELECT b::text FROM plantstore_budgets b`); !slices.Equal(got, nil) {
+		t.Errorf("budgets %s, want none", strings.Join(got, ", "))
+	}
+}

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -316,4 +318,29 @@ func TestMoment(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A restore of somebody's deletions goes on after a yes only.
+func TestAsk(t *testing.T) {
+	t.Parallel()
+	refused := errors.New("refused")
+	for answer, want := range map[string]error{
+		"y\n": nil, "Yes\n": nil, " YES \n": nil,
+		"n\n": refused, "no\n": refused, "\n": refused, "yesterday\n": refused,
+		"": errNobody, "y": errNobody, // the end of the input instead of a line
+	} {
+		var out strings.Builder
+		if got := ask(t.Context(), strings.NewReader(answer), &out, "Restore?", refused); got != want {
+			t.Errorf("ask with the answer %q: %v, want %v", answer, got, want)
+		}
+		if got, want := out.String(), "Restore? [y/N] "; got != want {
+			t.Errorf("asked %q, want %q", got, want)
+		}
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	silent, _ := io.Pipe()
+	if got := ask(ended, silent, io.Discard, "Restore?", refused); got != refused {
+		t.Errorf("ask when the command is interrupted: %v, want %v", got, refused)
+	}
 }

@@ -124,21 +124,27 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
+var errNobody = &exitError{exitUsage, errors.New("nobody is at standard input to agree: use --yes")}
+
 // confirm asks and returns nil for a yes, otherwise the error refused. It is an
 // error, too, when nobody is there to be asked.
 func confirm(ctx context.Context, out io.Writer, question string, refused error) error {
-	nobody := &exitError{exitUsage, errors.New("nobody is at standard input to agree: use --yes")}
 	info, err := os.Stdin.Stat()
 	if err != nil || info.Mode()&os.ModeCharDevice == 0 {
-		return nobody
+		return errNobody
 	}
+	return ask(ctx, os.Stdin, out, question, refused)
+}
+
+// ask is confirm for whoever answers at in.
+func ask(ctx context.Context, in io.Reader, out io.Writer, question string, refused error) error {
 	fmt.Fprintf(out, "%s [y/N] ", question)
 	answer := make(chan error, 1)
 	go func() {
-		line, err := bufio.NewReader(os.Stdin).ReadString('\n')
+		line, err := bufio.NewReader(in).ReadString('\n')
 		switch {
 		case err != nil:
-			answer <- nobody
+			answer <- errNobody
 		case !isYes(line):
 			answer <- refused
 		default:

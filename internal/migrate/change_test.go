@@ -425,14 +425,23 @@ func TestARunThatLostItsLockEnds(t *testing.T) {
 // A run that can't record what others have applied ends before it applies more.
 func TestChecksumsThatCannotBeRecorded(t *testing.T) {
 	t.Parallel()
-	database := pgtest.New(t)
-	conn := connect(t, database.Owner)
-	exec(t, conn, `TRUNCATE plantstore_migrations;
-		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''disk full''; END';
-		CREATE TRIGGER refuse BEFORE INSERT ON plantstore_migrations FOR EACH ROW EXECUTE FUNCTION refuse()`)
-	set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nCREATE TABLE public.a ();\n"})
-	changes, err := set.Up(t.Context(), database.Owner, migrate.Options{})
-	if err == nil || !strings.Contains(err.Error(), "disk full") || len(changes) != 0 {
-		t.Errorf("Up = %v, %v; want nothing, and the error of the record", changes, err)
+	for name, refuse := range map[string]string{
+		"recorded": `CREATE TRIGGER refuse BEFORE INSERT ON plantstore_migrations FOR EACH ROW EXECUTE FUNCTION refuse()`,
+		// What an earlier run noted is to be taken back, as the table is there.
+		"noted": `COMMENT ON TABLE goose_db_version IS '{"plantstore": []}';
+			CREATE EVENT TRIGGER refuse ON ddl_command_start WHEN TAG IN ('COMMENT') EXECUTE FUNCTION refuse_command()`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			exec(t, connect(t, database.Super), `TRUNCATE plantstore_migrations;
+				CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''disk full''; END';
+				CREATE FUNCTION refuse_command() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''disk full''; END';`+refuse)
+			set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nCREATE TABLE public.a ();\n"})
+			changes, err := set.Up(t.Context(), database.Owner, migrate.Options{})
+			if err == nil || !strings.Contains(err.Error(), "disk full") || len(changes) != 0 {
+				t.Errorf("Up = %v, %v; want nothing, and the error of the record", changes, err)
+			}
+		})
 	}
 }

@@ -91,6 +91,45 @@ func TestTheEndOfARequestWhoseBatchIsUnderWay(t *testing.T) {
 	}
 }
 
+// A function of the store's may say that something is read-only. The server it runs on
+// is not: its connections stay.
+func TestAFunctionThatSaysReadOnly(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		s.sample(t, 2)
+		s.exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+				'BEGIN IF OLD.id = 1 THEN RAISE ''read-only'' USING ERRCODE = ''25006''; END IF; RETURN OLD; END';
+			CREATE TRIGGER refuse BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION refuse()`)
+		var before []*borrowed // a connection that nobody uses meanwhile
+		for range s.shares.size[watched] {
+			conn, err := s.borrow(in(t, patience), watched, patience)
+			if err != nil {
+				t.Fatal(err)
+			}
+			before = append(before, conn)
+		}
+		if _, err := s.plants.Delete(in(t, time.Second), deletion(1, "k")); err == nil || errors.Is(err, plant.ErrUnknown) {
+			t.Errorf("Delete: %v, want an error that knows that nothing was deleted", err)
+		}
+		pids := make(map[uint32]bool)
+		for _, conn := range before {
+			pids[conn.Conn.Conn().PgConn().PID()] = true
+			conn.Release()
+		}
+		if _, err := s.plants.Delete(in(t, patience), deletion(2, "k")); err != nil {
+			t.Errorf("Delete of another plant: %v, want none", err)
+		}
+		for pid := range pids {
+			var there bool
+			if err := s.owner.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)`, pid).Scan(&there); err != nil || !there {
+				t.Errorf("a connection that was there before is there: %v, %v; want it kept", there, err)
+			}
+		}
+	})
+}
+
 // A request that is given up while it waits for a connection is told that nothing
 // was done; then nothing may be done later.
 func TestARequestThatWasGivenUpIsNotDeleted(t *testing.T) {

@@ -379,6 +379,38 @@ func TestRestoreWaitsForALaterDeletion(t *testing.T) {
 	}
 }
 
+// The table keeps its columns from when a restore looks at them until it is done.
+func TestRestoreKeepsAlterTableOut(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.plant(t, 1)
+	s.exec(t, `DELETE FROM plants`)
+	tx, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := tx.Exec(t.Context(), `SELECT FROM plant_deletions FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	restored := make(chan error, 1)
+	go func() {
+		_, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{})
+		restored <- err
+	}()
+	s.seeWaits(t, 1) // for the entry, which comes before the columns
+	_, err = s.owner.Exec(t.Context(), `SET lock_timeout = '10ms'; ALTER TABLE plants ADD note text`)
+	if sqlState(err) != "55P03" {
+		t.Errorf("ALTER TABLE during a restore: %v, want it to wait for the lock", err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-restored; err != nil {
+		t.Errorf("Restore: %v, want none", err)
+	}
+}
+
 // Functions of the store's find what they expect on the search path, and what they
 // do to settings does not get into the comparison.
 func TestRestoreAmongFunctionsOfTheStores(t *testing.T) {

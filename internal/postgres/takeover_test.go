@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -126,6 +127,46 @@ func TestASchemaNamedLikeTheRole(t *testing.T) {
 		t.Errorf("a made-up token is %+v, want it refused", p)
 	}
 	deleteEveryWay(t, s, database)
+}
+
+// Who calls the function that looks tokens up, which runs with its owner's rights,
+// can't lead it to an operator of others.
+func TestTheLookUpOfTokensCannotBeMisled(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "pool_max_conns=1")
+	token := create(t, issuer(t, database), "shop", time.Time{})
+	super := pgtest.Pool(t, database.Super)
+	_, err := super.Exec(t.Context(), spy+`
+		CREATE FUNCTION evil.eq(bytea, bytea) RETURNS boolean LANGUAGE plpgsql AS 'BEGIN PERFORM evil.note(); RETURN true; END';
+		CREATE OPERATOR evil.= (LEFTARG = bytea, RIGHTARG = bytea, FUNCTION = evil.eq)`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest, err := auth.DigestOf(token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for made, wanted := range map[int][]byte{0: []byte("made up"), 1: digest[:]} {
+		tx, err := s.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.WithoutCancel(t.Context()))
+		if _, err := tx.Exec(t.Context(), `SET LOCAL search_path = evil, pg_catalog`); err != nil {
+			t.Fatal(err)
+		}
+		var found int
+		if err := tx.QueryRow(t.Context(), `SELECT count(*) FROM public.plantstore_token($1)`, wanted).Scan(&found); err != nil || found != made {
+			t.Errorf("%d tokens for the digest %x, %v; want %d", found, wanted, err, made)
+		}
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := stringsOf(t, super, `SELECT DISTINCT who FROM evil.log`); len(got) > 0 {
+		t.Errorf("code of others ran as:\n%s", strings.Join(got, "\n"))
+	}
 }
 
 // The owner of an adopted table can define casts for its types and for its rows, and

@@ -17,8 +17,8 @@ import (
 // Plants deletes plants.
 type Plants struct {
 	db       *DB
-	group    group
-	budgeted group // of those whose principals have a budget: others don't wait for them
+	group    *group
+	budgeted *group // of those whose principals have a budget: others don't wait for them
 	used     usedUp
 	lines    lines
 	hard     memory
@@ -30,7 +30,7 @@ type Plants struct {
 // Plants returns the repository of plants. It tries up to inFlight deletions at a time.
 func (db *DB) Plants(inFlight int) *Plants {
 	return &Plants{
-		db: db, group: group{db: db, what: together}, budgeted: group{db: db, what: budgeted}, used: newUsedUp(),
+		db: db, group: newGroup(db, together), budgeted: newGroup(db, budgeted), used: newUsedUp(),
 		hard: newMemory(), inFlight: semaphore.NewWeighted(int64(inFlight)),
 	}
 }
@@ -101,9 +101,9 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 		return plant.Result{}, plant.ErrOverloaded
 	}
 	defer land()
-	g := &p.group
+	g := p.group
 	if d.Budget != (plant.Budget{}) {
-		g = &p.budgeted
+		g = p.budgeted
 	}
 	pause := backoff()
 	// unsure is set once an attempt may have been committed without our knowing.
@@ -263,7 +263,7 @@ func deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purpose, unsure 
 	if what != locked && what != slow {
 		statementTimeout = min(left, batchStatementTimeout)
 	}
-	deleted, _, err := deleteEach(ctx, conn, []turn{d}, lockTimeout, statementTimeout)
+	deleted, _, _, err := deleteEach(ctx, conn, []turn{d}, lockTimeout, statementTimeout)
 	switch {
 	case err == nil && deleted[0]:
 		return verdict{}

@@ -45,16 +45,18 @@ type group struct {
 
 	mu      sync.Mutex
 	waiting []*member
-	lanes   int // batches under way
-	slow    int // those of them that have taken longer than slowBatch
-	// usual is how long a batch took lately that nobody held up.
-	usual time.Duration
+	lanes   lanes
+
+	run func() // runBatch, or what a test has in its place
+}
+
+func newGroup(db *DB, what purpose) *group {
+	g := &group{db: db, what: what, lanes: lanes{most: db.shares.size[what]}}
+	g.run = g.runBatch
+	return g
 }
 
 const (
-	// slowBatch is when others no longer wait for a batch to end. Most batches
-	// take a few milliseconds.
-	slowBatch = 10 * time.Millisecond
 	// maxBatch bounds a batch, and with it how long its row locks are held.
 	maxBatch = 64
 	// batchLockTimeout bounds the wait for each row of a batch.
@@ -103,46 +105,33 @@ func (g *group) delete(ctx context.Context, d plant.Deletion) verdict {
 	}
 }
 
-// openLane reports whether somebody waits and nobody but slow batches is under
-// way, and if so counts one more lane, which the caller has to run. It is called
-// with mu held.
-func (g *group) openLane() bool {
-	if len(g.waiting) == 0 || g.lanes > g.slow || g.lanes >= g.db.shares.size[g.what] {
-		return false
-	}
-	g.lanes++
-	return true
-}
+// openLane reports whether somebody waits and there is a lane to open, which the
+// caller then has to run. It is called with mu held.
+func (g *group) openLane() bool { return len(g.waiting) > 0 && g.lanes.enter() }
 
 // lane runs batches until it is not needed any more.
 func (g *group) lane() {
-	for g.keepLane() {
-		overdue := time.AfterFunc(slowBatch, g.passSlow)
-		g.runBatch()
-		if !overdue.Stop() {
-			g.mu.Lock()
-			g.slow--
-			g.mu.Unlock()
+	for {
+		g.mu.Lock()
+		patience := g.lanes.patience()
+		g.mu.Unlock()
+		overdue := time.AfterFunc(patience, g.passSlow)
+		g.run()
+		inTime := overdue.Stop()
+		g.mu.Lock()
+		g.lanes.leave(inTime)
+		again := g.openLane()
+		g.mu.Unlock()
+		if !again {
+			return
 		}
 	}
-}
-
-// keepLane ends a lane if nobody waits, or another lane that is not slow is there
-// for those who do.
-func (g *group) keepLane() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if len(g.waiting) > 0 && g.lanes-g.slow <= 1 {
-		return true
-	}
-	g.lanes--
-	return false
 }
 
 // passSlow opens a lane beside one whose batch is slow.
 func (g *group) passSlow() {
 	g.mu.Lock()
-	g.slow++
+	g.lanes.slow++
 	opened := g.openLane()
 	g.mu.Unlock()
 	if opened {
@@ -166,26 +155,23 @@ func (g *group) runBatch() {
 	}
 }
 
-// statementTimeout is five times what a batch usually takes, within bounds: for so
-// long a member that is slow by nature holds the others up. On a busy machine all of
-// them are slow, and going on alone would make it busier.
+// statementTimeout is five times what the database usually works on a batch, within
+// bounds: for so long a member that is slow by nature holds the others up. On a busy
+// machine all of them are slow, and going on alone would make it busier.
 func (g *group) statementTimeout() time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.usual == 0 {
+	if g.lanes.work == 0 {
 		return batchStatementTimeout // none has ended yet
 	}
-	return min(max(5*g.usual, leastStatementTimeout), batchStatementTimeout)
+	return min(max(5*g.lanes.work, leastStatementTimeout), batchStatementTimeout)
 }
 
-// took notes how long a batch took.
-func (g *group) took(d time.Duration) {
+// took notes how long a batch took, and how much of it the database worked.
+func (g *group) took(trip, work time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.usual == 0 {
-		g.usual = batchStatementTimeout
-	}
-	g.usual += (d - g.usual) / 8
+	g.lanes.note(trip, work)
 }
 
 // take returns up to most of those who wait and were not given up, in the order
@@ -244,7 +230,7 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 }
 
 // A deleteFunc is deleteTogether or deleteEach.
-type deleteFunc func(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error)
+type deleteFunc func(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error)
 
 // attempt runs a batch and tells its members what came of it: then it is settled.
 // A batch that the database refused is not: nothing of it happened, nobody was
@@ -258,9 +244,9 @@ func (g *group) attempt(conn *pgx.Conn, batch []*member, del deleteFunc, stateme
 		deletions[i] = turn{Deletion: m.deletion}
 	}
 	began := time.Now()
-	deleted, at, err := del(ctx, conn, deletions, batchLockTimeout, statementTimeout)
+	deleted, work, at, err := del(ctx, conn, deletions, batchLockTimeout, statementTimeout)
 	if err == nil {
-		g.took(time.Since(began))
+		g.took(time.Since(began), work)
 		for i, m := range batch {
 			if deleted[i] {
 				m.verdict <- verdict{}

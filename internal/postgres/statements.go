@@ -49,7 +49,17 @@ const lockLimit = `GREATEST(1::bigint, LEAST($1::bigint, (500::pg_catalog.float8
 // proof makes sure that what the DELETE before it removed is in the ledger, see
 // migrations/00003_record_deletions.sql. It comes after the store's triggers, which
 // may have made a commit of theirs a quick one.
-const proof = `SELECT public.plantstore_prove($1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[]), ` + commitDurably
+//
+// It also tells how many seconds the transaction took so far.
+const proof = `SELECT public.plantstore_prove($1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[]), ` + commitDurably + `,
+	pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.transaction_timestamp())`
+
+// readProof reads the result of a proof.
+func readProof(results pgx.BatchResults) (work time.Duration, err error) {
+	var seconds float64
+	err = results.QueryRow().Scan(nil, nil, &seconds)
+	return time.Duration(seconds * float64(time.Second)), err
+}
 
 // pinned returns a pipeline, one implicit transaction, whose names mean what they
 // say.
@@ -101,7 +111,8 @@ type turn struct {
 }
 
 // deleteEach runs deletions as one implicit transaction in one round trip, and
-// reports for each whether there was a row. With an error, at is the index of the
+// reports for each whether there was a row, and how long the database worked
+// before the commit. With an error, at is the index of the
 // deletion at which it came, or -1 if it came with the commit; nothing was deleted
 // if the error is the database's, and nobody knows if the connection was lost.
 //
@@ -115,7 +126,7 @@ type turn struct {
 // the error unrecorded when the ledger lacks a row. What the store's triggers put off
 // until the commit is done before the next request's settings are made: if it
 // deletes plants, they are recorded under the request that made it.
-func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error) {
+func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
 	var pipeline pgx.Batch
 	for i, d := range deletions {
 		budgets, err := budgetsOf(d)
@@ -146,7 +157,7 @@ func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeo
 	deleted = make([]bool, len(deletions))
 	at = -1
 	for i := range deletions {
-		deleted[i], err = readDeletion(results)
+		deleted[i], work, err = readDeletion(results)
 		if err == nil && i < len(deletions)-1 {
 			_, err = results.Exec() // of what was put off
 		}
@@ -158,20 +169,20 @@ func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeo
 	if commitErr := commit(conn, results); err == nil {
 		err = commitErr
 	}
-	return deleted, at, err
+	return deleted, work, at, err
 }
 
 // readDeletion reads the results of one deletion's three statements.
-func readDeletion(results pgx.BatchResults) (deleted bool, err error) {
+func readDeletion(results pgx.BatchResults) (deleted bool, work time.Duration, err error) {
 	var tag pgconn.CommandTag
 	if _, err = results.Exec(); err != nil {
-		return false, err
+		return false, 0, err
 	}
 	if tag, err = results.Exec(); err != nil {
-		return false, err
+		return false, 0, err
 	}
-	_, err = results.Exec()
-	return tag.RowsAffected() > 0, err
+	work, err = readProof(results)
+	return tag.RowsAffected() > 0, work, err
 }
 
 // deleteTogether is deleteEach for many at about half the cost for the database:
@@ -180,11 +191,11 @@ func readDeletion(results pgx.BatchResults) (deleted bool, err error) {
 //
 // It takes the same locks, in whatever order the plan finds the rows: lockTimeout
 // has to be less than deadlock_timeout. All have to be in their first turn.
-func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, at int, err error) {
+func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
 	asked := newRequests(deletions)
 	batch, err := json.Marshal(asked.requests)
 	if err != nil {
-		return nil, -1, fmt.Errorf("encode batch: %w", err)
+		return nil, 0, -1, fmt.Errorf("encode batch: %w", err)
 	}
 	budgets, err := budgetsOf(deletions...)
 	if err != nil {
@@ -199,21 +210,24 @@ func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []turn, lockT
 	results := conn.SendBatch(ctx, &pipeline)
 	defer results.Close()
 	if _, err = results.Exec(); err != nil {
-		return nil, -1, err
+		return nil, 0, -1, err
 	}
 	rows, err := results.Query()
 	if err != nil {
-		return nil, -1, err
+		return nil, 0, -1, err
 	}
 	gone, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	if err != nil {
-		return nil, -1, err
+		return nil, 0, -1, err
 	}
 	deleted = make([]bool, len(deletions))
 	for _, id := range gone {
 		deleted[asked.first[id]] = true
 	}
-	return deleted, -1, commit(conn, results)
+	if work, err = readProof(results); err != nil {
+		return nil, 0, -1, err
+	}
+	return deleted, work, -1, commit(conn, results)
 }
 
 // errCutShort: the transaction is committed here, but the wait for the synchronous

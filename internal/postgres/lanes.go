@@ -1,0 +1,95 @@
+package postgres
+
+import (
+	"math"
+	"time"
+)
+
+// lanes are the batches that a group has under way.
+//
+// While one batch travels, or waits for its commit to reach the disk, the database can
+// work on others. So there are as many as it needs to have the next at hand when it is
+// done with one, and no more: each further one makes the batches smaller, and a batch
+// costs the database more than another member of it. That is one to work on, and twice
+// as many as it could work on while one is on the road.
+//
+// A batch tells how long the database worked on it. What it took beyond that is the
+// road, unless it waited there for the others of its kind. Taken for the road, such
+// waiting would make for more lanes, and they for more waiting. So any batch can show
+// that the road is shorter than it was thought to be, but longer only one that had it
+// to itself. Every so often one gets it to itself.
+//
+// Beside the database there is one lane. At a millisecond's distance there are some
+// ten if eight clients ask at once, and fewer again if more of them make the batches,
+// and so the work, larger. A database that is busy with something else works longer on
+// a batch, and gets fewer.
+type lanes struct {
+	most int // connections that there are for them
+	open int
+	slow int // those of the open that take longer than is usual: others pass them
+
+	work time.Duration // that the database had with a batch lately, as a rule
+	road time.Duration // what a batch takes beyond that
+
+	alone   bool // the batch that was last to start has the road to itself
+	crowded int  // how many batches there were since one had
+}
+
+const (
+	// slowBatch is the least time after which a batch counts as slow. Most take a few
+	// milliseconds.
+	slowBatch = 10 * time.Millisecond
+	// shortRoad is a road that is none: the switch to a process on the same machine, a
+	// commit on its disk, and the switch back. No lane is gained by that, because the
+	// processors are busy meanwhile.
+	shortRoad = 300 * time.Microsecond
+	// mostCrowded is how many batches go beside others before one goes alone. That
+	// takes the time of two.
+	mostCrowded = 2000
+)
+
+// wanted is how many batches keep the database busy.
+func (l *lanes) wanted() int {
+	if l.work == 0 || l.crowded >= mostCrowded {
+		return 1
+	}
+	return 1 + int(math.Round(2*float64(max(l.road-shortRoad, 0))/float64(l.work)))
+}
+
+// enter counts one lane more, if it is wanted.
+func (l *lanes) enter() bool {
+	if l.open >= l.most || l.open-l.slow >= l.wanted() {
+		return false
+	}
+	l.open++
+	l.alone = l.open-l.slow == 1
+	return true
+}
+
+// leave counts one lane less.
+func (l *lanes) leave(inTime bool) {
+	l.open--
+	if !inTime {
+		l.slow--
+	}
+}
+
+// patience is how long a batch may take before others pass it.
+func (l *lanes) patience() time.Duration { return max(2*(l.road+l.work), slowBatch) }
+
+// note learns from a batch. Work that was held up counts as twice the usual.
+func (l *lanes) note(trip, work time.Duration) {
+	work = max(work, time.Microsecond) // the database's clock may be set back meanwhile
+	road := max(trip-work, 0)
+	if l.work == 0 {
+		l.work = work
+	}
+	l.work += (min(work, 2*l.work) - l.work) / 8
+	l.crowded++
+	if l.alone {
+		l.crowded = 0
+	}
+	if l.alone || road < l.road {
+		l.road = road
+	}
+}

@@ -1,0 +1,220 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"plantstore/internal/plant"
+)
+
+// A farDatabase is simulated: it has one processor for us, which its backends share, and a disk
+// that takes its time for a commit.
+type farDatabase struct {
+	distance, disk time.Duration
+	processor      chan struct{}
+	// queue: a backend has the processor to itself, and notices its transaction only
+	// when it gets it.
+	queue bool
+}
+
+// work keeps the processor busy, and lets others have it now and then.
+func (s *farDatabase) work(d time.Duration) {
+	const slice = 50 * time.Microsecond
+	for ; d > 0; d -= slice {
+		s.processor <- struct{}{}
+		time.Sleep(min(d, slice))
+		<-s.processor
+	}
+}
+
+// What a batch costs the database: as measured on a table of three columns.
+const (
+	eachBatch  = 120 * time.Microsecond
+	eachMember = 30 * time.Microsecond
+	eachCommit = 50 * time.Microsecond
+)
+
+// group returns a group whose batches go to the simulated database. With fixed lanes
+// it learns nothing.
+func (s *farDatabase) group(most, fixed int) *group {
+	g := &group{lanes: lanes{most: most}}
+	if fixed > 0 {
+		g.lanes = lanes{most: fixed, work: 1, road: time.Hour}
+	}
+	g.run = func() {
+		batch := g.take(maxBatch)
+		began := time.Now()
+		time.Sleep(s.distance / 2)
+		work := eachBatch + time.Duration(len(batch))*eachMember
+		if s.queue {
+			s.processor <- struct{}{}
+			time.Sleep(work + eachCommit)
+			<-s.processor
+		} else {
+			arrived := time.Now()
+			s.work(work)
+			work = time.Since(arrived)
+			s.work(eachCommit)
+		}
+		time.Sleep(s.disk + s.distance/2)
+		if fixed == 0 {
+			g.took(time.Since(began), work)
+		}
+		tell(batch, verdict{})
+	}
+	return g
+}
+
+// rates has clients delete one plant after the other until the last of the moments,
+// and returns how many they deleted a second before each moment since the one before.
+func rates(g *group, clients int, moments ...time.Duration) (rates []float64) {
+	const client = 50 * time.Microsecond // what it needs between an answer and its next request
+	counts := make([]int, len(moments))
+	start := time.Now()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for range clients {
+		wg.Go(func() {
+			for i := 0; i < len(moments); {
+				g.delete(context.Background(), plant.Deletion{})
+				time.Sleep(client)
+				for i < len(moments) && time.Since(start) >= moments[i] {
+					i++
+				}
+				if i < len(moments) {
+					mu.Lock()
+					counts[i]++
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	last := time.Duration(0)
+	for i, moment := range moments {
+		rates = append(rates, float64(counts[i])/(moment-last).Seconds())
+		last = moment
+	}
+	return rates
+}
+
+// moments are n points of time, so far from each other.
+func moments(n int, apart time.Duration) (all []time.Duration) {
+	for i := range n {
+		all = append(all, time.Duration(i+1)*apart)
+	}
+	return all
+}
+
+// At whatever distance the database is, and however many ask: the number of lanes
+// settles, and gives nearly what the best number would that is known beforehand.
+func TestLanesFollowTheRoad(t *testing.T) {
+	t.Parallel()
+	const most = 13
+	for _, test := range []struct {
+		distance, disk time.Duration
+		clients        int
+		atLeast        float64 // of the best
+	}{
+		{100 * time.Microsecond, 80 * time.Microsecond, 1, 0.99},
+		{100 * time.Microsecond, 80 * time.Microsecond, 8, 0.75},
+		{100 * time.Microsecond, 80 * time.Microsecond, 128, 0.95},
+		{100 * time.Microsecond, 2 * time.Millisecond, 8, 0.9},
+		{100 * time.Microsecond, 2 * time.Millisecond, 128, 0.75},
+		{time.Millisecond, 80 * time.Microsecond, 8, 0.85},
+		{time.Millisecond, 80 * time.Microsecond, 32, 0.75},
+		{time.Millisecond, 80 * time.Microsecond, 128, 0.85},
+		{5 * time.Millisecond, 80 * time.Microsecond, 8, 0.95},
+		{5 * time.Millisecond, 80 * time.Microsecond, 32, 0.9},
+		{5 * time.Millisecond, 80 * time.Microsecond, 128, 0.75},
+		{30 * time.Millisecond, 80 * time.Microsecond, 32, 0.85},
+	} {
+		t.Run(fmt.Sprint(test.distance, " ", test.disk, " ", test.clients), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db := farDatabase{test.distance, test.disk, make(chan struct{}, 1), false}
+				apart := max(100*time.Millisecond, 10*test.distance)
+				best, lanes := 0.0, 0
+				for _, n := range []int{1, 2, 4, 8, most} {
+					if rate := rates(db.group(most, n), test.clients, moments(2, 2*apart)...)[1]; rate > best {
+						best, lanes = rate, n
+					}
+				}
+				g := db.group(most, 0)
+				slices := rates(g, test.clients, moments(8, apart)...)[3:]
+				t.Logf("%.0f a second, best %.0f with %d lanes, %d wanted", slices, best, lanes, g.lanes.wanted())
+				sum := 0.0
+				for i, rate := range slices {
+					sum += rate
+					if rate < 0.8*test.atLeast*best {
+						t.Errorf("slice %d: %.0f deletions a second, want %.2f of %.0f", i, rate, 0.8*test.atLeast, best)
+					}
+				}
+				if mean := sum / float64(len(slices)); mean < test.atLeast*best {
+					t.Errorf("%.0f deletions a second, want %.2f of the %.0f that %d lanes give", mean, test.atLeast, best, lanes)
+				}
+			})
+		})
+	}
+}
+
+// The distance may change while the service runs: a failover to another region and back.
+func TestLanesFollowARoadThatChanges(t *testing.T) {
+	t.Parallel()
+	for _, clients := range []int{8, 32} {
+		t.Run(fmt.Sprint(clients), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				settled := func(distance time.Duration) float64 {
+					db := farDatabase{distance: distance, processor: make(chan struct{}, 1)}
+					return rates(db.group(13, 0), clients, time.Second, 2*time.Second)[1]
+				}
+				db := farDatabase{processor: make(chan struct{}, 1)}
+				g := db.group(13, 0)
+				for i, distance := range []time.Duration{time.Millisecond, 6 * time.Millisecond, 0, 30 * time.Millisecond} {
+					db.distance = distance
+					// That it is longer has to be found by batches that go alone.
+					got, want := rates(g, clients, 8*time.Second, 9*time.Second)[1], settled(distance)
+					if got < 0.85*want {
+						t.Errorf("distance %d, %v: %.0f deletions a second after eight seconds, want the %.0f that a new group reaches", i, distance, got, want)
+					}
+				}
+			})
+		})
+	}
+}
+
+// Where the database can't keep up, batches wait for the processor. They must not take
+// that for a longer road: more lanes would make them wait longer, up to all there are.
+func TestLanesDoNotFollowAQueue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := farDatabase{distance: time.Millisecond, processor: make(chan struct{}, 1), queue: true}
+		g := db.group(13, 0)
+		rates(g, 512, 3*time.Second)
+		if got := g.lanes.wanted(); got > 3 {
+			t.Errorf("%d lanes for a database that is busy with each batch for %v of the %v that it takes, want at most 3", got, g.lanes.work, g.lanes.work+time.Millisecond)
+		}
+	})
+}
+
+// A batch that something delayed is no longer road.
+func TestLanesForgetADelay(t *testing.T) {
+	t.Parallel()
+	l := lanes{most: 13}
+	for _, trip := range []time.Duration{time.Millisecond, 50 * time.Millisecond} {
+		l.enter()
+		l.note(trip, 500*time.Microsecond)
+		l.leave(true)
+	}
+	l.enter()
+	l.enter() // beside the first
+	l.note(time.Millisecond, 500*time.Microsecond)
+	if got, want := l.wanted(), 2; got != want {
+		t.Errorf("%d lanes after a batch that took 50 ms and one that took 1 ms as usual, want %d", got, want)
+	}
+}

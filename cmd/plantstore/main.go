@@ -11,7 +11,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"syscall"
@@ -46,15 +45,10 @@ func main() {
 	os.Exit(e.code)
 }
 
-// tuneRuntime sets Go's own settings where the environment does not. On 2 cores
-// shared with the database, half of them is 12 % faster than all for 8 clients,
-// and 5 % slower for 32 and 128: threads that wake each other cost the few more
-// than a second core gives the many. The heap is a few megabytes, so collecting
-// it half as often costs a few more, and is 4 to 5 % faster.
+// tuneRuntime sets Go's own settings where the environment does not. The heap is a
+// few megabytes, so collecting it half as often costs a few more, and is 4 to 5 %
+// faster.
 func tuneRuntime() {
-	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0)/2, 1))
-	}
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(200)
 	}

@@ -380,7 +380,7 @@ func TestMainTunesGoAndEndsInOrder(t *testing.T) {
 		threads int
 		gogc    int
 	}{
-		{env, max(available/2, 1), 200},
+		{env, available, 200},
 		{append(env, "GOMAXPROCS=7", "GOGC=50"), 7, 50},
 	} {
 		log := new(syncBuffer)

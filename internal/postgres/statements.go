@@ -131,7 +131,7 @@ func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeo
 	for i, d := range deletions {
 		budgets, err := budgetsOf(d)
 		if err != nil {
-			return nil, -1, err
+			return nil, 0, -1, err
 		}
 		id := strconv.FormatInt(int64(d.Plant), 10)
 		if i == 0 {
@@ -199,7 +199,7 @@ func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []turn, lockT
 	}
 	budgets, err := budgetsOf(deletions...)
 	if err != nil {
-		return nil, -1, err
+		return nil, 0, -1, err
 	}
 	var pipeline pgx.Batch
 	pipeline.Queue(bounds+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.principal', '', true),

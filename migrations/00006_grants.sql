@@ -37,8 +37,8 @@ BEGIN
             USING HINT = 'Run deploy/postgres/roles.sql, then plantstore migrate down --to 5, and plantstore migrate up.';
         RETURN;
     END IF;
-    -- DELETE ... WHERE id = $1 reads id.
-    GRANT SELECT (id), DELETE ON public.plants TO plantstore_app;
+    -- DELETE ... WHERE id = $1 reads id, and xmax tells which rows are locked.
+    GRANT SELECT (id, xmax), DELETE ON public.plants TO plantstore_app;
     GRANT SELECT ON public.plant_deletions TO plantstore_app;
     GRANT SELECT ON SEQUENCE public.plant_deletions_id_seq TO plantstore_app; -- whether it has fallen behind
     GRANT EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[]) TO plantstore_app;
@@ -62,7 +62,7 @@ BEGIN
         REVOKE EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[]) FROM plantstore_app;
         REVOKE SELECT ON SEQUENCE public.plant_deletions_id_seq FROM plantstore_app;
         REVOKE SELECT ON public.plant_deletions FROM plantstore_app;
-        REVOKE SELECT (id), DELETE ON public.plants FROM plantstore_app;
+        REVOKE SELECT (id, xmax), DELETE ON public.plants FROM plantstore_app;
     END IF;
 END
 $$;

@@ -213,7 +213,7 @@ func TestDoctorFindsAndTellsWhatHelps(t *testing.T) {
 			`everybody has EXECUTE ON FUNCTION public.plantstore_record_deletion\(\), which .*`, true, nil},
 		{"to be passed on", `GRANT DELETE ON plants TO plantstore_app WITH GRANT OPTION`, "grants", Problem, "plantstore_app may pass DELETE ON public.plants on to others", true, nil},
 		{"delete revoked", `REVOKE DELETE ON plants FROM plantstore_app`, "grants", Problem, "plantstore_app lacks DELETE ON public.plants", false, nil},
-		{"everything revoked", "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM plantstore_app;\nREVOKE SELECT (id) ON plants FROM plantstore_app;\nREVOKE USAGE ON SCHEMA public FROM plantstore_app, PUBLIC",
+		{"everything revoked", "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM plantstore_app;\nREVOKE SELECT (id, xmax) ON plants FROM plantstore_app;\nREVOKE USAGE ON SCHEMA public FROM plantstore_app, PUBLIC",
 			"grants", Problem, "plantstore_app lacks .*", false, nil},
 		{"an owner", `CREATE TABLE x (n int);
 			ALTER TABLE x OWNER TO plantstore_app`, "grants", Problem, "plantstore_app owns table public.x in this database", true, nil},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,6 +26,7 @@ type Plants struct {
 	// inFlight bounds the deletions that are tried, except those that are locked or
 	// slow: they wait for their own kind only.
 	inFlight *semaphore.Weighted
+	locked   atomic.Int64 // deletions that wait for locks
 }
 
 // Plants returns the repository of plants. It tries up to inFlight deletions at a time.
@@ -65,6 +67,12 @@ const (
 // a lock that is not had in time is a certain "rolled back" and not a connection
 // cut in mid-statement. What can't be tried with that margin is not tried.
 const margin = 200 * time.Millisecond
+
+const (
+	lockRound = time.Second
+	// leastLockTimeout is the least of these bounds, a few times what a deletion takes.
+	leastLockTimeout = 5 * time.Millisecond
+)
 
 func backoff() retry.Backoff {
 	return retry.WithJitterPercent(pauseJitter, retry.WithCappedDuration(mostPause, retry.NewExponential(firstPause)))
@@ -113,9 +121,15 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 	what := p.hard.recall(d.Plant)
 	// number is that of the deletion's turn.
 	number := 0
+	counted := false // among those that wait for locks
 	for tries := 0; ; {
 		if what == slow || what == locked {
 			land()
+		}
+		if what == locked && !counted {
+			counted = true
+			p.locked.Add(1)
+			defer p.locked.Add(-1)
 		}
 		var v verdict
 		over := p.used.by(d, unsure)
@@ -227,7 +241,7 @@ func (p *Plants) on(ctx context.Context, what purpose, attempt int, try func(con
 func (p *Plants) deleteAlone(ctx context.Context, d turn, attempt int, unsure bool, what purpose) verdict {
 	if !unsure {
 		return p.on(ctx, what, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
-			return deleteOn(ctx, conn, d, what, unsure)
+			return p.deleteOn(ctx, conn, d, what, unsure)
 		})
 	}
 	v := p.on(ctx, lost, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
@@ -238,29 +252,30 @@ func (p *Plants) deleteAlone(ctx context.Context, d turn, attempt int, unsure bo
 		case h.own:
 			return replay(ctx, conn, d.Deletion, h, unsure)
 		case what == together:
-			return deleteOn(ctx, conn, d, what, unsure)
+			return p.deleteOn(ctx, conn, d, what, unsure)
 		}
 		return verdict{next: alone}
 	})
 	if v.next == alone && v.err == nil {
 		return p.on(ctx, what, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
-			return deleteOn(ctx, conn, d, what, unsure)
+			return p.deleteOn(ctx, conn, d, what, unsure)
 		})
 	}
 	return v
 }
 
 // deleteOn makes an attempt on a connection, within the limits of what.
-func deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purpose, unsure bool) verdict {
+func (p *Plants) deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purpose, unsure bool) verdict {
 	left := remaining(ctx) - margin
 	if left <= 0 {
 		return verdict{next: again, err: wrap(plant.ErrBusy, context.DeadlineExceeded)}
 	}
-	lockTimeout, statementTimeout := left, left
-	if what != locked {
-		lockTimeout = min(left, batchLockTimeout)
-	}
-	if what != locked && what != slow {
+	lockTimeout, statementTimeout := min(left, batchLockTimeout), left
+	switch what {
+	case locked:
+		lockTimeout = min(left, p.lockPatience())
+	case slow:
+	default:
 		statementTimeout = min(left, batchStatementTimeout)
 	}
 	deleted, _, _, err := deleteEach(ctx, conn, []turn{d}, lockTimeout, statementTimeout)
@@ -279,6 +294,13 @@ func deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purpose, unsure 
 		return explain(ctx, conn, d, why, unsure)
 	}
 	return sendOn(v, err)
+}
+
+// lockPatience is how long a deletion waits for a lock before it lets the next one
+// try its own: so long that each has its turn about once in lockRound.
+func (p *Plants) lockPatience() time.Duration {
+	fair := lockRound * time.Duration(p.db.shares.size[locked]) / time.Duration(max(1, p.locked.Load()))
+	return max(fair, leastLockTimeout)
 }
 
 // lookAlone explains why a deletion was refused (why) or found no row (nil).

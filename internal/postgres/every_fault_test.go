@@ -28,18 +28,18 @@ import (
 // and may be deleted, and only then everything arrives that was held back. All that
 // is compared with the database.
 //
-// All of it takes minutes. Without PLANTSTORE_TEST_EVERY_FAULT=1, connections break between two messages of the protocol only, and every 13th of those
-// cases is tried.
+// All of it takes minutes. Without PLANTSTORE_TEST_EVERY_FAULT=1, connections break
+// between two messages of the protocol only, and every 13th of those cases is tried.
 func TestEveryFault(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	storeOn(t, database, "").exec(t, `CREATE TABLE items (plant bigint REFERENCES plants); CREATE INDEX ON items (plant)`)
-	var next, missed atomic.Int64
+	var next atomic.Int64
 	onStage := func(t *testing.T, prepared map[string]bool, perform func(*testing.T, *stage)) {
 		simulated(t, func(t *testing.T) {
 			s, l := newLink(t, database, places, prepared)
 			defer time.Sleep(time.Minute) // until the driver has closed what it gave up
-			perform(t, &stage{store: s, link: l, next: &next, missed: &missed})
+			perform(t, &stage{store: s, link: l, next: &next})
 		})
 	}
 
@@ -97,9 +97,6 @@ func TestEveryFault(t *testing.T) {
 	stages.Wait()
 	for _, lie := range slices.Sorted(maps.Keys(lies)) {
 		t.Errorf("%s; after %s bytes", lie, ranges(lies[lie]))
-	}
-	if n := int(missed.Load()); n*20 > len(cases) {
-		t.Errorf("%d of %d breaches did not come about: this test tests too little", n, len(cases))
 	}
 	t.Logf("%d cases", len(cases))
 }
@@ -223,8 +220,6 @@ type stage struct {
 	store
 	link *link
 	next *atomic.Int64 // how many plays were given, on all stages
-	// missed counts the breaches that did not come about.
-	missed *atomic.Int64
 }
 
 // places is the size of a stage's pool.
@@ -242,13 +237,8 @@ func (s *stage) give(t *testing.T, p play, b *breach) (traffic, []string) {
 		switch {
 		case missed == 0:
 			return passed, lies
-		case b != nil && passed.bytes[b.direction] <= b.after && b.after < passed.bytes[b.direction]+8:
-			// Batches are quick by now, and their time limits have fewer digits than
-			// when the bytes were counted: there was no such byte.
-			return passed, lies
 		case tries == 5:
-			s.missed.Add(1)
-			return passed, lies
+			return passed, append(lies, "it did not come about")
 		}
 		// A statement took too long, and the deletion another way.
 	}
@@ -258,8 +248,9 @@ func (s *stage) giveOnce(t *testing.T, p play, b *breach) (passed traffic, misse
 	t.Helper()
 	var ids []int64
 	var args []any
-	for range p.want {
-		id := 1_000_000 + s.next.Add(1) // all of one length
+	first := 1_000_001 + s.next.Add(int64(len(p.want))) - int64(len(p.want)) // in a row, and all of one length
+	for i := range p.want {
+		id := first + int64(i)
 		ids, args = append(ids, id), append(args, id)
 	}
 	world := func(sql string) error {
@@ -404,6 +395,11 @@ func (s *stage) delete(t *testing.T, ids []int64, requestID string, keySent bool
 		askers.Go(func() { told[i] = outcome(s.plants.Delete(ctx, d)) })
 	}
 	synctest.Wait()
+	// Batches get quick with time, and their time limits lose a digit: the bytes would
+	// not be those that were counted. So each request meets a service that is new.
+	s.plants.group.mu.Lock()
+	s.plants.group.lanes = lanes{most: s.plants.group.lanes.most}
+	s.plants.group.mu.Unlock()
 	s.link.arm(breaches)
 	for _, release := range release {
 		release()

@@ -249,6 +249,75 @@ func TestBesideManyRequestsForALockedRow(t *testing.T) {
 	}
 }
 
+// lockAll has a transaction of the store's own lock plants, until the function that it
+// returns is called or the test ends.
+func (s store) lockAll(t *testing.T, first, last int64) (unlock func()) {
+	t.Helper()
+	tx, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock = sync.OnceFunc(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
+	t.Cleanup(unlock)
+	if _, err := tx.Exec(t.Context(), `SELECT FROM public.plants WHERE id BETWEEN $1 AND $2 FOR UPDATE`, first, last); err != nil {
+		t.Fatal(err)
+	}
+	return unlock
+}
+
+func TestBesideRequestsForManyLockedRows(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	const many = 800
+	s.sample(t, many)
+	s.lockAll(t, 1, many)
+	s.besides(t, func(t *testing.T) func() {
+		s.plants.hard.cache.Purge() // in each round the plants are tried in batches first
+		ctx, cancel := context.WithCancel(t.Context())
+		stop := crowd(many, func(i int) {
+			ctx, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			if _, err := s.plants.Delete(ctx, request(int64(i+1), i)); err == nil {
+				t.Error("a locked plant was deleted")
+			}
+		})
+		return func() { cancel(); stop() }
+	})
+}
+
+// Whose lock is gone does not wait for those whose locks stay, however many.
+func TestALockThatEndsAmongManyThatStay(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	const many = 800
+	s.sample(t, many+1)
+	s.lockAll(t, 1, many)
+	unlock := s.lockAll(t, many+1, many+1)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*patience)
+	stop := crowd(many, func(i int) { _, _ = s.plants.Delete(ctx, request(int64(i+1), i)) })
+	defer stop()
+	defer cancel()
+	for id := int64(1); id <= many; {
+		if s.plants.hard.recall(plant.ID(id)) == together {
+			time.Sleep(time.Millisecond) // until it is found to be locked
+			continue
+		}
+		id++
+	}
+	deleted := make(chan error, 1)
+	go func() {
+		_, err := s.plants.Delete(in(t, patience), deletion(many+1, "k"))
+		deleted <- err
+	}()
+	for s.plants.hard.recall(many+1) == together {
+		time.Sleep(time.Millisecond)
+	}
+	unlock()
+	if err := <-deleted; err != nil {
+		t.Errorf("Delete of a plant that was locked for a moment: %v, want none", err)
+	}
+}
+
 func TestBesideDeletionsThatAreSlowByNature(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)

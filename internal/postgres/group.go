@@ -30,7 +30,8 @@ import (
 //     without that member. If it is refused once more, its members run one by one.
 //   - A member whose row is locked, or whose delete is slow, may hold the others
 //     up for batchLockTimeout or statementTimeout only, and no second time: it is
-//     sent back to its request, which waits on a connection of another share.
+//     sent back to its request, which waits on a connection of another share. The
+//     first to be locked takes along whoever else is seen to be.
 //   - A deletion that was refused before under the same key has another turn than
 //     the first: it meets the refusal, like an entry, and goes on alone.
 //   - A batch whose connection is lost leaves the fate of every member unknown.
@@ -192,6 +193,12 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 	limit := g.statementTimeout()
 	if len(batch) > 1 {
 		_, v, settled := g.attempt(conn, batch, deleteTogether, limit)
+		if v.what == locked {
+			if free := g.sendLockedOn(conn, batch, v); len(free) < len(batch) {
+				batch = free
+				_, v, settled = g.attempt(conn, batch, deleteTogether, limit)
+			}
+		}
 		if settled {
 			return
 		}
@@ -229,6 +236,29 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 	}
 }
 
+// sendLockedOn tells those members of a batch whose rows are seen to be locked the
+// verdict v, that they are, and returns the others.
+func (g *group) sendLockedOn(conn *pgx.Conn, batch []*member, v verdict) (free []*member) {
+	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
+	defer cancel()
+	asked := make([]int64, len(batch))
+	for i, m := range batch {
+		asked[i] = int64(m.deletion.Plant)
+	}
+	found, err := lockedRows(ctx, conn, asked)
+	if err != nil {
+		return batch // nothing was learnt, and nothing done
+	}
+	for _, m := range batch {
+		if slices.Contains(found, int64(m.deletion.Plant)) {
+			m.verdict <- v
+		} else {
+			free = append(free, m)
+		}
+	}
+	return free
+}
+
 // A deleteFunc is deleteTogether or deleteEach.
 type deleteFunc func(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error)
 
@@ -237,6 +267,9 @@ type deleteFunc func(ctx context.Context, conn *pgx.Conn, deletions []turn, lock
 // told, v is what a member that was alone in it has to be told, and blamed is whose
 // DELETE it was, or nil if that is not known.
 func (g *group) attempt(conn *pgx.Conn, batch []*member, del deleteFunc, statementTimeout time.Duration) (blamed *member, v verdict, settled bool) {
+	if len(batch) == 0 {
+		return nil, verdict{}, true
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 	defer cancel()
 	deletions := make([]turn, len(batch))

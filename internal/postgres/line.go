@@ -108,11 +108,7 @@ func (m memory) recall(id plant.ID) purpose {
 func (m memory) note(id plant.ID, v verdict) {
 	switch {
 	case v.next == alone, v.next == done && refused(v.err):
-		what := retried // a lock may be gone the next time
-		if v.what == slow {
-			what = slow
-		}
-		m.cache.Add(id, difficulty{what, time.Now().Add(rememberFor)})
+		m.cache.Add(id, difficulty{max(retried, v.what), time.Now().Add(rememberFor)})
 	case v.next == done && v.err == nil:
 		m.cache.Remove(id)
 	}

@@ -334,6 +334,7 @@ func TestTheServiceRoleHasNoOtherRights(t *testing.T) {
 	want := []string{
 		"DELETE ON plants",
 		"SELECT (id) ON plants",
+		"SELECT (xmax) ON plants",
 		"SELECT ON plant_deletions",
 		"SELECT (id) ON api_tokens",
 		"SELECT (last_used_at) ON api_tokens",

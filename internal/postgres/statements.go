@@ -307,6 +307,19 @@ type history struct {
 	deletedAt *time.Time // of the ledger's row: the own one, else the latest; nil without any
 }
 
+// lockedRows returns which of some plants are locked by a transaction that is under
+// way. A lock of a row stands in its xmax, which is also that of transactions that
+// ended; of one that is under way the server holds the id locked. It takes no lock
+// and waits for none, and may miss some: rows that several have locked, and those of
+// other tables, which a cascade deletes.
+func lockedRows(ctx context.Context, conn *pgx.Conn, ids []int64) ([]int64, error) {
+	var found []int64
+	err := queryRow(ctx, conn, []any{&found}, `
+		SELECT ARRAY(SELECT p.id FROM public.plants p WHERE p.id = ANY ($1::bigint[])
+			AND p.xmax IN (SELECT l.transactionid FROM pg_locks l WHERE l.locktype = 'transactionid' AND l.granted))`, ids)
+	return found, err
+}
+
 // readHistory reads what became of a plant. It takes no lock.
 func readHistory(ctx context.Context, conn *pgx.Conn, d plant.Deletion) (history, error) {
 	var h history

@@ -20,6 +20,7 @@ type Plants struct {
 	db       *DB
 	group    *group
 	budgeted *group // of those whose principals have a budget: others don't wait for them
+	refusals *group
 	used     usedUp
 	lines    lines
 	hard     memory
@@ -31,10 +32,11 @@ type Plants struct {
 
 // Plants returns the repository of plants. It tries up to inFlight deletions at a time.
 func (db *DB) Plants(inFlight int) *Plants {
-	return &Plants{
-		db: db, group: newGroup(db, together), budgeted: newGroup(db, budgeted), used: newUsedUp(),
-		hard: newMemory(), inFlight: semaphore.NewWeighted(int64(inFlight)),
-	}
+	p := &Plants{db: db, used: newUsedUp(), hard: newMemory(), inFlight: semaphore.NewWeighted(int64(inFlight))}
+	p.group = newGroup(db, together, (*group).deleteBatch)
+	p.budgeted = newGroup(db, budgeted, (*group).deleteBatch)
+	p.refusals = newGroup(db, retried, (*group).refuseBatch)
+	return p
 }
 
 // admitTimeout is how long a deletion waits for one of those in flight to end before
@@ -140,7 +142,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 			v = p.deleteAlone(ctx, turn{d, number}, tries, unsure, what)
 			p.used.note(d, v.err)
 		default:
-			v = g.delete(ctx, d)
+			v = g.join(ctx, d)
 			if over = p.used.note(d, v.err); over == nil && v.next == look {
 				v = p.lookAlone(ctx, d, v.err)
 			}
@@ -320,16 +322,21 @@ func (p *Plants) sayNo(ctx context.Context, d plant.Deletion, no error, unsure b
 	if !unsure && !d.KeySent {
 		return verdict{err: no}
 	}
-	what := retried
-	if unsure {
-		what = lost
+	what := lost
+	if !unsure {
+		if v := p.refusals.join(ctx, d); v.next == done && v.err == nil {
+			return verdict{err: no}
+		}
+		// It may be recorded all the same. Then it is once more, in the next turn.
+		what = retried
 	}
 	return p.on(ctx, what, 1, func(ctx context.Context, conn *pgx.Conn) verdict {
-		refused, err := refuse(ctx, conn, d, max(remaining(ctx)-margin, 0))
+		left := max(remaining(ctx)-margin, 0)
+		refused, err := refuse(ctx, conn, []plant.Deletion{d}, left, left)
 		switch {
 		case err != nil:
 			return onlyRead(err)
-		case refused:
+		case refused[0]:
 			return verdict{err: no}
 		}
 		h, err := readHistory(ctx, conn, d)

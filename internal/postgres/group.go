@@ -15,7 +15,7 @@ import (
 	"plantstore/internal/plant"
 )
 
-// A group commits deletions together. What a deletion costs most is its own round
+// A group commits deletions together, or refusals. What a deletion costs most is its own round
 // trip and its own commit, so whatever deletions arrive while the last batch is
 // under way make up the next one: one pipelined implicit transaction, one commit.
 // A deletion that arrives when nothing is under way goes at once; nobody ever waits
@@ -41,8 +41,11 @@ import (
 // each other in a circle. Should a plan take another order, batchLockTimeout ends
 // the circle long before PostgreSQL looks for one.
 type group struct {
-	db   *DB
-	what purpose // whose connections it has
+	db *DB
+	// what is the share that batches take connections of, and perform brings every
+	// member of one to its verdict.
+	what    purpose
+	perform func(g *group, conn *pgx.Conn, batch []*member)
 
 	mu      sync.Mutex
 	waiting []*member
@@ -51,8 +54,8 @@ type group struct {
 	run func() // runBatch, or what a test has in its place
 }
 
-func newGroup(db *DB, what purpose) *group {
-	g := &group{db: db, what: what, lanes: lanes{most: db.shares.size[what]}}
+func newGroup(db *DB, what purpose, perform func(*group, *pgx.Conn, []*member)) *group {
+	g := &group{db: db, what: what, perform: perform, lanes: lanes{most: db.shares.size[what]}}
 	g.run = g.runBatch
 	return g
 }
@@ -83,9 +86,9 @@ type member struct {
 	taken atomic.Bool
 }
 
-// delete deletes together with others. It returns when the batch is committed or
+// join runs a deletion together with others. It returns when the batch is committed or
 // has failed, or when ctx ends: then nothing is known of a batch under way.
-func (g *group) delete(ctx context.Context, d plant.Deletion) verdict {
+func (g *group) join(ctx context.Context, d plant.Deletion) verdict {
 	m := &member{deletion: d, verdict: make(chan verdict, 1)}
 	g.mu.Lock()
 	g.waiting = append(g.waiting, m)
@@ -143,16 +146,15 @@ func (g *group) passSlow() {
 // runBatch runs one batch. Its members are taken when there is a connection for
 // them, so that a request that gives up before knows that nothing was tried.
 func (g *group) runBatch() {
-	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
-	defer cancel()
-	conn, err := g.db.borrow(ctx, g.what, commitTimeout)
+	// However long others of the share take: each member has a deadline of its own.
+	conn, err := g.db.borrow(context.Background(), g.what, commitTimeout)
 	if err != nil {
 		tell(g.take(math.MaxInt), judge(err, false))
 		return
 	}
 	defer conn.Release()
 	if batch := g.take(maxBatch); len(batch) > 0 {
-		g.deleteBatch(conn.Conn.Conn(), batch)
+		g.perform(g, conn.Conn.Conn(), batch)
 	}
 }
 
@@ -303,6 +305,31 @@ func (g *group) attempt(conn *pgx.Conn, batch []*member, del deleteFunc, stateme
 		blamed = batch[at]
 	}
 	return blamed, v, false
+}
+
+// refuseBatch records refusals in one transaction. Where one of them would have to wait
+// for an attempt under way, it tries each half, until that one is alone. Whoever is
+// refused has the verdict done, the others go on alone.
+func (g *group) refuseBatch(conn *pgx.Conn, batch []*member) {
+	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
+	defer cancel()
+	deletions := make([]plant.Deletion, len(batch))
+	for i, m := range batch {
+		deletions[i] = m.deletion
+	}
+	refused, err := refuse(ctx, conn, deletions, batchLockTimeout, batchStatementTimeout)
+	if half := len(batch) / 2; half > 0 && err != nil && errors.Is(judge(err, true).err, plant.ErrBusy) {
+		g.refuseBatch(conn, batch[:half])
+		g.refuseBatch(conn, batch[half:])
+		return
+	}
+	for i, m := range batch {
+		v := verdict{next: alone}
+		if err == nil && refused[i] {
+			v.next = done
+		}
+		m.verdict <- v
+	}
 }
 
 func tell(batch []*member, v verdict) {

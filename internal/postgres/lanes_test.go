@@ -80,7 +80,7 @@ func rates(g *group, clients int, moments ...time.Duration) (rates []float64) {
 	for range clients {
 		wg.Go(func() {
 			for i := 0; i < len(moments); {
-				g.delete(context.Background(), plant.Deletion{})
+				g.join(context.Background(), plant.Deletion{})
 				time.Sleep(client)
 				for i < len(moments) && time.Since(start) >= moments[i] {
 					i++

@@ -85,7 +85,7 @@ func TestTheEndOfARequestWhoseBatchIsUnderWay(t *testing.T) {
 		cancel()
 		told <- <-ended
 	})
-	go func() { ended <- s.plants.group.delete(ctx, deletion(1, "k")) }()
+	go func() { ended <- s.plants.group.join(ctx, deletion(1, "k")) }()
 	if v := <-told; v.next != ask {
 		t.Errorf("verdict %+v, want that the fate is unknown", v)
 	}
@@ -140,7 +140,7 @@ func TestARequestThatWasGivenUpIsNotDeleted(t *testing.T) {
 	taken := s.take(t, together)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan verdict, 1)
-	go func() { ended <- s.plants.group.delete(ctx, deletion(1, "k")) }()
+	go func() { ended <- s.plants.group.join(ctx, deletion(1, "k")) }()
 	for waiting := 0; waiting == 0; time.Sleep(time.Millisecond) {
 		s.plants.group.mu.Lock()
 		waiting = len(s.plants.group.waiting)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -328,7 +329,7 @@ func TestRefusalsAreDurable(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if refused, err := refuse(ctx, conn.Conn(), keyed(1, "k"), patience); !refused || err != nil {
+	if refused, err := refuse(ctx, conn.Conn(), []plant.Deletion{keyed(1, "k")}, patience, patience); err != nil || !refused[0] {
 		t.Fatalf("refuse = %v, %v; want true, none", refused, err)
 	}
 	if diff := cmp.Diff([]string{"on"}, stringsOf(t, s.owner, `SELECT mode FROM commits`)); diff != "" {
@@ -355,7 +356,7 @@ func TestARequestDoesNotPassANewerRefusal(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if refused, err := refuse(in(t, patience), conn.Conn(), keyed(1, "k"), patience); !refused || err != nil {
+	if refused, err := refuse(in(t, patience), conn.Conn(), []plant.Deletion{keyed(1, "k")}, patience, patience); err != nil || !refused[0] {
 		t.Fatalf("refuse = %v, %v; want true, none", refused, err)
 	}
 	unlock()
@@ -369,10 +370,93 @@ func TestARequestDoesNotPassANewerRefusal(t *testing.T) {
 	s.plant(t, 2)
 	early := keyed(2, "k")
 	early.Came = time.Now()
-	if refused, err := refuse(in(t, patience), conn.Conn(), early, patience); !refused || err != nil {
+	if refused, err := refuse(in(t, patience), conn.Conn(), []plant.Deletion{early}, patience, patience); err != nil || !refused[0] {
 		t.Fatalf("refuse = %v, %v; want true, none", refused, err)
 	}
 	if _, err := s.plants.Delete(in(t, patience), early); !errors.Is(err, plant.ErrBusy) || !s.has(t, 2) {
 		t.Errorf("Delete of a request that came before its refusal: %v, the plant is there: %v; want ErrBusy, and the plant", err, s.has(t, 2))
+	}
+}
+
+// Refusals that come at once are committed together, as deletions are.
+func TestRefusalsAreCommittedTogether(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.exec(t, `CREATE TABLE items (plant bigint REFERENCES plants); INSERT INTO plants (id, name) VALUES (1, 'Boston fern'); INSERT INTO items VALUES (1)`)
+	const many = 400
+	var all sync.WaitGroup
+	for id := range int64(many) {
+		all.Go(func() {
+			_, err := s.plants.Delete(in(t, patience), keyed(id+1, "k"))
+			if _, referred := errors.AsType[*plant.ReferencedError](err); referred != (id == 0) || !referred && !errors.Is(err, plant.ErrNotFound) {
+				t.Errorf("Delete(%d): %v, want ErrNotFound, or for the first a ReferencedError", id+1, err)
+			}
+		})
+	}
+	all.Wait()
+	if got := len(s.refusals(t)); got != many {
+		t.Errorf("%d refusals are recorded, want %d", got, many)
+	}
+	if got := s.transactions(t); got > many/2 {
+		t.Errorf("%d refusals that came at once took %d transactions, want a fraction", many, got)
+	}
+}
+
+// A refusal waits for an attempt under way, and the others that came with it do not.
+func TestARefusalThatWaitsDelaysNoOther(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]struct {
+		commit bool
+		want   error
+	}{"and is refused": {false, plant.ErrNotFound}, "and was deleted": {true, nil}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t)
+			tx, err := s.owner.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tx.Rollback(context.WithoutCancel(t.Context()))
+			if _, err := tx.Exec(t.Context(), `INSERT INTO plant_shapes (attributes, names, types, generated) VALUES ('{}', '{}', '{}', '{}');
+				INSERT INTO plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key)
+				SELECT 30, max(id), '()', 'tester', 'another', 'request', 'k' FROM plant_shapes`); err != nil {
+				t.Fatal(err)
+			}
+			waiting := make(chan error, 1)
+			go func() {
+				_, err := s.plants.Delete(in(t, patience), keyed(30, "k"))
+				waiting <- err
+			}()
+			for round := range int64(3) {
+				var all sync.WaitGroup
+				for id := range int64(60) {
+					if id != 30 {
+						all.Go(func() {
+							if _, err := s.plants.Delete(in(t, patience), keyed(id, fmt.Sprint("k", round))); !errors.Is(err, plant.ErrNotFound) {
+								t.Errorf("Delete(%d) beside one that waits: %v, want ErrNotFound", id, err)
+							}
+						})
+					}
+				}
+				all.Wait()
+			}
+			select {
+			case err := <-waiting:
+				t.Errorf("the refusal did not wait: %v", err)
+				waiting <- err
+			default:
+			}
+			if end.commit {
+				err = tx.Commit(t.Context())
+			} else {
+				err = tx.Rollback(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := <-waiting; !errors.Is(err, end.want) {
+				t.Errorf("Delete whose refusal waited: %v, want %v", err, end.want)
+			}
+		})
 	}
 }

@@ -371,15 +371,23 @@ func refersToPlants(ctx context.Context, conn *pgx.Conn, e *pgconn.PgError) (boo
 	return refers, err
 }
 
-// refuse records that a deletion is refused, so that no attempt of it under way can
-// delete the plant any more, and reports true when that is durable. It reports false
-// when the plant was deleted under the same key after all. It waits for an attempt
-// that is about to be committed.
-func refuse(ctx context.Context, conn *pgx.Conn, d plant.Deletion, timeout time.Duration) (refused bool, err error) {
+// refuse records in one transaction that deletions are refused, so that no attempt of
+// them under way can delete the plants any more. It reports true for each for which
+// that is durable, and false where the plant was deleted under the same key after all.
+// For an attempt that is about to be committed it waits up to lockTimeout. (unnest of
+// several arrays is grammar: no search path finds another.)
+func refuse(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (refused []bool, err error) {
+	var ids []int64
+	var principals, requestIDs, keys []string
+	for _, d := range deletions {
+		ids, principals = append(ids, int64(d.Plant)), append(principals, d.Principal)
+		requestIDs, keys = append(requestIDs, d.RequestID), append(keys, d.Key)
+	}
 	var pipeline pgx.Batch
-	pipeline.Queue(bounds+`, `+commitDurably, milliseconds(timeout), milliseconds(timeout))
-	pipeline.Queue(`SELECT public.plantstore_refuse($1::bigint, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text)`,
-		int64(d.Plant), d.Principal, d.RequestID, d.Key)
+	pipeline.Queue(bounds+`, `+commitDurably, milliseconds(lockTimeout), milliseconds(statementTimeout))
+	pipeline.Queue(`SELECT ARRAY(SELECT public.plantstore_refuse(r.plant, r.principal, r.request_id, r.key) FROM unnest(
+			$1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[], $4::pg_catalog.text[]) r (plant, principal, request_id, key))`,
+		ids, principals, requestIDs, keys)
 	results := conn.SendBatch(ctx, &pipeline)
 	if _, err = results.Exec(); err == nil {
 		err = results.QueryRow().Scan(&refused)

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -78,6 +79,37 @@ func TestADatabaseThatStoppedWhileNobodyAsked(t *testing.T) {
 	}
 	if !s.has(t, 2) {
 		t.Error("the plant is gone")
+	}
+}
+
+// Who gives up while it connects says nothing of the database.
+func TestACancelledConnectIsNoTrouble(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	for _, test := range []struct {
+		name string
+		end  func(context.Context, context.CancelFunc) error // of a dial
+		want error
+	}{
+		{"given up", func(ctx context.Context, cancel context.CancelFunc) error { cancel(); <-ctx.Done(); return ctx.Err() }, plant.ErrBusy},
+		{"refused", func(context.Context, context.CancelFunc) error { return syscall.ECONNREFUSED }, plant.ErrUnavailable},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		config := s.pool.Config()
+		config.ConnConfig.DialFunc = func(dial context.Context, _, _ string) (net.Conn, error) { return nil, test.end(dial, cancel) }
+		p, err := pgxpool.NewWithConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.DB.pool.Close()
+		s.DB.pool = p
+		if _, err := s.borrow(ctx, watched, patience); err == nil {
+			t.Fatalf("%s: connected", test.name)
+		}
+		if err := s.shares.inVain(context.DeadlineExceeded); !errors.Is(err, test.want) {
+			t.Errorf("%s: who waits for others is told %v, want %v", test.name, err, test.want)
+		}
 	}
 }
 

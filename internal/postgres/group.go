@@ -15,11 +15,11 @@ import (
 	"plantstore/internal/plant"
 )
 
-// A group commits deletions together, or refusals. What a deletion costs most is its own round
+// A group commits deletions together. What a deletion costs most is its own round
 // trip and its own commit, so whatever deletions arrive while the last batch is
 // under way make up the next one: one pipelined implicit transaction, one commit.
 // A deletion that arrives when nothing is under way goes at once; nobody ever waits
-// for company. As a rule one batch is under way at a time, which makes the largest
+// for company. (Refusals have a group of their own.) As a rule one batch is under way at a time, which makes the largest
 // batches; while one is slow, others pass it on a lane of their own.
 //
 // The members of a batch share a transaction but not a fate:
@@ -80,6 +80,7 @@ const (
 // A member is a deletion in a group.
 type member struct {
 	deletion plant.Deletion
+	until    time.Time    // the request's deadline, if it has one
 	verdict  chan verdict // takes one without blocking
 	// taken is set once, by the lane that takes the member or by the request
 	// that gives it up, whichever is first.
@@ -90,6 +91,7 @@ type member struct {
 // has failed, or when ctx ends: then nothing is known of a batch under way.
 func (g *group) join(ctx context.Context, d plant.Deletion) verdict {
 	m := &member{deletion: d, verdict: make(chan verdict, 1)}
+	m.until, _ = ctx.Deadline()
 	g.mu.Lock()
 	g.waiting = append(g.waiting, m)
 	opened := g.openLane()
@@ -193,6 +195,16 @@ func (g *group) take(most int) []*member {
 // deleteBatch brings every member of a batch to its verdict.
 func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 	limit := g.statementTimeout()
+	batch = slices.DeleteFunc(batch, func(m *member) bool {
+		late := !m.until.IsZero() && time.Until(m.until) < margin
+		if late { // its end would not be waited for, and it would be told that its fate is unknown
+			m.verdict <- verdict{err: wrap(plant.ErrBusy, context.DeadlineExceeded)}
+		}
+		return late
+	})
+	if len(batch) == 0 {
+		return
+	}
 	if len(batch) > 1 {
 		_, v, settled := g.attempt(conn, batch, deleteTogether, limit)
 		if v.what == locked {

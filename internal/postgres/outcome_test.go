@@ -130,6 +130,30 @@ func TestAFunctionThatSaysReadOnly(t *testing.T) {
 	})
 }
 
+// A request whose time is nearly over when there is a connection for it is not tried:
+// it would not hear the answer.
+func TestARequestWhoseTimeIsNearlyOverIsNotTried(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		s.plant(t, 1)
+		taken := s.take(t, together)
+		ended := make(chan error, 1)
+		go func() {
+			_, err := s.plants.Delete(in(t, time.Second), deletion(1, "k"))
+			ended <- err
+		}()
+		time.Sleep(time.Second - margin/2)
+		for _, conn := range taken {
+			conn.Release()
+		}
+		if err := <-ended; !errors.Is(err, plant.ErrBusy) || errors.Is(err, plant.ErrUnknown) || !s.has(t, 1) {
+			t.Errorf("Delete: %v, the plant is there: %v; want ErrBusy, and the plant", err, s.has(t, 1))
+		}
+	})
+}
+
 // A request that is given up while it waits for a connection is told that nothing
 // was done; then nothing may be done later.
 func TestARequestThatWasGivenUpIsNotDeleted(t *testing.T) {

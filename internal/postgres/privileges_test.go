@@ -311,7 +311,7 @@ func TestTheServiceRoleHasNoOtherRights(t *testing.T) {
 			AND has_table_privilege('plantstore_app', c.oid, privilege)
 		UNION ALL
 		SELECT format('%s (%s) ON %s', privilege, a.attname, c.oid::regclass)
-		FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'REFERENCES']) privilege
+		FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'REFERENCES']) privilege
 		WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
 			AND has_column_privilege('plantstore_app', c.oid, a.attnum, privilege) AND NOT has_table_privilege('plantstore_app', c.oid, privilege)
 		UNION ALL

@@ -240,7 +240,11 @@ func TestATriggerThatTurnsDurabilityOff(t *testing.T) {
 	s.exec(t, `CREATE TABLE public.seen (setting text);
 		CREATE FUNCTION public.hurry() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN SET LOCAL synchronous_commit = off; RETURN OLD; END$$;
 		CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
-			$$BEGIN INSERT INTO public.seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$;
+			$$BEGIN
+				INSERT INTO public.seen VALUES (current_setting('synchronous_commit'));
+				SET CONSTRAINTS public.see DEFERRED; -- again, where a batch made all immediate
+				RETURN NULL;
+			END$$;
 		CREATE TRIGGER hurry BEFORE DELETE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.hurry();
 		CREATE CONSTRAINT TRIGGER see AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.see()`)
 	errs := s.deleteAtOnce(t, ids(2, 60))

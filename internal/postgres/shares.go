@@ -113,11 +113,13 @@ func (db *DB) borrow(ctx context.Context, what purpose, limit time.Duration) (*b
 	if err := part.Acquire(ctx, 1); err != nil {
 		return nil, db.shares.inVain(err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	conn, err := db.pool.Acquire(ctx)
+	conn, err := db.pool.Acquire(limited)
 	if err != nil {
-		db.shares.trouble.Store(&err)
+		if ctx.Err() == nil { // otherwise it is the caller's time that was over
+			db.shares.trouble.Store(&err)
+		}
 		part.Release(1)
 		return nil, err
 	}

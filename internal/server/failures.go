@@ -3,7 +3,9 @@ package server
 import (
 	"context"
 	"net"
+	"net/http"
 	"net/netip"
+	"strings"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
@@ -98,5 +100,24 @@ func addressOf(proxies []netip.Prefix) echo.IPExtractor {
 	for _, p := range proxies {
 		trusted = append(trusted, echo.TrustIPRange(&net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}))
 	}
-	return echo.ExtractIPFromXFFHeader(trusted...)
+	extract := echo.ExtractIPFromXFFHeader(trusted...)
+	return func(r *http.Request) string {
+		return extract(&http.Request{RemoteAddr: r.RemoteAddr, Header: http.Header{
+			echo.HeaderXForwardedFor: withoutPorts(r.Header[echo.HeaderXForwardedFor])}})
+	}
+}
+
+// withoutPorts returns the entries of X-Forwarded-For as plain addresses. Some proxies
+// write the client's port, too, as in 192.0.2.1:4711 and [2001:db8::1]:4711.
+func withoutPorts(lines []string) (entries []string) {
+	for _, line := range lines {
+		for entry := range strings.SplitSeq(line, ",") {
+			entry = strings.TrimSpace(entry)
+			if a, err := netip.ParseAddrPort(entry); err == nil {
+				entry = a.Addr().String()
+			}
+			entries = append(entries, entry)
+		}
+	}
+	return entries
 }

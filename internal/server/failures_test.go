@@ -1,11 +1,14 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -113,6 +116,27 @@ func TestWhoWaitsIsLetInTogether(t *testing.T) {
 	})
 }
 
+// Whoever looks into a flood learns where it comes from.
+func TestWhoFailsTooOftenIsLogged(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		c := testConfig()
+		c.Log = slog.New(slog.NewTextHandler(&log, nil))
+		c.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+		s := New(c)
+		exhaust(t, s, "10.0.0.1:1111", "198.51.100.1")
+		if got := attempt(t, s, "10.0.0.1:1111", "198.51.100.1", "made-up"); got != 42900 {
+			t.Fatalf("one failure more: answer %d, want 42900", got)
+		}
+		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+		const want = "client=198.51.100.1"
+		if n, last := strings.Count(log.String(), want), lines[len(lines)-1]; n != 1 || !strings.Contains(last, want) {
+			t.Errorf("%d lines have %s, and the last is %s; want the last only", n, want, last)
+		}
+	})
+}
+
 func TestAddressesOfClients(t *testing.T) {
 	t.Parallel()
 	proxies := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8:ffff::1/128")}
@@ -136,6 +160,9 @@ func TestAddressesOfClients(t *testing.T) {
 		{"a header from a neighbour who is no proxy", proxies, "169.254.0.1:1", "198.51.100.1", "169.254.0.1:1", "198.51.100.2", true},
 		{"clients of a proxy", proxies, proxy, "198.51.100.1", proxy, "198.51.100.2", false},
 		{"one client of two proxies", proxies, proxy, "198.51.100.1", "[2001:db8:ffff::1]:1", "198.51.100.1", true},
+		{"clients of a proxy that writes their ports", proxies, proxy, "198.51.100.1:4711", proxy, "198.51.100.2:4711", false},
+		{"clients of IPv6 of a proxy that writes their ports", proxies, proxy, "[2001:db8::1]:4711", proxy, "[2001:db8:0:1::1]:4711", false},
+		{"a client from two ports, through two proxies", proxies, proxy, "198.51.100.1:4711, 10.0.0.2:80", proxy, "198.51.100.1:4712", true},
 		{"a client through two proxies", proxies, proxy, "198.51.100.1, 10.0.0.2", proxy, "198.51.100.1", true},
 		{"a client that makes addresses up", proxies, proxy, "203.0.113.1, 198.51.100.1", proxy, "203.0.113.2, 198.51.100.1", true},
 		{"a client that makes proxies up", proxies, proxy, "203.0.113.1, 10.0.0.9, 198.51.100.1", proxy, "203.0.113.2, 10.0.0.9, 198.51.100.1", true},

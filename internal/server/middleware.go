@@ -77,6 +77,9 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		if x.plant != "" {
 			attrs = append(attrs, slog.String("plant_id", x.plant))
 		}
+		if errors.Is(err, errTooManyFailures) {
+			attrs = append(attrs, slog.String("client", c.RealIP()))
+		}
 		if status >= 500 {
 			level = slog.LevelError
 		}

@@ -85,11 +85,14 @@ func (l *lanes) note(trip, work time.Duration) {
 		l.work = work
 	}
 	l.work += (min(work, 2*l.work) - l.work) / 8
+	switch {
+	case l.road == 0, road < l.road, l.alone && l.crowded >= mostCrowded:
+		l.road = road
+	case l.alone:
+		l.road += (road - l.road) / 16
+	}
 	l.crowded++
 	if l.alone {
 		l.crowded = 0
-	}
-	if l.alone || road < l.road {
-		l.road = road
 	}
 }

@@ -8,8 +8,13 @@ import (
 	"time"
 )
 
-// speechless is how long a new connection may say nothing before it counts as idle.
-const speechless = time.Second
+const (
+	// speechless is how long a new connection may say nothing before it counts as idle.
+	speechless = time.Second
+	// flushing is how long a connection of HTTP/2 counts as busy after its last answer.
+	// net/http calls it idle before it has sent the end of that.
+	flushing = speechless / 10
+)
 
 // connections is a listener that bounds how many of its connections are open. At
 // the limit, a new one takes the place of the one that has been idle for longest;
@@ -21,8 +26,8 @@ type connections struct {
 
 	mu   sync.Mutex
 	open int
-	// quiet has those that no request is being answered on, since when, in the order
-	// of time.
+	// quiet has those that no request is being answered on, in the order in which they
+	// fell quiet.
 	quiet   *list.List
 	element map[net.Conn]*list.Element
 	// greeted has the connections of HTTP/2 that have been idle. The first time, nothing
@@ -33,8 +38,7 @@ type connections struct {
 
 type quietConn struct {
 	net.Conn
-	since time.Time
-	idle  bool // has been of use; else nothing came yet
+	spared time.Time // until when it does not make room
 }
 
 // limited bounds the connections of a server to limit.
@@ -58,7 +62,7 @@ func (c *connections) Accept() (net.Conn, error) {
 			conn.Close()
 			return nil, net.ErrClosed
 		case <-c.changed:
-		case <-time.After(speechless / 10):
+		case <-time.After(flushing):
 		}
 	}
 	return conn, nil
@@ -75,7 +79,7 @@ func (c *connections) admit() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for e := c.quiet.Front(); e != nil && c.open >= c.limit; e = e.Next() {
-		if q := e.Value.(quietConn); q.idle || time.Since(q.since) >= speechless {
+		if q := e.Value.(quietConn); !time.Now().Before(q.spared) {
 			// The server notices, and we are told. What its client may be sending now
 			// is lost, as with any idle connection that a server ends.
 			hangUp(q.Conn)
@@ -99,11 +103,17 @@ func (c *connections) note(conn net.Conn, state http.ConnState) {
 	}
 	switch state {
 	case http.StateNew, http.StateIdle:
-		idle := state == http.StateIdle
-		if idle && isHTTP2(conn) && !c.greeted[conn] {
-			c.greeted[conn], idle = true, false
+		spare := speechless
+		if state == http.StateIdle {
+			switch spare = 0; {
+			case !isHTTP2(conn):
+			case !c.greeted[conn]:
+				c.greeted[conn], spare = true, speechless
+			default:
+				spare = flushing
+			}
 		}
-		c.element[conn] = c.quiet.PushBack(quietConn{conn, time.Now(), idle})
+		c.element[conn] = c.quiet.PushBack(quietConn{conn, time.Now().Add(spare)})
 	case http.StateClosed, http.StateHijacked:
 		c.open--
 		delete(c.greeted, conn)

@@ -143,7 +143,7 @@ BEGIN
                 USING ERRCODE = 'PST01', HINT = 'Run plantstore doctor.';
         END IF;
     END IF;
-    IF budgets IS NOT NULL THEN
+    IF budgets IS NOT NULL AND recorded > 0 THEN
         -- In the order of their names, so that two batches do not wait for each other.
         IF batch IS NULL THEN
             overdrawn := public.plantstore_spend(principal, recorded, (budgets -> 0 ->> 'most')::bigint, (budgets -> 0 ->> 'period')::interval);

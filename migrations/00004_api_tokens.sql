@@ -58,6 +58,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET jit = off
+SET lock_timeout = '450ms' -- a commit may take longer than a batch waits for a plant
 AS $$
 DECLARE
     budget public.plantstore_budgets;
@@ -65,9 +66,12 @@ DECLARE
     missing bigint;
     part integer := 0;
 BEGIN
+    -- Less than half of deadlock_timeout: no transaction of the store's that comes to wait
+    -- for us is ended as a deadlock.
+    PERFORM set_config('lock_timeout', greatest(1, 450 * least(1, date_part('epoch', current_setting('deadlock_timeout')::interval)))::bigint::text, true);
     -- As a rule the last part is still open, and none is over.
     UPDATE public.plantstore_budgets b SET used = b.used + plants,
-        parts[cardinality(b.parts)] = b.parts[cardinality(b.parts)] + plants, ends[cardinality(b.ends)] = clock_timestamp()
+        parts[cardinality(b.parts)] = b.parts[cardinality(b.parts)] + plants, ends[cardinality(b.ends)] = greatest(b.ends[cardinality(b.ends)], clock_timestamp())
     WHERE b.principal = spender AND b.used + plants <= coalesce(b.most, default_most)
         AND clock_timestamp() < b.began + coalesce(b.period, default_period) / 60
         AND clock_timestamp() < b.ends[1] + coalesce(b.period, default_period) AND clock_timestamp() >= b.lifted_until;
@@ -99,6 +103,10 @@ BEGIN
 
     missing := budget.used + plants - budget.most;
     IF missing > 0 THEN
+        -- In a batch each asked for one, which is told when there is room for one.
+        IF current_setting('plantstore.batch', true) <> '' THEN
+            missing := greatest(budget.used + 1 - budget.most, 0);
+        END IF;
         -- More than the budget is never to be had: then the end of the last part.
         WHILE missing > 0 AND part < cardinality(budget.parts) LOOP
             part := part + 1;
@@ -110,7 +118,7 @@ BEGIN
     IF moment < budget.began + budget.period / 60 AND cardinality(budget.parts) > 0 THEN
         part := cardinality(budget.parts);
         budget.parts[part] := budget.parts[part] + plants;
-        budget.ends[part] := moment;
+        budget.ends[part] := greatest(budget.ends[part], moment);
     ELSE
         budget.parts := budget.parts || plants;
         budget.ends := budget.ends || moment;

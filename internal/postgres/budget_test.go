@@ -520,3 +520,169 @@ func TestATokenTellsTheBudget(t *testing.T) {
 		t.Errorf("budgets %s, want none", strings.Join(got, ", "))
 	}
 }
+
+// Principals that have a budget share no batch: one would wait for the other's.
+func TestABatchHasOneBudget(t *testing.T) {
+	t.Parallel()
+	for what, want := range map[purpose]string{together: "[[a b a c b]]", budgeted: "[[a a] [b b] [c]]"} {
+		g := &group{what: what}
+		for i, principal := range []string{"a", "b", "a", "c", "b"} {
+			g.waiting = append(g.waiting, &member{deletion: plant.Deletion{Plant: plant.ID(i), Principal: principal}})
+		}
+		var got [][]string
+		for len(g.waiting) > 0 {
+			var principals []string
+			for _, m := range g.take(maxBatch) {
+				principals = append(principals, m.deletion.Principal)
+			}
+			got = append(got, principals)
+		}
+		if fmt.Sprint(got) != want {
+			t.Errorf("batches of purpose %d: %v, want %s", what, got, want)
+		}
+	}
+}
+
+// A deletion of nothing leaves the budget's row alone, and a clock that was set back
+// gives nothing of the budget back.
+func TestABudgetIsOnlySpent(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	ten := plant.Budget{Most: 10, Period: time.Hour}
+	withBudget(t, database, ten, "a")
+	s := storeOn(t, database, "")
+	s.sample(t, 2)
+	s.exec(t, `UPDATE plantstore_budgets SET used = 8, began = now() + interval '1h', parts = '{8}', ends = ARRAY[now() + interval '1h']`)
+	for _, tt := range []struct {
+		id   int64
+		want string
+	}{{1, "9 true"}, {2, "10 true"}} {
+		if _, err := s.plants.Delete(in(t, patience), by("a", tt.id, ten)); err != nil {
+			t.Errorf("Delete(%d): %v, want none", tt.id, err)
+		}
+		if got := stringsOf(t, s.owner, `SELECT used || ' ' || (ends[1] > now() + interval '50 minutes') FROM plantstore_budgets`)[0]; got != tt.want {
+			t.Errorf("used, and the end is where it was: %s, want %s", got, tt.want)
+		}
+	}
+	version := func() string { return stringsOf(t, s.owner, `SELECT xmin::text FROM plantstore_budgets`)[0] }
+	before := version()
+	s.plants.hard.note(777, verdict{next: alone})
+	for _, id := range []int64{776, 777} {
+		if _, err := s.plants.Delete(in(t, patience), by("a", id, ten)); !errors.Is(err, plant.ErrNotFound) {
+			t.Errorf("Delete(%d): %v, want ErrNotFound", id, err)
+		}
+	}
+	if after := version(); after != before {
+		t.Errorf("the budget's row is of transaction %s after two deletions of nothing, want %s", after, before)
+	}
+}
+
+// Many deletions that are refused together are each told when there is room for one.
+func TestRetryAfterOfABatch(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	ten := plant.Budget{Most: 10, Period: time.Hour}
+	withBudget(t, database, ten, "a")
+	s := storeOn(t, database, "")
+	s.sample(t, 8)
+	s.exec(t, `UPDATE plantstore_budgets SET used = 10, began = now(), parts = '{2,8}', ends = ARRAY[now() - interval '50 minutes', now()]`)
+	taken := s.take(t, budgeted)
+	refused := make(chan error, 8)
+	for id := range int64(8) {
+		go func() {
+			_, err := s.plants.Delete(in(t, patience), by("a", 1+id, ten))
+			refused <- err
+		}()
+	}
+	for waiting := 0; waiting < 8; time.Sleep(time.Millisecond) {
+		s.plants.budgeted.mu.Lock()
+		waiting = len(s.plants.budgeted.waiting)
+		s.plants.budgeted.mu.Unlock()
+	}
+	for _, conn := range taken {
+		conn.Release()
+	}
+	for range 8 {
+		over, ok := errors.AsType[*plant.OverBudgetError](<-refused)
+		if !ok || time.Until(over.Until) > 11*time.Minute {
+			t.Errorf("refused with %+v, want until when two have come back, in ten minutes", over)
+		}
+	}
+}
+
+// Any program can raise our error. A batch that it is not about is tried one by one.
+func TestAnOverdraftOfNobody(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	withBudget(t, database, hundred, "a")
+	s := storeOn(t, database, "")
+	s.sample(t, 8)
+	s.exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+			'BEGIN IF OLD.id = 8 THEN RAISE ''no'' USING ERRCODE = ''PST02'', DETAIL = ''[{"principal": "nobody"}]''; END IF; RETURN OLD; END';
+		CREATE TRIGGER refuse BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	taken := s.take(t, budgeted)
+	ended := make(chan error, 8)
+	for id := range int64(8) {
+		go func() {
+			_, err := s.plants.Delete(in(t, 5*time.Second), by("a", 1+id, hundred))
+			ended <- err
+		}()
+	}
+	for waiting := 0; waiting < 8; time.Sleep(time.Millisecond) {
+		s.plants.budgeted.mu.Lock()
+		waiting = len(s.plants.budgeted.waiting)
+		s.plants.budgeted.mu.Unlock()
+	}
+	for _, conn := range taken {
+		conn.Release()
+	}
+	deleted := 0
+	for range 8 {
+		if err := <-ended; err == nil {
+			deleted++
+		}
+	}
+	if deleted != 7 {
+		t.Errorf("%d were deleted, want the 7 that nobody refuses", deleted)
+	}
+}
+
+// Where commits are slow, those who share a budget still go in batches.
+func TestABudgetWhereCommitsAreSlow(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	plenty := plant.Budget{Most: 100_000, Period: time.Hour}
+	withBudget(t, database, plenty, "a")
+	s := storeOn(t, database, "")
+	s.exec(t, `CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS $$
+			BEGIN
+				IF coalesce(current_setting('test.slept', true), '') = '' THEN PERFORM set_config('test.slept', 'yes', true), pg_sleep(0.04); END IF;
+				RETURN NULL;
+			END $$;
+		CREATE CONSTRAINT TRIGGER dawdle AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION dawdle()`)
+	took := func(budget plant.Budget) time.Duration {
+		s.sample(t, 320)
+		var next atomic.Int64
+		var group sync.WaitGroup
+		began := time.Now()
+		for range 32 {
+			group.Go(func() {
+				for id := next.Add(1); id <= 320; id = next.Add(1) {
+					if _, err := s.plants.Delete(in(t, patience), by("a", id, budget)); err != nil {
+						t.Errorf("Delete(%d): %v, want none", id, err)
+					}
+				}
+			})
+		}
+		group.Wait()
+		return time.Since(began)
+	}
+	var ratio float64
+	for range 4 { // a machine may be busy with something else
+		without, with := took(plant.Budget{}), took(plenty)
+		if ratio = with.Seconds() / without.Seconds(); ratio < 8 {
+			return
+		}
+	}
+	t.Errorf("320 deletions of 32 clients with a budget take %.1f times as long as without, want less than 8", ratio)
+}

@@ -166,8 +166,8 @@ func (g *group) runBatch() {
 func (g *group) statementTimeout() time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.lanes.work == 0 {
-		return batchStatementTimeout // none has ended yet
+	if g.lanes.work == 0 || g.what == budgeted {
+		return batchStatementTimeout // none has ended yet, or the row of a budget may be waited for
 	}
 	return min(max(5*g.lanes.work, leastStatementTimeout), batchStatementTimeout)
 }
@@ -180,12 +180,19 @@ func (g *group) took(trip, work time.Duration) {
 }
 
 // take returns up to most of those who wait and were not given up, in the order
-// of their ids.
+// of their ids. Those who have a budget are of one principal: they wait for each other
+// at the row of that budget, and nobody else does.
 func (g *group) take(most int) []*member {
+	var batch, rest []*member
 	g.mu.Lock()
-	n := min(len(g.waiting), most)
-	batch := slices.Clone(g.waiting[:n])
-	g.waiting = slices.Delete(g.waiting, 0, n)
+	for _, m := range g.waiting {
+		if len(batch) < most && (g.what != budgeted || len(batch) == 0 || m.deletion.Principal == batch[0].deletion.Principal) {
+			batch = append(batch, m)
+		} else {
+			rest = append(rest, m)
+		}
+	}
+	g.waiting = rest
 	g.mu.Unlock()
 	batch = slices.DeleteFunc(batch, func(m *member) bool { return !m.taken.CompareAndSwap(false, true) })
 	slices.SortFunc(batch, func(a, b *member) int { return cmp.Compare(a.deletion.Plant, b.deletion.Plant) })
@@ -217,10 +224,13 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 			return
 		}
 		if over, ok := errors.AsType[*overdrawn](v.err); ok {
-			for _, part := range over.within(batch) {
-				g.deleteBatch(conn, part)
+			parts := over.within(batch)
+			if len(parts) != 1 || len(parts[0]) < len(batch) { // else it was about nobody here
+				for _, part := range parts {
+					g.deleteBatch(conn, part)
+				}
+				return
 			}
-			return
 		}
 	}
 	blamed, v, settled := g.attempt(conn, batch, deleteEach, limit/2)

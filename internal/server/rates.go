@@ -51,12 +51,11 @@ func (r *rates) admit(principal string) error {
 			limiter = other
 		}
 	}
-	turn := limiter.Reserve()
-	if wait := turn.Delay(); wait > 0 {
-		turn.Cancel()
-		return &tooFastError{wait}
+	if limiter.Allow() {
+		return nil
 	}
-	return nil
+	// Not Reserve and Cancel: of several at a time, Cancel gives only the last one back.
+	return &tooFastError{time.Duration((1 - limiter.Tokens()) / float64(limiter.Limit()) * float64(time.Second))}
 }
 
 // A tooFastError refuses a principal that sends too many requests.

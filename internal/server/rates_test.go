@@ -1,7 +1,9 @@
 package server
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -84,6 +86,27 @@ func TestRateLimitCountsWhatCouldDelete(t *testing.T) {
 			t.Errorf("answer %d, want 204", got)
 		}
 	})
+}
+
+// Requests that come together and are refused leave no debt.
+func TestRateLimitForgetsAFlood(t *testing.T) {
+	t.Parallel()
+	r := newRates(Rate{Count: 100, In: time.Second, Burst: 1})
+	var longest [8]time.Duration
+	var group sync.WaitGroup
+	for i := range longest {
+		group.Go(func() {
+			for range 20_000 {
+				if err, ok := errors.AsType[*tooFastError](r.admit("alice")); ok {
+					longest[i] = max(longest[i], err.wait)
+				}
+			}
+		})
+	}
+	group.Wait()
+	if got := slices.Max(longest[:]); got == 0 || got > 10*time.Millisecond {
+		t.Errorf("at 100 requests a second the next may come after %s, want at most 10ms", got)
+	}
 }
 
 func TestRateLimitsAreBounded(t *testing.T) {

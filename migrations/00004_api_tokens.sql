@@ -58,7 +58,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET jit = off
-SET lock_timeout = '450ms' -- a commit may take longer than a batch waits for a plant
+SET lock_timeout = '450ms'
 AS $$
 DECLARE
     budget public.plantstore_budgets;
@@ -66,8 +66,9 @@ DECLARE
     missing bigint;
     part integer := 0;
 BEGIN
-    -- Less than half of deadlock_timeout: no transaction of the store's that comes to wait
-    -- for us is ended as a deadlock.
+    -- A commit may take longer than a batch waits for a plant. Less than half of
+    -- deadlock_timeout: no transaction of the store's that comes to wait for us is ended as
+    -- a deadlock.
     PERFORM set_config('lock_timeout', greatest(1, 450 * least(1, date_part('epoch', current_setting('deadlock_timeout')::interval)))::bigint::text, true);
     -- As a rule the last part is still open, and none is over.
     UPDATE public.plantstore_budgets b SET used = b.used + plants,

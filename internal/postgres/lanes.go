@@ -40,9 +40,9 @@ const (
 	// milliseconds.
 	slowBatch = 10 * time.Millisecond
 	// shortRoad is a road that is none: the switch to a process on the same machine, a
-	// commit on its disk, and the switch back. No lane is gained by that, because the
-	// processors are busy meanwhile.
-	shortRoad = 300 * time.Microsecond
+	// commit on its disk, and the switch back, while others have the processors. No lane
+	// is gained by that.
+	shortRoad = 500 * time.Microsecond
 	// mostCrowded is how many batches go beside others before one goes alone. That
 	// takes the time of two.
 	mostCrowded = 2000

@@ -206,15 +206,15 @@ func TestLanesDoNotFollowAQueue(t *testing.T) {
 func TestLanesForgetADelay(t *testing.T) {
 	t.Parallel()
 	l := lanes{most: 13}
-	for _, trip := range []time.Duration{time.Millisecond, 50 * time.Millisecond} {
+	for _, trip := range []time.Duration{1250 * time.Microsecond, 50 * time.Millisecond} {
 		l.enter()
 		l.note(trip, 500*time.Microsecond)
 		l.leave(true)
 	}
 	l.enter()
 	l.enter() // beside the first
-	l.note(time.Millisecond, 500*time.Microsecond)
+	l.note(1250*time.Microsecond, 500*time.Microsecond)
 	if got, want := l.wanted(), 2; got != want {
-		t.Errorf("%d lanes after a batch that took 50 ms and one that took 1 ms as usual, want %d", got, want)
+		t.Errorf("%d lanes after a batch that took 50 ms and one that took 1.25 ms as usual, want %d", got, want)
 	}
 }

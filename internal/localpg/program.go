@@ -90,8 +90,10 @@ func (s *Server) command(ctx context.Context, name string, args ...string) *exec
 // once, with all of its processes.
 const lastSignal = syscall.SIGQUIT
 
-// cancelPatience is how long run waits for a program that it interrupted.
-const cancelPatience = 5 * time.Second
+// cancelPatience is how long run waits for a program that it interrupted, and for its
+// child processes: what they write after that stays behind. On a busy machine initdb's
+// took more than five seconds.
+const cancelPatience = 30 * time.Second
 
 // run runs a program to its end, and that of its child processes, and returns
 // its output. Its error quotes what the program complained of.

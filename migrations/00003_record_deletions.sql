@@ -106,7 +106,7 @@ BEGIN
         AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attgenerated = 'v' AND NOT a.attisdropped) THEN
         EXECUTE format('INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key, turn)
             SELECT g.id, $1, ROW(%s)::text, CASE WHEN $2 IS NULL THEN coalesce($3, session_user) ELSE r.principal END, session_user,
-                CASE WHEN $2 IS NULL THEN $4 ELSE coalesce(r.request_id, '') END, CASE WHEN $2 IS NULL THEN CASE WHEN g.id::text = $5 THEN $6 END ELSE r.key END,
+                CASE WHEN $2 IS NULL THEN $4 ELSE coalesce(r.request_id, '''') END, CASE WHEN $2 IS NULL THEN CASE WHEN g.id::text = $5 THEN $6 END ELSE r.key END,
                 CASE WHEN $2 IS NULL AND g.id::text = $5 THEN $7 ELSE 0 END
             FROM gone g LEFT JOIN json_to_recordset($2) AS r (plant bigint, principal text, request_id text, key text) ON r.plant = g.id',
             (SELECT string_agg(CASE a.attgenerated WHEN 'v' THEN 'NULL' ELSE 'g.' || quote_ident(a.attname) END, ', ' ORDER BY a.attnum)

@@ -50,8 +50,9 @@ $$;
 -- principal, request_id and key, each in its first turn. For everybody else the
 -- settings mean nothing, and the record names the role that logged in. The record of a
 -- principal has a request id, if need be an empty one; that of a role has none.
--- plantstore.budgets is a JSON array of those of them that have a deletion budget, with
--- principal and their default. See 00004: what their budget has is up to the database.
+-- If all are of one principal that has a deletion budget, plantstore.budget is a JSON
+-- object with principal and its default, most and period. See 00004: what the budget has
+-- is up to the database.
 --
 -- The function runs as its owner, so it must run nothing that the store can
 -- define. A cast can be defined by the owner of a type, also one of a table's row
@@ -76,8 +77,8 @@ DECLARE
     -- A setting that was made in this session once and has ended reads as ''.
     principal text := nullif(current_setting('plantstore.principal', true), '');
     batch json := nullif(current_setting('plantstore.batch', true), '');
-    budgets json := nullif(current_setting('plantstore.budgets', true), '');
-    overdrawn json;
+    budget json := nullif(current_setting('plantstore.budget', true), '');
+    over json;
     known_shape bigint;
     recorded bigint;
 BEGIN
@@ -85,7 +86,7 @@ BEGIN
         AND NOT coalesce(pg_has_role(session_user, to_regrole('plantstore_app'), 'MEMBER'), false) THEN
         principal := NULL;
         batch := NULL;
-        budgets := NULL;
+        budget := NULL;
     END IF;
 
     -- The columns that the rows have. The lock of the statement that fired us keeps
@@ -143,24 +144,10 @@ BEGIN
                 USING ERRCODE = 'PST01', HINT = 'Run plantstore doctor.';
         END IF;
     END IF;
-    IF budgets IS NOT NULL AND recorded > 0 THEN
-        -- In the order of their names, so that two batches do not wait for each other.
-        IF batch IS NULL THEN
-            overdrawn := public.plantstore_spend(principal, recorded, (budgets -> 0 ->> 'most')::bigint, (budgets -> 0 ->> 'period')::interval);
-            IF overdrawn IS NOT NULL THEN
-                overdrawn := json_build_array(overdrawn);
-            END IF;
-        ELSE
-            SELECT json_agg(s.refusal) FILTER (WHERE s.refusal IS NOT NULL) INTO overdrawn FROM (
-                SELECT public.plantstore_spend(n.spender, n.plants, n.most, n.period) AS refusal FROM (
-                    SELECT b.principal AS spender, count(*) AS plants, b.most, b.period
-                    FROM json_to_recordset(budgets) AS b (principal text, most bigint, period interval)
-                    JOIN json_to_recordset(batch) AS r (plant bigint, principal text) ON r.principal = b.principal
-                    JOIN gone g ON g.id = r.plant
-                    GROUP BY b.principal, b.most, b.period ORDER BY b.principal) n) s;
-        END IF;
-        IF overdrawn IS NOT NULL THEN
-            RAISE EXCEPTION 'a deletion budget is used up' USING ERRCODE = 'PST02', DETAIL = overdrawn::text;
+    IF budget IS NOT NULL AND recorded > 0 THEN
+        over := public.plantstore_spend(budget ->> 'principal', recorded, (budget ->> 'most')::bigint, (budget ->> 'period')::interval);
+        IF over IS NOT NULL THEN
+            RAISE EXCEPTION 'a deletion budget is used up' USING ERRCODE = 'PST02', DETAIL = over::text;
         END IF;
     END IF;
     -- Tells the service that this trigger ran, and for how many rows. Of nested

@@ -17,75 +17,30 @@ import (
 
 // Deletion budgets are kept by the ledger's trigger, in the transaction that deletes:
 // see migrations/00004_api_tokens.sql. It refuses a transaction that would take more.
-// Here is who has a budget told to the trigger, and what is done with a refusal.
+// Here the trigger is told who has a budget, and is decided what follows a refusal.
 
-// An overdrawn is the error of a transaction that was taken back because it would have
-// deleted more than the budgets of some principals allow.
-type overdrawn struct {
-	principals map[string]overdraft
-}
-
-// An overdraft is what a principal has left, and in how many seconds it will have
-// enough for what it asked for.
-type overdraft struct {
-	Principal string  `json:"principal"`
-	Left      int64   `json:"left"`
-	Seconds   float64 `json:"seconds"`
-	until     time.Time
-}
-
-func (o *overdrawn) Error() string {
-	return fmt.Sprintf("the deletion budgets of %d principals are used up", len(o.principals))
-}
-
-// newOverdrawn reads the trigger's error.
-func newOverdrawn(pg *pgconn.PgError) error {
-	var all []overdraft
-	if err := json.Unmarshal([]byte(pg.Detail), &all); err != nil {
+// newOverBudget reads the trigger's error: how many plants a principal may still delete,
+// and in how many seconds what it asked for.
+func newOverBudget(pg *pgconn.PgError) error {
+	var over struct {
+		Left    int64   `json:"left"`
+		Seconds float64 `json:"seconds"`
+	}
+	if err := json.Unmarshal([]byte(pg.Detail), &over); err != nil {
 		return fault(pg).err
 	}
-	o := &overdrawn{make(map[string]overdraft)}
-	for _, a := range all {
-		a.until = time.Now().Add(time.Duration(a.Seconds * float64(time.Second)))
-		o.principals[a.Principal] = a
-	}
-	return o
-}
-
-// within splits a batch that was refused into parts that fit, going by what is left of
-// the budgets, and sends those who find nothing left back to look why.
-func (o *overdrawn) within(batch []*member) (parts [][]*member) {
-	var fits, rest []*member
-	taken := make(map[string]int64)
-	for _, m := range batch {
-		a, over := o.principals[m.deletion.Principal]
-		switch {
-		case !over, taken[a.Principal] < a.Left:
-			taken[a.Principal]++
-			fits = append(fits, m)
-		case a.Left > 0: // some of those that fit may have no plant to delete
-			rest = append(rest, m)
-		default:
-			m.verdict <- verdict{next: look, err: o}
-		}
-	}
-	for _, part := range [][]*member{fits, rest} {
-		if len(part) > 0 {
-			parts = append(parts, part)
-		}
-	}
-	return parts
+	return &plant.OverBudgetError{Left: over.Left, Until: time.Now().Add(time.Duration(over.Seconds * float64(time.Second)))}
 }
 
 // overBudget returns what a principal is told of its budget, or nil if that is not why
-// a deletion was refused.
-func overBudget(err error, principal string) *plant.OverBudgetError {
-	if o, ok := errors.AsType[*overdrawn](err); ok {
-		a := o.principals[principal]
-		return &plant.OverBudgetError{Left: a.Left, Until: a.until}
+// a deletion was refused. It is a copy: each of a batch is told for itself.
+func overBudget(err error) *plant.OverBudgetError {
+	over, ok := errors.AsType[*plant.OverBudgetError](err)
+	if !ok {
+		return nil
 	}
-	over, _ := errors.AsType[*plant.OverBudgetError](err)
-	return over
+	told := *over
+	return &told
 }
 
 const (
@@ -146,7 +101,7 @@ func (u *usedUp) by(d plant.Deletion, unsure bool) *plant.OverBudgetError {
 // note remembers that a budget is used up if an attempt was refused for that, and
 // returns what the principal is told then.
 func (u *usedUp) note(d plant.Deletion, err error) *plant.OverBudgetError {
-	over := overBudget(err, d.Principal)
+	over := overBudget(err)
 	// What has something left would take other plants along. Another may not.
 	if over != nil && over.Left == 0 {
 		u.mu.Lock()
@@ -197,23 +152,15 @@ type budgetJSON struct {
 	Period    string `json:"period"`
 }
 
-// budgetsOf returns the setting plantstore.budgets for some deletions: empty if none of
-// their principals has one.
-func budgetsOf(deletions ...turn) (string, error) {
-	var all []budgetJSON
-	seen := make(map[string]bool)
-	for _, d := range deletions {
-		if d.Budget != (plant.Budget{}) && !seen[d.Principal] {
-			seen[d.Principal] = true
-			all = append(all, budgetJSON{d.Principal, d.Budget.Most, milliseconds(d.Budget.Period) + " milliseconds"})
-		}
-	}
-	if all == nil {
+// budgetOf returns the setting plantstore.budget for the deletions of a principal: empty
+// if it has none.
+func budgetOf(d plant.Deletion) (string, error) {
+	if d.Budget == (plant.Budget{}) {
 		return "", nil
 	}
-	setting, err := json.Marshal(all)
+	setting, err := json.Marshal(budgetJSON{d.Principal, d.Budget.Most, milliseconds(d.Budget.Period) + " milliseconds"})
 	if err != nil {
-		return "", fmt.Errorf("encode budgets: %w", err)
+		return "", fmt.Errorf("encode budget: %w", err)
 	}
 	return string(setting), nil
 }

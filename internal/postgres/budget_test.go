@@ -235,11 +235,7 @@ func TestABudgetThatEndsInMidBatch(t *testing.T) {
 	ask("b", 31, 40)
 	ask("c", 51, 60)
 	const asked = 44
-	for waiting := 0; waiting < asked; time.Sleep(time.Millisecond) {
-		s.plants.budgeted.mu.Lock()
-		waiting = len(s.plants.budgeted.waiting)
-		s.plants.budgeted.mu.Unlock()
-	}
+	s.plants.budgeted.awaitMembers(asked)
 	for _, conn := range taken {
 		conn.Release()
 	}
@@ -577,6 +573,37 @@ func TestABudgetIsOnlySpent(t *testing.T) {
 	}
 }
 
+// awaitMembers waits until so many deletions wait for their batch.
+func (g *group) awaitMembers(n int) {
+	for waiting := 0; waiting < n; time.Sleep(time.Millisecond) {
+		g.mu.Lock()
+		waiting = len(g.waiting)
+		g.mu.Unlock()
+	}
+}
+
+// inOneBatch deletes plants 1 to n by principal a, who has a budget, and returns what
+// came of each, in no order.
+func (s store) inOneBatch(t *testing.T, n int, budget plant.Budget, timeout time.Duration) (errs []error) {
+	t.Helper()
+	taken := s.take(t, budgeted)
+	ended := make(chan error, n)
+	for id := range int64(n) {
+		go func() {
+			_, err := s.plants.Delete(in(t, timeout), by("a", 1+id, budget))
+			ended <- err
+		}()
+	}
+	s.plants.budgeted.awaitMembers(n)
+	for _, conn := range taken {
+		conn.Release()
+	}
+	for range n {
+		errs = append(errs, <-ended)
+	}
+	return errs
+}
+
 // Many deletions that are refused together are each told when there is room for one.
 func TestRetryAfterOfABatch(t *testing.T) {
 	t.Parallel()
@@ -586,24 +613,8 @@ func TestRetryAfterOfABatch(t *testing.T) {
 	s := storeOn(t, database, "")
 	s.sample(t, 8)
 	s.exec(t, `UPDATE plantstore_budgets SET used = 10, began = now(), parts = '{2,8}', ends = ARRAY[now() - interval '50 minutes', now()]`)
-	taken := s.take(t, budgeted)
-	refused := make(chan error, 8)
-	for id := range int64(8) {
-		go func() {
-			_, err := s.plants.Delete(in(t, patience), by("a", 1+id, ten))
-			refused <- err
-		}()
-	}
-	for waiting := 0; waiting < 8; time.Sleep(time.Millisecond) {
-		s.plants.budgeted.mu.Lock()
-		waiting = len(s.plants.budgeted.waiting)
-		s.plants.budgeted.mu.Unlock()
-	}
-	for _, conn := range taken {
-		conn.Release()
-	}
-	for range 8 {
-		over, ok := errors.AsType[*plant.OverBudgetError](<-refused)
+	for _, err := range s.inOneBatch(t, 8, ten, patience) {
+		over, ok := errors.AsType[*plant.OverBudgetError](err)
 		if !ok || time.Until(over.Until) > 11*time.Minute {
 			t.Errorf("refused with %+v, want until when two have come back, in ten minutes", over)
 		}
@@ -618,27 +629,11 @@ func TestAnOverdraftOfNobody(t *testing.T) {
 	s := storeOn(t, database, "")
 	s.sample(t, 8)
 	s.exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
-			'BEGIN IF OLD.id = 8 THEN RAISE ''no'' USING ERRCODE = ''PST02'', DETAIL = ''[{"principal": "nobody"}]''; END IF; RETURN OLD; END';
+			'BEGIN IF OLD.id = 8 THEN RAISE ''no'' USING ERRCODE = ''PST02'', DETAIL = ''{"left": 9}''; END IF; RETURN OLD; END';
 		CREATE TRIGGER refuse BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION refuse()`)
-	taken := s.take(t, budgeted)
-	ended := make(chan error, 8)
-	for id := range int64(8) {
-		go func() {
-			_, err := s.plants.Delete(in(t, 5*time.Second), by("a", 1+id, hundred))
-			ended <- err
-		}()
-	}
-	for waiting := 0; waiting < 8; time.Sleep(time.Millisecond) {
-		s.plants.budgeted.mu.Lock()
-		waiting = len(s.plants.budgeted.waiting)
-		s.plants.budgeted.mu.Unlock()
-	}
-	for _, conn := range taken {
-		conn.Release()
-	}
 	deleted := 0
-	for range 8 {
-		if err := <-ended; err == nil {
+	for _, err := range s.inOneBatch(t, 8, hundred, 5*time.Second) {
+		if err == nil {
 			deleted++
 		}
 	}

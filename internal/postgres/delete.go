@@ -71,8 +71,9 @@ const (
 const margin = 200 * time.Millisecond
 
 const (
+	// lockRound is how long all of those who wait for locks take to try once each.
 	lockRound = time.Second
-	// leastLockTimeout is the least of these bounds, a few times what a deletion takes.
+	// leastLockTimeout is how long each tries at least, a few times what a deletion takes.
 	leastLockTimeout = 5 * time.Millisecond
 )
 
@@ -91,8 +92,8 @@ const defaultTimeout = 10 * time.Second
 // result says Replayed, by an earlier one with the same key. Other outcomes are
 // *plant.ReferencedError, *plant.DeletedEarlierError, plant.ErrNotFound,
 // plant.ErrStoreRule, *plant.OverBudgetError, plant.ErrHindered, plant.ErrBusy,
-// plant.ErrUnavailable, plant.ErrOverloaded (all: not deleted by this request) and plant.ErrUnknown. Any
-// other error is a fault of ours; nothing was deleted.
+// plant.ErrUnavailable, plant.ErrOverloaded (all: not deleted by this request) and
+// plant.ErrUnknown. Any other error is a fault of ours; nothing was deleted.
 func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, error) {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -201,7 +202,7 @@ func conclude(unsure bool, err error) error {
 	if err == nil || !unsure || isDefinite(err) {
 		return err
 	}
-	if overBudget(err, "") != nil {
+	if overBudget(err) != nil {
 		return wrap(plant.ErrUnknown, err) // what is unknown is not known when the budget is back
 	}
 	return fmt.Errorf("%w: %w", plant.ErrUnknown, err)
@@ -289,11 +290,7 @@ func (p *Plants) deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purp
 	}
 	v := blame(ctx, conn, err)
 	if v.next == look {
-		why := v.err
-		if over := overBudget(why, d.Principal); over != nil {
-			why = over
-		}
-		return explain(ctx, conn, d, why, unsure)
+		return explain(ctx, conn, d, v.err, unsure)
 	}
 	return sendOn(v, err)
 }
@@ -360,7 +357,7 @@ func explain(ctx context.Context, conn *pgx.Conn, d turn, why error, unsure bool
 		return passRefusal(ctx, conn, d, h)
 	case errors.Is(why, plant.ErrHindered) && !h.replaced:
 		return verdict{err: why}
-	case h.exists && overBudget(why, d.Principal) != nil:
+	case h.exists && overBudget(why) != nil:
 		return verdict{err: why}
 	case h.kept:
 		return verdict{err: fmt.Errorf("%w: the row is there, but DELETE did not touch it", plant.ErrStoreRule)}

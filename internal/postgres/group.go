@@ -183,16 +183,15 @@ func (g *group) took(trip, work time.Duration) {
 // of their ids. Those who have a budget are of one principal: they wait for each other
 // at the row of that budget, and nobody else does.
 func (g *group) take(most int) []*member {
-	var batch, rest []*member
+	var batch []*member
 	g.mu.Lock()
-	for _, m := range g.waiting {
-		if len(batch) < most && (g.what != budgeted || len(batch) == 0 || m.deletion.Principal == batch[0].deletion.Principal) {
+	g.waiting = slices.DeleteFunc(g.waiting, func(m *member) bool {
+		fits := len(batch) < most && (g.what != budgeted || len(batch) == 0 || m.deletion.Principal == batch[0].deletion.Principal)
+		if fits {
 			batch = append(batch, m)
-		} else {
-			rest = append(rest, m)
 		}
-	}
-	g.waiting = rest
+		return fits
+	})
 	g.mu.Unlock()
 	batch = slices.DeleteFunc(batch, func(m *member) bool { return !m.taken.CompareAndSwap(false, true) })
 	slices.SortFunc(batch, func(a, b *member) int { return cmp.Compare(a.deletion.Plant, b.deletion.Plant) })
@@ -223,14 +222,15 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 		if settled {
 			return
 		}
-		if over, ok := errors.AsType[*overdrawn](v.err); ok {
-			parts := over.within(batch)
-			if len(parts) != 1 || len(parts[0]) < len(batch) { // else it was about nobody here
-				for _, part := range parts {
-					g.deleteBatch(conn, part)
-				}
+		if over := overBudget(v.err); over != nil && over.Left < int64(len(batch)) {
+			if over.Left <= 0 {
+				tell(batch, v)
 				return
 			}
+			// As many as fit, and the rest: some of the first may have no plant to delete.
+			g.deleteBatch(conn, batch[:over.Left])
+			g.deleteBatch(conn, batch[over.Left:])
+			return
 		}
 	}
 	blamed, v, settled := g.attempt(conn, batch, deleteEach, limit/2)

@@ -165,11 +165,7 @@ func TestARequestThatWasGivenUpIsNotDeleted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan verdict, 1)
 	go func() { ended <- s.plants.group.join(ctx, deletion(1, "k")) }()
-	for waiting := 0; waiting == 0; time.Sleep(time.Millisecond) {
-		s.plants.group.mu.Lock()
-		waiting = len(s.plants.group.waiting)
-		s.plants.group.mu.Unlock()
-	}
+	s.plants.group.awaitMembers(1)
 	cancel()
 	if v := <-ended; v.next != done || !errors.Is(v.err, plant.ErrBusy) {
 		t.Errorf("verdict %+v, want that nothing was done", v)

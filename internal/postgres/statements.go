@@ -129,7 +129,7 @@ type turn struct {
 func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
 	var pipeline pgx.Batch
 	for i, d := range deletions {
-		budgets, err := budgetsOf(d)
+		budget, err := budgetOf(d.Deletion)
 		if err != nil {
 			return nil, 0, -1, err
 		}
@@ -138,14 +138,14 @@ func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeo
 			pipeline.Queue(bounds+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.batch', '', true),
 				pg_catalog.set_config('plantstore.plant', $3::pg_catalog.text, true), pg_catalog.set_config('plantstore.principal', $4::pg_catalog.text, true),
 				pg_catalog.set_config('plantstore.request_id', $5::pg_catalog.text, true), pg_catalog.set_config('plantstore.idempotency_key', $6::pg_catalog.text, true),
-				pg_catalog.set_config('plantstore.turn', $7::pg_catalog.text, true), pg_catalog.set_config('plantstore.budgets', $8::pg_catalog.text, true)`,
-				milliseconds(lockTimeout), milliseconds(statementTimeout), id, d.Principal, d.RequestID, d.Key, strconv.Itoa(d.number), budgets)
+				pg_catalog.set_config('plantstore.turn', $7::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $8::pg_catalog.text, true)`,
+				milliseconds(lockTimeout), milliseconds(statementTimeout), id, d.Principal, d.RequestID, d.Key, strconv.Itoa(d.number), budget)
 		} else {
 			pipeline.Queue(`SELECT set_config('plantstore.recorded', '', true),
 				set_config('plantstore.plant', $1::pg_catalog.text, true), set_config('plantstore.principal', $2::pg_catalog.text, true),
 				set_config('plantstore.request_id', $3::pg_catalog.text, true), set_config('plantstore.idempotency_key', $4::pg_catalog.text, true),
-				set_config('plantstore.turn', $5::pg_catalog.text, true), set_config('plantstore.budgets', $6::pg_catalog.text, true)`,
-				id, d.Principal, d.RequestID, d.Key, strconv.Itoa(d.number), budgets)
+				set_config('plantstore.turn', $5::pg_catalog.text, true), set_config('plantstore.budget', $6::pg_catalog.text, true)`,
+				id, d.Principal, d.RequestID, d.Key, strconv.Itoa(d.number), budget)
 		}
 		pipeline.Queue(`DELETE FROM public.plants WHERE id = $1::bigint`, int64(d.Plant))
 		pipeline.Queue(proof, []int64{int64(d.Plant)}, []string{d.Principal}, []string{d.Key})
@@ -197,14 +197,14 @@ func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []turn, lockT
 	if err != nil {
 		return nil, 0, -1, fmt.Errorf("encode batch: %w", err)
 	}
-	budgets, err := budgetsOf(deletions...)
+	budget, err := budgetOf(deletions[0].Deletion) // all are of one principal, or of principals without
 	if err != nil {
 		return nil, 0, -1, err
 	}
 	var pipeline pgx.Batch
 	pipeline.Queue(bounds+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.principal', '', true),
-		pg_catalog.set_config('plantstore.batch', $3::pg_catalog.text, true), pg_catalog.set_config('plantstore.budgets', $4::pg_catalog.text, true)`,
-		milliseconds(lockTimeout), milliseconds(statementTimeout), string(batch), budgets)
+		pg_catalog.set_config('plantstore.batch', $3::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text, true)`,
+		milliseconds(lockTimeout), milliseconds(statementTimeout), string(batch), budget)
 	pipeline.Queue(`DELETE FROM public.plants WHERE id = ANY ($1::bigint[]) RETURNING id`, asked.ids)
 	pipeline.Queue(proof, asked.ids, asked.principals, asked.keys)
 	results := conn.SendBatch(ctx, &pipeline)

@@ -130,7 +130,7 @@ func judgeError(pg *pgconn.PgError) verdict {
 	case unrecorded:
 		return verdict{next: look, err: wrap(plant.ErrHindered, pg)}
 	case budgetUsedUp:
-		return verdict{next: look, err: newOverdrawn(pg)}
+		return verdict{next: look, err: newOverBudget(pg)}
 	case "57P01", "57P02", "57P03": // admin_shutdown, crash_shutdown, cannot_connect_now
 		return verdict{next: ask, err: wrap(plant.ErrUnavailable, pg)}
 	case "53300", readOnlyTransaction, // too_many_connections

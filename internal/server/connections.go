@@ -103,15 +103,15 @@ func (c *connections) note(conn net.Conn, state http.ConnState) {
 	}
 	switch state {
 	case http.StateNew, http.StateIdle:
-		spare := speechless
-		if state == http.StateIdle {
-			switch spare = 0; {
-			case !isHTTP2(conn):
-			case !c.greeted[conn]:
-				c.greeted[conn], spare = true, speechless
-			default:
-				spare = flushing
-			}
+		var spare time.Duration
+		switch {
+		case state == http.StateNew:
+			spare = speechless
+		case !isHTTP2(conn): // its answer was sent
+		case !c.greeted[conn]:
+			c.greeted[conn], spare = true, speechless
+		default:
+			spare = flushing
 		}
 		c.element[conn] = c.quiet.PushBack(quietConn{conn, time.Now().Add(spare)})
 	case http.StateClosed, http.StateHijacked:

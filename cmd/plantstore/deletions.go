@@ -1,13 +1,14 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 
 	"plantstore/internal/postgres"
 )
@@ -53,72 +54,47 @@ func (c *deletionsList) Validate() error {
 // Run lists deletions.
 func (c *deletionsList) Run(ctx context.Context, console *console) error {
 	return c.withLedger(ctx, func(ledger *postgres.Ledger) error {
-		list, err := ledger.List(ctx, postgres.LedgerFilter{
-			Plant: c.Plant, By: postgres.Deleter{Principal: c.By, Role: c.ByRole}, RequestID: c.Request, Since: c.Since.Time, Until: c.Until.Time, Before: c.Before,
-		}, c.Limit, c.JSON)
-		if err != nil {
-			return err
+		array := newDeletionsArray(console.out)
+		var table *tabwriter.Writer
+		if !c.JSON {
+			table = newTable(console.out, "ID", "PLANT", "DELETED AT", "BY", "REQUEST", "RESTORED AT")
 		}
-		if c.JSON {
-			out := make([]deletionJSON, len(list))
-			for i, r := range list {
-				out[i] = jsonOf(r)
+		filter := postgres.LedgerFilter{
+			Plant: c.Plant, By: postgres.Deleter{Principal: c.By, Role: c.ByRole}, RequestID: c.Request, Since: c.Since.Time, Until: c.Until.Time, Before: c.Before,
+		}
+		more := true
+		for left := c.Limit; more && left > 0; {
+			var list []postgres.Recorded
+			var err error
+			if list, more, err = ledger.List(ctx, filter, left, c.JSON); err != nil {
+				return err
 			}
-			err = writeJSON(console.out, out)
-		} else {
-			table := newTable(console.out, "ID", "PLANT", "DELETED AT", "BY", "REQUEST", "RESTORED AT")
+			left -= len(list)
 			for _, r := range list {
+				filter.Before = r.ID
+				if c.JSON {
+					if err := array.add(r); err != nil {
+						return err
+					}
+					continue
+				}
 				request := "-"
 				if r.RequestID != "" {
 					request = shown(r.RequestID)
 				}
 				fmt.Fprintf(table, "%d\t%d\t%s\t%s\t%s\t%s\n", r.ID, r.PlantID, date(r.DeletedAt, ""), deleter(r), request, date(r.RestoredAt, "-"))
 			}
-			err = table.Flush()
 		}
-		if err == nil && len(list) == c.Limit {
-			fmt.Fprintf(console.err, "there may be more: add --before=%d for the next page\n", list[len(list)-1].ID)
+		end := array.end
+		if !c.JSON {
+			end = table.Flush
+		}
+		err := end()
+		if err == nil && more {
+			fmt.Fprintf(console.err, "there are more: add --before=%d for the next page\n", filter.Before)
 		}
 		return err
 	})
-}
-
-type deletionJSON struct {
-	ID             int64       `json:"id"`
-	PlantID        int64       `json:"plant_id"`
-	Plant          []valueJSON `json:"plant"`
-	DeletedAt      time.Time   `json:"deleted_at"`
-	DeletedBy      string      `json:"deleted_by"`
-	Direct         bool        `json:"direct_sql,omitempty"` // deleted_by is a database role
-	SessionRole    string      `json:"session_role"`
-	RequestID      string      `json:"request_id,omitempty"`
-	IdempotencyKey string      `json:"idempotency_key,omitempty"`
-	RestoredAt     time.Time   `json:"restored_at,omitzero"`
-	RestoredBy     string      `json:"restored_by,omitempty"`
-}
-
-type valueJSON struct {
-	Name     string  `json:"name"`
-	Type     string  `json:"type"`
-	Computed bool    `json:"computed,omitempty"` // by a generated column: not recorded
-	Value    *string `json:"value"`
-	// Bytes is the value, too, where it is no text: a database without an encoding
-	// may have such values.
-	Bytes []byte `json:"bytes,omitempty"`
-}
-
-func jsonOf(r postgres.Recorded) deletionJSON {
-	plant := make([]valueJSON, len(r.Plant))
-	for i, v := range r.Plant {
-		plant[i] = valueJSON{Name: v.Column, Type: v.Type, Computed: v.Computed, Value: v.Value}
-		if v.Value != nil && !utf8.ValidString(*v.Value) {
-			plant[i].Bytes = []byte(*v.Value)
-		}
-	}
-	return deletionJSON{
-		ID: r.ID, PlantID: r.PlantID, Plant: plant, DeletedAt: r.DeletedAt, DeletedBy: r.DeletedBy, Direct: r.Direct, SessionRole: r.SessionRole,
-		RequestID: r.RequestID, IdempotencyKey: r.IdempotencyKey, RestoredAt: r.RestoredAt, RestoredBy: r.RestoredBy,
-	}
 }
 
 type deletionsShow struct {
@@ -138,7 +114,12 @@ func (c *deletionsShow) Run(ctx context.Context, console *console) error {
 			return err
 		}
 		if c.JSON {
-			return writeJSON(console.out, jsonOf(r))
+			out := bufio.NewWriter(console.out)
+			if err := writeDeletion(out, "", r, "", "  "); err != nil {
+				return err
+			}
+			out.WriteByte('\n')
+			return out.Flush()
 		}
 		table := newTable(console.out, "deletion", strconv.FormatInt(r.ID, 10))
 		row := func(name, value string) {
@@ -167,7 +148,7 @@ func (c *deletionsShow) Run(ctx context.Context, console *console) error {
 			case v.Computed:
 				typ, value = typ+", computed: not recorded", ""
 			case v.Value != nil:
-				value = shownValue(*v.Value)
+				value = shownValue(string(v.Value))
 			}
 			fmt.Fprintf(table, "%s\t%s\t%s\n", shown(v.Column), typ, value)
 		}

@@ -134,7 +134,11 @@ func TestDeletions(t *testing.T) {
 	expect(0, `ID  PLANT  DELETED AT            BY                     REQUEST  RESTORED AT
 4   4      2026-07-01T16:00:00Z  shop                   r-4      -
 3   3      2026-07-01T15:00:00Z  role plantstore_owner  -        -
-`, `there may be more: add --before=3 for the next page\n`, "deletions", "list", "--limit=2")
+`, `there are more: add --before=3 for the next page\n`, "deletions", "list", "--limit=2")
+	expect(0, `\[.*\]\n`, `there are more: add --before=2 for the next page\n`, "deletions", "list", "--limit=3", "--json")
+	expect(0, `ID.*\n1 [^\n]*\n`, "", "deletions", "list", "--limit=4")
+	expect(0, `\[.*\]\n`, "", "deletions", "list", "--limit=4", "--json")
+	expect(0, "\\[\\]\n", "", "deletions", "list", "--plant=99", "--json")
 	expect(0, `ID.*\n2 .*\n1 [^\n]*\n`, "", "deletions", "list", "--before=3")
 	expect(0, `ID.*\n3 [^\n]*\n`, "", "deletions", "list", "--by-role=plantstore_owner", "--since=2026-07-01T15:00:00Z", "--until=2026-07-02", "--plant=3")
 	expect(0, `ID[^\n]*\n`, "", "deletions", "list", "--since=0s")
@@ -207,6 +211,18 @@ not as it was, the ledger has the values:
 	expect(0, "would purge 3 ledger rows older than 365d\n", "", "deletions", "purge", "--older-than=365d", "--dry-run")
 	expect(0, "purged 3 ledger rows older than 365d\n", "", "deletions", "purge", "--older-than=365d")
 	expect(0, "purged 0 ledger rows older than 365d\n", "", "deletions", "purge", "--older-than=8760h")
+}
+
+func TestDeletionsAndTokensOfADatabaseThatIsNotMigrated(t *testing.T) {
+	t.Parallel()
+	expect := expecting(t, pgtest.Empty(t).Owner)
+	for _, args := range []string{
+		"deletions list", "deletions list --json", "deletions show 1", "deletions restore 1", "deletions restore --by=shop --since=1h --yes",
+		"deletions purge --older-than=365d", "token list", "token create shop", "token rotate shop", "token revoke shop", "token budget shop 5/1h",
+	} {
+		expect(1, "(?:ID[^\n]*\n)?", `plantstore: [a-z ]+: the schema is behind \(relation "public\.\w+" does not exist\): apply the migrations with 'plantstore migrate up'\n`,
+			strings.Fields(args)...)
+	}
 }
 
 // What others wrote into settings, names and values does not reach the terminal as

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -322,8 +323,13 @@ func TestDoctorFindsALedgerToPurge(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(`INSERT INTO plant_deletions (plant_id, shape, plant, deleted_by, deleted_at) SELECT i, 1, '()', 'x', now() - i * interval '1 day' FROM generate_series(400, 1, -1) i`)
 	e := examinationOf(database.Super, database.App)
+	if all := e.run(t.Context()); !slices.ContainsFunc(all, func(f Finding) bool {
+		return f.Check == "ledger" && f.Grade == OK && regexp.MustCompile(`^empty, \d+ (bytes|kB)$`).MatchString(f.Message)
+	}) {
+		t.Errorf("%+v, want an empty ledger", all)
+	}
+	exec(`INSERT INTO plant_deletions (plant_id, shape, plant, deleted_by, deleted_at) SELECT i, 1, '()', 'x', now() - i * interval '1 day' FROM generate_series(400, 1, -1) i`)
 	if found := troubles(t, e); len(found) > 0 {
 		t.Errorf("%+v, want nothing while the ledger is small", found)
 	}

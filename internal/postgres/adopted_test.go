@@ -209,7 +209,7 @@ func cutForLog(s string) string { return s[:min(len(s), 4000)] }
 func openEntries(t *testing.T, l *Ledger) []int64 {
 	t.Helper()
 	var open []int64
-	list, err := l.List(t.Context(), LedgerFilter{}, 100000, false)
+	list, _, err := l.List(t.Context(), LedgerFilter{}, 100000, false)
 	if err != nil {
 		t.Fatal(err)
 	}

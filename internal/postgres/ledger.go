@@ -23,13 +23,13 @@ const purgeBatch = 1000
 // read it only.
 type Ledger struct {
 	db *DB
-	// restoreBatch is how many bytes of rows a restore holds in memory at a time,
-	// unless a single row is larger.
-	restoreBatch int
+	// restoreBatch and pageBytes are how many bytes of rows a restore and a reader
+	// hold in memory at a time, unless a single row is larger.
+	restoreBatch, pageBytes int
 }
 
 // Ledger returns the ledger of the database.
-func (db *DB) Ledger() *Ledger { return &Ledger{db: db, restoreBatch: 32 << 20} }
+func (db *DB) Ledger() *Ledger { return &Ledger{db: db, restoreBatch: 32 << 20, pageBytes: 4 << 20} }
 
 // A Recorded is one deletion as the ledger has it.
 type Recorded struct {
@@ -48,9 +48,9 @@ type Recorded struct {
 
 // A RecordedValue is one of a deleted row.
 type RecordedValue struct {
-	Column, Type string  // Type as SQL spells it
-	Computed     bool    // by a generated column: its value is not kept
-	Value        *string // as PostgreSQL writes it, nil for null
+	Column, Type string // Type as SQL spells it
+	Computed     bool   // by a generated column: its value is not kept
+	Value        []byte // as PostgreSQL writes it, nil for null
 }
 
 // A LedgerFilter says which deletions are meant: those that fit every field that
@@ -71,22 +71,37 @@ type Deleter struct{ Principal, Role string }
 // ErrNoDeletion: the ledger has no such entry.
 var ErrNoDeletion = errors.New("no such deletion")
 
-// selectRecorded reads deletions for scanRecorded, with the plants if $1 says so.
-// Refusals are none.
-const selectRecorded = `
-	SELECT d.id, d.plant_id, d.deleted_at, d.deleted_by, d.request_id IS NULL, d.session_role, coalesce(d.request_id, ''),
-		coalesce(d.idempotency_key, ''), d.restored_at, coalesce(d.restored_by, ''),
-		CASE WHEN $1::boolean THEN d.plant END, s.names, s.types, s.generated
-	FROM public.plant_deletions d LEFT JOIN public.plant_shapes s ON $1::boolean AND s.id = d.shape
-	WHERE d.plant IS NOT NULL`
+// page returns a query for readPage: of the deletions that fit a condition the first
+// $2 by their numbers, ASC or DESC. With the plants, if $1 says so, there are no more
+// of them than have $3 bytes, or one. (The length of a value that is stored apart is
+// known without reading it.) Refusals are no deletions.
+func page(condition, order string) string {
+	return fmt.Sprintf(`
+		SELECT d.id, d.plant_id, d.deleted_at, d.deleted_by, d.request_id IS NULL, d.session_role, coalesce(d.request_id, ''),
+			coalesce(d.idempotency_key, ''), d.restored_at, coalesce(d.restored_by, ''),
+			CASE WHEN $1::boolean THEN d.plant END, s.names, s.types, s.generated, d.last
+		FROM (SELECT f.*, sum(octet_length(f.plant)) OVER up_to_here AS bytes, lead(f.id) OVER up_to_here IS NULL AS last, row_number() OVER up_to_here AS n
+			FROM (SELECT d.* FROM public.plant_deletions d WHERE d.plant IS NOT NULL AND %[1]s ORDER BY d.id %[2]s LIMIT $2::bigint + 1) f
+			WINDOW up_to_here AS (ORDER BY f.id %[2]s)) d
+		LEFT JOIN public.plant_shapes s ON $1::boolean AND s.id = d.shape
+		WHERE d.n <= $2::bigint AND (NOT $1::boolean OR d.bytes <= $3 OR d.n = 1)
+		ORDER BY d.id %[2]s`, condition, order)
+}
 
-func scanRecorded(row pgx.CollectableRow) (Recorded, error) {
+// readPage returns the deletions of a page, and whether there are more of them.
+func readPage(rows pgx.Rows) (list []Recorded, more bool, err error) {
+	last := true
+	list, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (Recorded, error) { return scanRecorded(row, &last) })
+	return list, !last, err
+}
+
+func scanRecorded(row pgx.CollectableRow, last *bool) (Recorded, error) {
 	var r Recorded
 	var restored *time.Time
 	var plant []byte
 	var s shape
 	if err := row.Scan(&r.ID, &r.PlantID, &r.DeletedAt, &r.DeletedBy, &r.Direct, &r.SessionRole, &r.RequestID,
-		&r.IdempotencyKey, &restored, &r.RestoredBy, &plant, &s.names, &s.types, &s.generated); err != nil {
+		&r.IdempotencyKey, &restored, &r.RestoredBy, &plant, &s.names, &s.types, &s.generated, last); err != nil {
 		return r, err
 	}
 	r.RestoredAt = orZero(restored)
@@ -100,9 +115,8 @@ func scanRecorded(row pgx.CollectableRow) (Recorded, error) {
 	r.Plant = make([]RecordedValue, len(values))
 	for i, value := range values {
 		r.Plant[i] = RecordedValue{Column: s.names[i], Type: s.types[i], Computed: s.generated[i]}
-		if value != nil && !s.generated[i] {
-			text := string(value)
-			r.Plant[i].Value = &text
+		if !s.generated[i] {
+			r.Plant[i].Value = value
 		}
 	}
 	return r, nil
@@ -126,43 +140,46 @@ func (s *shape) parse(entry int64, plant []byte) ([][]byte, error) {
 	return values, nil
 }
 
-// List returns up to limit deletions, newest first. Rows can be large: Plant is
-// nil unless withPlants is set.
-func (l *Ledger) List(ctx context.Context, f LedgerFilter, limit int, withPlants bool) ([]Recorded, error) {
-	var list []Recorded
-	err := l.inTx(ctx, "list deletions", func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, selectRecorded+`
-			AND ($2::bigint IS NULL OR d.plant_id = $2)
-				AND ($3::text = '' OR d.deleted_by = $3 AND d.request_id IS NOT NULL)
-				AND ($4::text = '' OR d.deleted_by = $4 AND d.request_id IS NULL)
-				AND ($5::text = '' OR d.request_id = $5)
-				AND ($6::timestamptz IS NULL OR d.deleted_at >= $6)
-				AND ($7::timestamptz IS NULL OR d.deleted_at < $7)
-				AND ($8::bigint = 0 OR d.id < $8)
-			ORDER BY d.id DESC LIMIT $9`,
-			withPlants, f.Plant, f.By.Principal, f.By.Role, f.RequestID, orNull(f.Since), orNull(f.Until), f.Before, limit)
+// List returns up to limit deletions, newest first. Rows can be large: Plant is nil
+// unless withPlants is set, and then the list ends, after one entry at the least,
+// where the rows get too large to be held in memory together. It also tells whether
+// there are more.
+func (l *Ledger) List(ctx context.Context, f LedgerFilter, limit int, withPlants bool) (list []Recorded, more bool, err error) {
+	err = l.inTx(ctx, "list deletions", func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, page(`($4::bigint IS NULL OR d.plant_id = $4)
+				AND ($5::text = '' OR d.deleted_by = $5 AND d.request_id IS NOT NULL)
+				AND ($6::text = '' OR d.deleted_by = $6 AND d.request_id IS NULL)
+				AND ($7::text = '' OR d.request_id = $7)
+				AND ($8::timestamptz IS NULL OR d.deleted_at >= $8)
+				AND ($9::timestamptz IS NULL OR d.deleted_at < $9)
+				AND ($10::bigint = 0 OR d.id < $10)`, "DESC"),
+			withPlants, limit, l.pageBytes, f.Plant, f.By.Principal, f.By.Role, f.RequestID, orNull(f.Since), orNull(f.Until), f.Before)
 		if err != nil {
 			return err
 		}
-		list, err = pgx.CollectRows(rows, scanRecorded)
+		list, more, err = readPage(rows)
 		return err
 	})
-	return list, err
+	return list, more, err
 }
 
 // Get returns one entry with its plant, or ErrNoDeletion.
 func (l *Ledger) Get(ctx context.Context, id int64) (Recorded, error) {
 	var r Recorded
 	err := l.inTx(ctx, "read deletion", func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, selectRecorded+` AND d.id = $2`, true, id)
+		rows, err := tx.Query(ctx, page(`d.id = $4`, "ASC"), true, 1, l.pageBytes, id)
 		if err != nil {
 			return err
 		}
-		r, err = pgx.CollectExactlyOneRow(rows, scanRecorded)
-		if errors.Is(err, pgx.ErrNoRows) {
+		list, _, err := readPage(rows)
+		if err != nil {
+			return err
+		}
+		if len(list) == 0 {
 			return ErrNoDeletion
 		}
-		return err
+		r = list[0]
+		return nil
 	})
 	return r, err
 }
@@ -278,23 +295,37 @@ func (l *Ledger) Purge(ctx context.Context, age time.Duration, progress func(pur
 	}
 }
 
-// inTx runs do in a transaction without a time limit of its own: a ledger may be
-// large, and an operator can wait. Names are looked up in pg_catalog. It returns
-// ErrNoDeletion, *RefusedError and *StrangersError as they are, and anything else
-// in words.
+// inTx runs do in a transaction. It returns ErrNoDeletion, *RefusedError and
+// *StrangersError as they are, and anything else in words.
 func (l *Ledger) inTx(ctx context.Context, doing string, do func(pgx.Tx) error) error {
-	err := pgx.BeginTxFunc(ctx, l.db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	return l.inWords(doing, transact(ctx, l.db.pool, pgx.ReadCommitted, do))
+}
+
+// A beginner begins transactions: a pool, or one connection.
+type beginner interface {
+	BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error)
+}
+
+// transact runs do in a transaction without a time limit of its own: a ledger may be
+// large, and an operator can wait. Names are looked up in pg_catalog. Rows that row
+// level security hides are an error, not missing.
+func transact(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
 		// A database without an encoding takes and gives bytes, whatever they are.
 		if _, err := tx.Exec(ctx, `
 			SET LOCAL search_path = pg_catalog, pg_temp;
 			SET LOCAL statement_timeout = 0;
 			SET LOCAL lock_timeout = '30s';
 			SET LOCAL idle_in_transaction_session_timeout = '5min';
+			SET LOCAL row_security = off;
 			SELECT set_config('client_encoding', CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END, true)`); err != nil {
 			return err
 		}
 		return do(tx)
 	})
+}
+
+func (l *Ledger) inWords(doing string, err error) error {
 	_, refused := errors.AsType[*RefusedError](err)
 	_, strangers := errors.AsType[*StrangersError](err)
 	switch {

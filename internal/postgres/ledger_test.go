@@ -3,6 +3,8 @@ package postgres
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -97,7 +99,7 @@ func TestListDeletions(t *testing.T) {
 		{"nothing", LedgerFilter{By: Deleter{Principal: "nobody"}}, 9, []int64{}},
 	}
 	for _, tt := range tests {
-		list, err := l.List(t.Context(), tt.filter, tt.limit, false)
+		list, _, err := l.List(t.Context(), tt.filter, tt.limit, false)
 		got := make([]int64, len(list))
 		for i, r := range list {
 			got[i] = r.ID
@@ -108,19 +110,60 @@ func TestListDeletions(t *testing.T) {
 	}
 	got, err := l.Get(t.Context(), 12)
 	want := Recorded{ID: 12, PlantID: 2, Plant: []RecordedValue{
-		{"id", "bigint", false, ptr("12")}, {"name", "text", false, nil}, {`odd "name"`, "text", false, ptr("")}, {"label", "text", true, nil},
+		{"id", "bigint", false, []byte("12")}, {"name", "text", false, nil}, {`odd "name"`, "text", false, []byte{}}, {"label", "text", true, nil},
 	}, DeletedAt: at(12), DeletedBy: "shop", SessionRole: "logged in", RequestID: "request-12", IdempotencyKey: "key-12"}
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("Get: %v; (-want +got):\n%s", err, diff)
 	}
-	list, err := l.List(t.Context(), LedgerFilter{Plant: ptr(int64(2))}, 2, true)
+	list, _, err := l.List(t.Context(), LedgerFilter{Plant: ptr(int64(2))}, 2, true)
 	if err != nil || !cmp.Equal(list[1], want) || list[0].ID != 22 {
 		t.Errorf("List with plants: %+v, %v; want 22 and %+v", list, err, want)
 	}
 	without := want
 	without.Plant = nil
-	if list, err := l.List(t.Context(), LedgerFilter{Plant: ptr(int64(2))}, 2, false); err != nil || !cmp.Equal(list[1], without) {
+	if list, _, err := l.List(t.Context(), LedgerFilter{Plant: ptr(int64(2))}, 2, false); err != nil || !cmp.Equal(list[1], without) {
 		t.Errorf("List without plants: %+v, %v; want %+v", list, err, without)
+	}
+}
+
+// Rows that are too large together come in several pages.
+func TestListOfLargeRows(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.exec(t, `
+		INSERT INTO plant_shapes (attributes, names, types, generated) VALUES ('{}', '{id}', '{text}', '{f}');
+		INSERT INTO plant_deletions (plant_id, shape, plant, deleted_by)
+		SELECT i, 1, '(' || repeat('x', CASE i WHEN 4 THEN 5000 ELSE 98 END) || ')', 'shop' FROM generate_series(1, 7) i`)
+	l.pageBytes = 250
+	var before int64
+	for _, want := range []struct {
+		ids  []int64
+		more bool
+	}{{[]int64{7, 6}, true}, {[]int64{5}, true}, {[]int64{4}, true}, {[]int64{3, 2}, true}, {[]int64{1}, false}} {
+		list, more, err := l.List(t.Context(), LedgerFilter{Before: before}, 5, true)
+		var ids []int64
+		for _, r := range list {
+			before = r.ID
+			ids = append(ids, r.ID)
+		}
+		if err != nil || !slices.Equal(ids, want.ids) || more != want.more {
+			t.Fatalf("%d, more %v, %v; want %d, %v", ids, more, err, want.ids, want.more)
+		}
+	}
+	for limit, want := range map[int]bool{6: true, 7: false, 8: false} {
+		if list, more, err := l.List(t.Context(), LedgerFilter{}, limit, false); len(list) != min(limit, 7) || more != want || err != nil {
+			t.Errorf("with the limit %d: %d without their rows, more %v, %v; want more %v", limit, len(list), more, err, want)
+		}
+	}
+}
+
+// What row level security hides is not taken for what is not there.
+func TestHiddenEntriesAreAnError(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.exec(t, `ALTER TABLE plant_deletions ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY`)
+	if list, _, err := l.List(t.Context(), LedgerFilter{}, 1, false); err == nil || !strings.Contains(err.Error(), "row-level security") {
+		t.Errorf("List: %d deletions, %v; want an error about row-level security", len(list), err)
 	}
 }
 
@@ -159,7 +202,7 @@ func TestPurge(t *testing.T) {
 	if _, err := l.Older(t.Context(), IdempotencyHorizon-time.Second); !errors.Is(err, ErrTooYoung) {
 		t.Errorf("Older within the horizon: %v, want ErrTooYoung", err)
 	}
-	if list, err := l.List(t.Context(), LedgerFilter{}, 1000, false); len(list) != 100 || err != nil {
+	if list, _, err := l.List(t.Context(), LedgerFilter{}, 1000, false); len(list) != 100 || err != nil {
 		t.Errorf("%d entries left, %v; want the 100 within the horizon, none", len(list), err)
 	}
 }

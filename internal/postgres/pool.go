@@ -349,7 +349,12 @@ func missingOf(ctx context.Context, conn *pgx.Conn, versions []int64) ([]string,
 	return missing, err
 }
 
-func (db *DB) explain(err error) error { return errors.New(Explain(err)) }
+func (db *DB) explain(err error) error {
+	if pg := pgError(err); pg != nil && pg.Where == "" && (pg.Code == undefinedTable || pg.Code == undefinedColumn || pg.Code == undefinedFunction) {
+		return fmt.Errorf("the schema is behind (%s): apply the migrations with 'plantstore migrate up'", pg.Message)
+	}
+	return errors.New(Explain(err))
+}
 
 // several reports whether a configuration has more than one server.
 func several(c *pgconn.Config) bool {

@@ -251,7 +251,7 @@ func TestRefusalsAreNoDeletions(t *testing.T) {
 	if diff := cmp.Diff([]string{"1 other 0", "2 other 0"}, s.refusals(t)); diff != "" {
 		t.Fatalf("refusals (-want +got):\n%s", diff)
 	}
-	if list, err := l.List(t.Context(), LedgerFilter{}, 100, true); err != nil || len(list) != 1 || list[0].IdempotencyKey != "k" {
+	if list, _, err := l.List(t.Context(), LedgerFilter{}, 100, true); err != nil || len(list) != 1 || list[0].IdempotencyKey != "k" {
 		t.Errorf("List = %+v, %v; want the one deletion", list, err)
 	}
 	var refusal int64

@@ -202,7 +202,7 @@ func TestRestoreRefuses(t *testing.T) {
 			if !bytes.Equal(before, image(t, s.owner)) {
 				t.Error("plants were changed")
 			}
-			restored, err := l.List(t.Context(), LedgerFilter{}, 10, false)
+			restored, _, err := l.List(t.Context(), LedgerFilter{}, 10, false)
 			if err != nil || slices.ContainsFunc(restored, func(r Recorded) bool { return !r.RestoredAt.IsZero() }) {
 				t.Errorf("ledger %+v, %v; want nothing restored", restored, err)
 			}

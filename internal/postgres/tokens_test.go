@@ -601,7 +601,7 @@ func TestAPrincipalIsNoRole(t *testing.T) {
 		{Deleter{Role: role}, []int64{0}},
 		{Deleter{Principal: role}, []int64{3, 2, 1}},
 	} {
-		list, err := ledger.List(t.Context(), LedgerFilter{By: tt.by}, 9, false)
+		list, _, err := ledger.List(t.Context(), LedgerFilter{By: tt.by}, 9, false)
 		var got []int64
 		for _, r := range list {
 			got = append(got, r.PlantID)

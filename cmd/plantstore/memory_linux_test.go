@@ -1,0 +1,106 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"testing"
+
+	"plantstore/internal/pgtest"
+)
+
+// peakMemory returns the most memory that a program had so far, in bytes.
+func peakMemory(t *testing.T, pid int) int {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?m)^VmHWM:\s+(\d+) kB$`).FindSubmatch(status)
+	if m == nil {
+		t.Fatalf("no VmHWM in\n%s", status)
+	}
+	kB, err := strconv.Atoi(string(m[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kB << 10
+}
+
+// A ledger of any size is read with the memory that a few rows take.
+func TestLargeRowsAreReadAFewAtATime(t *testing.T) {
+	t.Parallel()
+	const entries, each, bound = 256, 1 << 20, 128 << 20
+	database := pgtest.New(t)
+	execute(t, connect(t, database.Owner), fmt.Sprintf(`
+		INSERT INTO plant_shapes (attributes, names, types, generated) VALUES ('{}', '{id,name}', '{bigint,text}', '{f,f}');
+		INSERT INTO plant_deletions (plant_id, shape, plant, deleted_by)
+		SELECT i, 1, format('(%%s,"%%s")', i, repeat('e, ""', %d)), 'shop' FROM generate_series(1, %d) i`, each/5, entries))
+	for _, args := range [][]string{
+		{"deletions", "list", "--json", "--limit=1000"},
+	} {
+		t.Run(args[1], func(t *testing.T) {
+			t.Parallel()
+			program := exec.CommandContext(t.Context(), os.Args[0], append(args, "--database-url="+database.Owner)...)
+			program.Env = append(os.Environ(), runMain+"=1")
+			program.Stderr = os.Stderr
+			out, err := program.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := program.Start(); err != nil {
+				t.Fatal(err)
+			}
+			reader, writer := io.Pipe()
+			peak := 0
+			go func() { // while there is more to read, the program has not ended
+				for {
+					_, err := io.CopyN(writer, out, each)
+					if err != nil {
+						writer.CloseWithError(err)
+						return
+					}
+					peak = max(peak, peakMemory(t, program.Process.Pid))
+				}
+			}()
+			if got := countPlants(t, bufio.NewReader(reader)); got != entries {
+				t.Errorf("%d plants, want %d", got, entries)
+			}
+			if err := program.Wait(); err != nil {
+				t.Error(err)
+			}
+			if peak == 0 || peak > bound {
+				t.Errorf("%d MB of memory for rows of %d MB in all, want %d at the most", peak>>20, entries*each>>20, bound>>20)
+			}
+		})
+	}
+}
+
+// countPlants counts the deletions of a JSON array or of JSON lines that have their
+// row as it was.
+func countPlants(t *testing.T, r *bufio.Reader) int {
+	t.Helper()
+	d := json.NewDecoder(r)
+	if first, err := r.Peek(1); err == nil && first[0] == '[' {
+		if _, err := d.Token(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := 0
+	for d.More() {
+		var one deletionJSON
+		if err := d.Decode(&one); err != nil {
+			t.Fatal(err)
+		}
+		if len(one.Plant) != 2 || len(*one.Plant[1].Value) < 800_000 || (*one.Plant[1].Value)[:8] != `e, "e, "` {
+			t.Fatalf("deletion %d has not its row", one.ID)
+		}
+		n++
+	}
+	return n
+}

@@ -1,3 +1,5 @@
+//go:build unix
+
 // Package localpg runs private PostgreSQL servers from the programs that are
 // installed on this machine, for development and for tests, and other programs
 // that have to end with this one: see Process.
@@ -67,6 +69,7 @@ type Server struct {
 	programs   string // folder of the PostgreSQL programs
 	version    string
 	credential *syscall.Credential // nil: this process's own
+	lock       *os.File            // on dir, see lockFolder
 	log        *Tail
 
 	mu      sync.Mutex
@@ -75,7 +78,8 @@ type Server struct {
 
 // Start makes a new database cluster with the superuser postgres and returns its
 // server when it accepts connections. The caller has to Close it. On Linux the
-// server also ends, leaving its files, when this process does without Close.
+// server also ends, leaving its files, when this process does without Close: see
+// RemoveLeftovers.
 //
 // Start returns ErrNoBinaries when there is no PostgreSQL on this machine. The
 // end of ctx ends the start, not the server. After an error nothing is left.
@@ -116,14 +120,11 @@ func newServer(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp(o.Dir, "postgres-") // 0700: see the package comment
+	dir, lock, err := makeFolder(o.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("make the server's folder: %w", err)
 	}
-	s := &Server{dir: dir, credential: credential, log: &Tail{W: o.Log}}
-	if s.dir, err = filepath.Abs(dir); err != nil {
-		return nil, errors.Join(fmt.Errorf("make the server's folder: %w", err), os.RemoveAll(dir))
-	}
+	s := &Server{dir: dir, credential: credential, lock: lock, log: &Tail{W: o.Log}}
 	if credential != nil {
 		if err := os.Chown(s.dir, int(credential.Uid), int(credential.Gid)); err != nil {
 			return nil, errors.Join(fmt.Errorf("make the server's folder: %w", err), s.Close())
@@ -350,6 +351,7 @@ func (s *Server) Close() error {
 			break
 		}
 	}
+	defer s.lock.Close() // fails if it is closed already
 	if err := os.RemoveAll(s.dir); err != nil {
 		return errors.Join(stopped, fmt.Errorf("remove the server's folder: %w", err))
 	}

@@ -1,0 +1,104 @@
+//go:build unix
+
+package localpg
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// folderPrefix begins the names of servers' folders, and of nothing else's.
+const folderPrefix = "plantstore-postgres-"
+
+// makeFolder makes a folder for a server in dir and locks it.
+func makeFolder(dir string) (string, *os.File, error) {
+	for {
+		folder, err := os.MkdirTemp(dir, folderPrefix) // 0700: see the package comment
+		if err != nil {
+			return "", nil, err
+		}
+		if folder, err = filepath.Abs(folder); err != nil {
+			return "", nil, errors.Join(err, os.RemoveAll(folder))
+		}
+		lock, err := lockFolder(folder, syscall.LOCK_EX)
+		if err == nil {
+			// RemoveLeftovers may have come between.
+			if _, err = os.Lstat(folder); err == nil {
+				return folder, lock, nil
+			}
+			lock.Close()
+		}
+		if !errors.Is(err, os.ErrNotExist) {
+			return "", nil, errors.Join(err, os.RemoveAll(folder))
+		}
+	}
+}
+
+// lockFolder locks a folder for as long as the file that it returns is open, and this
+// process lives: the programs that it starts do not inherit the lock.
+func lockFolder(folder string, how int) (*os.File, error) {
+	f, err := os.Open(folder)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), how); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// RemoveLeftovers removes the files of servers whose process ended without Close, as
+// one that was killed did. It returns their folders. dir is as in Options.
+func RemoveLeftovers(dir string) (removed []string, err error) {
+	dir = cmp.Or(dir, os.TempDir())
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("look for leftovers: %w", err)
+	}
+	account, err := serverCredential()
+	if err != nil {
+		return nil, err
+	}
+	for _, entry := range entries {
+		info, err := entry.Info()
+		if err != nil || !info.IsDir() || !strings.HasPrefix(entry.Name(), folderPrefix) {
+			continue // or gone meanwhile
+		}
+		// What others made is not ours, whatever its name is.
+		owner := info.Sys().(*syscall.Stat_t).Uid
+		if owner != uint32(os.Geteuid()) && (account == nil || owner != account.Uid) {
+			continue
+		}
+		folder := filepath.Join(dir, entry.Name())
+		lock, err := lockFolder(folder, syscall.LOCK_EX|syscall.LOCK_NB)
+		if err != nil {
+			continue // its process lives
+		}
+		err = removeDying(folder)
+		lock.Close()
+		if err != nil {
+			return removed, fmt.Errorf("remove what a killed process left: %w", err)
+		}
+		removed = append(removed, folder)
+	}
+	return removed, nil
+}
+
+// removeDying removes a folder in which a server may still write, because it is about
+// to notice that its parent is gone.
+func removeDying(folder string) (err error) {
+	for range 100 {
+		if err = os.RemoveAll(folder); !errors.Is(err, syscall.ENOTEMPTY) {
+			return err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return err
+}

@@ -22,9 +22,9 @@ type deletionsCommand struct {
 
 // withLedger opens the ledger of the database for use.
 func (f *ownerFlags) withLedger(ctx context.Context, use func(*postgres.Ledger) error) error {
-	db, err := postgres.Open(ctx, f.DatabaseURL)
+	db, err := postgres.OpenFrom(ctx, f.setting, f.DatabaseURL)
 	if err != nil {
-		return explained(err)
+		return f.explained(err)
 	}
 	defer db.Close()
 	return use(db.Ledger())

@@ -1,3 +1,5 @@
+//go:build unix
+
 package main
 
 import (
@@ -7,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"os/signal"
 	"syscall"
 	"time"
 
@@ -21,7 +22,7 @@ import (
 type devCommand struct {
 	Addr        string     `env:"PLANTSTORE_ADDR" help:"Address of the public listener. Default: 127.0.0.1:8080, or any free port when that is taken."`
 	AdminAddr   string     `env:"PLANTSTORE_ADMIN_ADDR" help:"Address of the operators' listener. Default: 127.0.0.1:9090, or any free port when that is taken."`
-	LogFormat   string     `env:"PLANTSTORE_LOG_FORMAT" enum:"json,text" default:"text" help:"Log format: ${enum}."`
+	LogFormat   logFormat  `env:"PLANTSTORE_LOG_FORMAT" default:"text" help:"Log format: json or text."`
 	LogLevel    slog.Level `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
 	serveTuning `embed:""`
 }
@@ -31,11 +32,23 @@ const database = "plantstore"
 
 // Run serves a private database until ctx ends, and removes it.
 func (c *devCommand) Run(ctx context.Context, console *console) (err error) {
+	ctx, console = untilUnread(ctx, console)
+	program, err := os.Executable()
+	if err != nil {
+		return err
+	}
 	public, err := listenOrAny("--addr (PLANTSTORE_ADDR)", c.Addr, "127.0.0.1:8080")
 	if err != nil {
 		return err
 	}
 	admin, err := listenOrAny("--admin-addr (PLANTSTORE_ADMIN_ADDR)", c.AdminAddr, "127.0.0.1:9090")
+	if err != nil {
+		return err
+	}
+	left, err := localpg.RemoveLeftovers("")
+	for _, folder := range left {
+		fmt.Fprintf(console.err, "removed what a killed 'plantstore dev' had left in %s\n", folder)
+	}
 	if err != nil {
 		return err
 	}
@@ -46,24 +59,20 @@ func (c *devCommand) Run(ctx context.Context, console *console) (err error) {
 		}
 		return err
 	}
-	// An impatient second Ctrl-C must not leave the database behind.
-	ignored := make(chan os.Signal, 1)
-	signal.Notify(ignored, os.Interrupt, syscall.SIGTERM)
-	defer signal.Stop(ignored)
 	defer func() { err = errors.Join(err, pg.Close()) }()
 	token, err := prepare(ctx, pg)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
-		return explained(err)
+		return explained(err, "the private database's URL")
 	}
-	fmt.Fprintf(console.out, devGreeting, public.Addr(), token, pg.Version(),
-		pg.URL("plantstore_owner", database), admin.Addr())
-	log := newLog(console.err, c.LogFormat, c.LogLevel)
+	owner := pg.URL("plantstore_owner", database)
+	fmt.Fprintf(console.out, devGreeting, public.Addr(), token, pg.Version(), owner, admin.Addr(), program)
+	log := newLog(console, c.LogFormat, c.LogLevel)
 	db, err := postgres.Open(context.WithoutCancel(ctx), pg.URL("plantstore_app", database))
 	if err != nil {
-		return explained(err)
+		return explained(err, "the private database's URL")
 	}
 	defer db.Close()
 	return serve(ctx, c.serveTuning, service{db: db, log: log, public: public, admin: admin})
@@ -88,7 +97,14 @@ Paste these into another terminal:
   # 401 (40100): no token.
   curl -i -X DELETE http://%[1]s/plants/2
 
+The program, and the database for it to use:
+
+  export DATABASE_URL='%[4]s'
+  %[6]s deletions list
+  %[6]s --help
+
 Look inside: psql '%[4]s' -c 'TABLE plant_deletions'
+The API in a browser: http://%[1]s/docs
 Health and metrics: curl http://%[5]s/readyz http://%[5]s/metrics
 
 `

@@ -36,7 +36,7 @@ func (c *doctorCommand) Run(ctx context.Context, console *console) error {
 	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
 	defer cancel()
 	findings := doctor.Examine(ctx, doctor.Target{
-		Owner: c.DatabaseURL, Service: c.ServiceURL, Replicas: c.Replicas, Limits: doctor.UsualLimits,
+		Owner: c.DatabaseURL, Service: c.ServiceURL, OwnerSetting: c.setting, ServiceSetting: c.serviceSetting, Replicas: c.Replicas, Limits: doctor.UsualLimits,
 	})
 	var err error
 	if c.JSON {

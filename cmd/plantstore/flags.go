@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,21 +21,47 @@ type ownerFlags struct {
 	DatabaseURLFile string `name:"database-url-file" env:"PLANTSTORE_MIGRATE_DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the database URL instead."`
 	ServiceURL      string `name:"service-url" env:"DATABASE_URL" help:"Database as the service connects to it, pool_max_conns included."`
 	ServiceURLFile  string `name:"service-url-file" env:"DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the service's database URL instead."`
+
+	setting, serviceSetting string // what has the URLs, for messages
 }
+
+const ownerSetting = "PLANTSTORE_MIGRATE_DATABASE_URL"
 
 // AfterApply reads the files, and makes DatabaseURL the owner's.
 func (f *ownerFlags) AfterApply() (err error) {
-	if f.DatabaseURL, err = urlOrFile("PLANTSTORE_MIGRATE_DATABASE_URL", f.DatabaseURL, f.DatabaseURLFile); err != nil {
+	f.setting, f.serviceSetting = ownerSetting, postgres.ServiceSetting
+	if f.DatabaseURLFile != "" {
+		f.setting = "the file " + f.DatabaseURLFile
+	}
+	if f.ServiceURLFile != "" {
+		f.serviceSetting = "the file " + f.ServiceURLFile
+	}
+	if f.DatabaseURL, err = urlOrFile(ownerSetting, f.DatabaseURL, f.DatabaseURLFile); err != nil {
 		return err
 	}
-	if f.ServiceURL, err = urlOrFile("DATABASE_URL", f.ServiceURL, f.ServiceURLFile); err != nil {
+	if f.ServiceURL, err = urlOrFile(postgres.ServiceSetting, f.ServiceURL, f.ServiceURLFile); err != nil {
 		return err
 	}
 	if f.DatabaseURL == "" {
-		f.DatabaseURL = f.ServiceURL
+		f.DatabaseURL, f.setting = f.ServiceURL, f.serviceSetting
+	}
+	if f.DatabaseURL == "" && !isDatabaseNamed() {
+		return fmt.Errorf("neither %s nor %s is set: %s", ownerSetting, postgres.ServiceSetting, likeURL)
 	}
 	return nil
 }
+
+// likeURL says what a database's URL looks like.
+const likeURL = "set it to the database's URL, as postgres://user:password@host:5432/database"
+
+// isDatabaseNamed reports whether libpq's variables say which database is meant. What
+// they say where none is set could be anybody's.
+func isDatabaseNamed() bool {
+	return slices.ContainsFunc([]string{"PGHOST", "PGDATABASE", "PGSERVICE"}, func(name string) bool { return os.Getenv(name) != "" })
+}
+
+// explained is an error of the database in words for an operator.
+func (f *ownerFlags) explained(err error) error { return explained(err, f.setting) }
 
 // urlOrFile returns a database URL that may be in a file.
 func urlOrFile(setting, url, file string) (string, error) {
@@ -61,6 +89,18 @@ func (n *network) UnmarshalText(text []byte) error {
 		return fmt.Errorf("%q is no address or network: want one as 10.0.0.7 or 10.0.0.0/8", s)
 	}
 	*n = network(p)
+	return nil
+}
+
+// A logFormat is one on the command line.
+type logFormat string
+
+// UnmarshalText reads a log format.
+func (f *logFormat) UnmarshalText(text []byte) error {
+	*f = logFormat(text)
+	if *f != "json" && *f != "text" {
+		return fmt.Errorf("%q is no log format: want json or text", string(text))
+	}
 	return nil
 }
 

@@ -28,10 +28,23 @@ var (
 
 func main() {
 	tuneRuntime()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	dropEmptyVariables()
 	// The first signal asks for an orderly end, a second one ends at once.
-	context.AfterFunc(ctx, stop)
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, endings()...)
+	ctx, end := context.WithCancel(context.Background())
+	again := make(chan os.Signal, 1)
+	go func() {
+		<-signals
+		end()
+		for s := range signals {
+			select {
+			case again <- s:
+			default:
+			}
+		}
+	}()
+	err := run(ctx, again, os.Args[1:], os.Stdout, os.Stderr)
 	if err == nil {
 		return
 	}
@@ -43,6 +56,16 @@ func main() {
 		fmt.Fprintf(os.Stderr, "plantstore: %v\n", e.err)
 	}
 	os.Exit(e.code)
+}
+
+// endings are the signals that ask for an end: also the one that comes when the
+// terminal is closed, unless nohup or the like has it ignored.
+func endings() []os.Signal {
+	all := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		all = append(all, syscall.SIGHUP)
+	}
+	return all
 }
 
 // tuneRuntime sets Go's own settings where the environment does not. The heap is a
@@ -77,9 +100,11 @@ type commands struct {
 }
 
 // run runs the command that args name. Configuration comes from flags and the
-// process's environment, which libpq's PG* variables are part of.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+// process's environment, which libpq's PG* variables are part of. The end of ctx asks
+// for an orderly end, and what comes on again for one without.
+func run(ctx context.Context, again <-chan os.Signal, args []string, stdout, stderr io.Writer) error {
 	helped := false
+	console := &console{out: stdout, err: stderr}
 	parser, err := kong.New(&commands{},
 		kong.Name("plantstore"),
 		kong.Description("Deletes plants over HTTP: authorised, recorded, and told truthfully."),
@@ -88,7 +113,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		kong.Exit(func(int) { helped = true }),
 		kong.Vars{"scope": auth.ScopeDelete},
 		kong.BindTo(ctx, (*context.Context)(nil)),
-		kong.Bind(&console{stdout, stderr}),
+		kong.Bind(console),
 	)
 	if err != nil {
 		return err
@@ -98,7 +123,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return nil
 	}
 	if err != nil {
-		if parse, ok := errors.AsType[*kong.ParseError](err); ok && misused(parse.Context) {
+		if parse, ok := errors.AsType[*kong.ParseError](err); ok && isIncomplete(parse.Context) {
 			parser.Stdout = stderr
 			if err := parse.Context.PrintUsage(true); err != nil {
 				return err
@@ -106,17 +131,35 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 		return &exitError{exitUsage, err}
 	}
-	return command.Run()
+	if console.warnings, err = checkVariables(parser.Model, os.Environ()); err != nil {
+		return &exitError{exitUsage, err}
+	}
+	name := command.Selected().Name
+	if name != "serve" && name != "dev" { // those have a log
+		for _, w := range console.warnings {
+			fmt.Fprintf(stderr, "plantstore: warning: %s\n", w)
+		}
+	}
+	done := make(chan error, 1)
+	go func() { done <- command.Run() }()
+	if name == "dev" {
+		again = nil // it must not leave its database behind, and it needs no more than seconds
+	}
+	select {
+	case err := <-done:
+		return err
+	case s := <-again:
+		return fmt.Errorf("ended at once by a second signal (%v): what was under way was cut off", s)
+	}
 }
 
-// misused reports whether a command or argument is missing, or one was given that
-// does not exist: then its usage helps. A setting with a bad value is told in one
-// line.
-func misused(c *kong.Context) bool {
+// isIncomplete reports whether a command or its argument is missing, or there is no
+// such command: then the usage helps. Anything else is told in one line.
+func isIncomplete(c *kong.Context) bool {
 	selected := c.Selected()
-	if c.Error != nil || selected == nil || len(selected.Children) > 0 {
+	if selected == nil || len(selected.Children) > 0 {
 		return true
 	}
 	given := slices.ContainsFunc(c.Path, func(p *kong.Path) bool { return p.Positional != nil })
-	return len(selected.Positional) > 0 && !given
+	return c.Error == nil && len(selected.Positional) > 0 && !given
 }

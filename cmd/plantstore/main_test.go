@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	// What is set on this machine must not reach the tests.
 	for _, setting := range os.Environ() {
 		name, _, _ := strings.Cut(setting, "=")
-		if strings.HasPrefix(name, "DATABASE_URL") || strings.HasPrefix(name, "PLANTSTORE_") && !strings.HasPrefix(name, "PLANTSTORE_TEST_") {
+		if strings.HasPrefix(name, "DATABASE_URL") || strings.HasPrefix(name, "PG") || strings.HasPrefix(name, "PLANTSTORE_") && !strings.HasPrefix(name, "PLANTSTORE_TEST_") {
 			os.Unsetenv(name)
 		}
 	}
@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 func command(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	err := run(t.Context(), args, &out, &errOut)
+	err := run(t.Context(), nil, args, &out, &errOut)
 	if exit, ok := errors.AsType[*exitError](err); ok {
 		code = exit.code
 	} else if err != nil {
@@ -73,30 +73,40 @@ func TestBadCommandLines(t *testing.T) {
 	}{
 		{"", 2, `plantstore: expected one of "dev", "serve", "migrate", "token", "healthcheck", ...`, true},
 		{"nonsense", 2, `plantstore: unexpected argument nonsense`, true},
-		{"serve --nonsense", 2, `plantstore: unknown flag --nonsense`, true},
-		{"serve --request-timeout=soon", 2, `plantstore: --request-timeout: expected duration but got "soon": time: invalid duration "soon"`, true},
+		{"serve --nonsense", 2, `plantstore: unknown flag --nonsense`, false},
+		{"serve nonsense", 2, `plantstore: unexpected argument nonsense`, false},
+		{"token list --jsno", 2, `plantstore: unknown flag --jsno, did you mean "--json"?`, false},
+		{"serve --request-timeout=soon", 2, `plantstore: --request-timeout: expected duration but got "soon": time: invalid duration "soon"`, false},
 		{"serve --request-timeout=1ms", 2, `plantstore: serve: --request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is 1ms: it must be from 100ms to 10m`, false},
 		{"serve --request-timeout=25s --addr=127.0.0.1:99999", 2, `plantstore: serve: --request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is 25s: it must not be longer than --shutdown-timeout (PLANTSTORE_SHUTDOWN_TIMEOUT), which is 20s: the end would cut requests off`, false},
 		{"serve --shutdown-timeout=9s --addr=127.0.0.1:99999", 2, `plantstore: serve: --request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is 10s: it must not be longer than --shutdown-timeout (PLANTSTORE_SHUTDOWN_TIMEOUT), which is 9s: the end would cut requests off`, false},
 		{"dev --request-timeout=25s --addr=127.0.0.1:99999", 2, `plantstore: dev: --request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is 25s: it must not be longer than --shutdown-timeout (PLANTSTORE_SHUTDOWN_TIMEOUT), which is 20s: the end would cut requests off`, false},
-		{"serve --addr=127.0.0.1:99999 --trusted-proxies=10.0.0.0/8,proxy", 2, `plantstore: --trusted-proxies: "proxy" is no address or network: want one as 10.0.0.7 or 10.0.0.0/8`, true},
-		{"serve --addr=127.0.0.1:99999 --trusted-proxies=10.0.0.0/8,2001:db8::7", 1, `plantstore: cannot listen on 127.0.0.1:99999: address 99999: invalid port: choose another address with --addr (PLANTSTORE_ADDR)`, false},
+		{"serve --addr=127.0.0.1:99999 --trusted-proxies=10.0.0.0/8,proxy", 2, `plantstore: --trusted-proxies: "proxy" is no address or network: want one as 10.0.0.7 or 10.0.0.0/8`, false},
+		{"serve --database-url=host=h --addr=127.0.0.1:99999 --trusted-proxies=10.0.0.0/8,2001:db8::7", 2, `plantstore: --addr (PLANTSTORE_ADDR) is "127.0.0.1:99999": invalid port: want one as :8080 or 127.0.0.1:8080`, false},
 		{"serve --max-in-flight=0", 2, `plantstore: serve: --max-in-flight (PLANTSTORE_MAX_IN_FLIGHT) is 0: it must be at least 1`, false},
 		{"serve --drain-delay=-1s", 2, `plantstore: serve: --drain-delay (PLANTSTORE_DRAIN_DELAY) is -1s: it must not be negative`, false},
-		{"serve --log-format=xml", 2, `plantstore: --log-format must be one of "json","text" but got "xml"`, false},
-		{"serve --addr=127.0.0.1:99999", 1, `plantstore: cannot listen on 127.0.0.1:99999: address 99999: invalid port: choose another address with --addr (PLANTSTORE_ADDR)`, false},
-		{"serve --addr=127.0.0.1:0 --admin-addr=127.0.0.1:0 --database-url=postgres://u:geheim@h:p/d", 1,
+		{"serve --log-format=xml", 2, `plantstore: --log-format: "xml" is no log format: want json or text`, false},
+		{"serve --database-url=host=h --addr=127.0.0.1:99999", 2, `plantstore: --addr (PLANTSTORE_ADDR) is "127.0.0.1:99999": invalid port: want one as :8080 or 127.0.0.1:8080`, false},
+		{"serve --database-url=host=h --addr=127.0.0.1:0 --admin-addr=9090", 2, `plantstore: --admin-addr (PLANTSTORE_ADMIN_ADDR) is "9090": missing port in address: want one as :8080 or 127.0.0.1:8080`, false},
+		{"serve --database-url=host=h --addr=127.0.0.1:nonsense", 2, `plantstore: --addr (PLANTSTORE_ADDR) is "127.0.0.1:nonsense": lookup tcp/nonsense: unknown port`, false},
+		{"serve", 2, `plantstore: serve: --database-url (DATABASE_URL) is not set: set it to the database's URL, as postgres://user:password@host:5432/database`, false},
+		{"token list", 2, `plantstore: neither PLANTSTORE_MIGRATE_DATABASE_URL nor DATABASE_URL is set: set it to the database's URL, as postgres://user:password@host:5432/database`, false},
+		{"migrate up --service-url=postgres://u:geheim@h:p/d", 2,
+			`plantstore: DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database`, false},
+		{"token list --database-url=postgres://u:geheim@h:p/d", 2,
+			`plantstore: PLANTSTORE_MIGRATE_DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database`, false},
+		{"serve --addr=127.0.0.1:0 --admin-addr=127.0.0.1:0 --database-url=postgres://u:geheim@h:p/d", 2,
 			`plantstore: DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database`, false},
 		{"migrate up --database-url=postgres://u:geheim@127.0.0.1:1/d?sslmode=disable", 1,
-			`plantstore: cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is DATABASE_URL right?`, false},
+			`plantstore: cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is PLANTSTORE_MIGRATE_DATABASE_URL right?`, false},
 		{"serve --tls-cert=cert.pem", 2, `plantstore: serve: --tls-cert (PLANTSTORE_TLS_CERT) and --tls-key (PLANTSTORE_TLS_KEY) go together: one of them is not set`, false},
 		{"serve --tls-cert=/nonexistent/cert.pem --tls-key=key.pem", 2, `plantstore: serve: the certificate for TLS can't be read: open /nonexistent/cert.pem: no such file or directory`, false},
 		{"token rotate x --days=36501", 2, `plantstore: token rotate: --days is 36501: it must be from 0 to 36500`, false},
-		{"token rotate x --overlap=-1s", 2, `plantstore: --overlap: "-1s" is no age: want one as 365d or 36h`, true},
-		{"serve --rate-limit=fast", 2, `plantstore: --rate-limit: "fast" is no rate: want one as 200/s, 600/m or 200/s,burst=400`, true},
-		{"serve --rate-limit=0/s", 2, `plantstore: --rate-limit: "0/s" is no rate: want one as 200/s, 600/m or 200/s,burst=400`, true},
-		{"serve --rate-limit=200/s,burst=0", 2, `plantstore: --rate-limit: "200/s,burst=0" is no rate: want one as 200/s, 600/m or 200/s,burst=400`, true},
-		{"serve --rate-limit=600/m,burst=50 --addr=127.0.0.1:99999", 1, `plantstore: cannot listen on 127.0.0.1:99999: address 99999: invalid port: choose another address with --addr (PLANTSTORE_ADDR)`, false},
+		{"token rotate x --overlap=-1s", 2, `plantstore: --overlap: "-1s" is no age: want one as 365d or 36h`, false},
+		{"serve --rate-limit=fast", 2, `plantstore: --rate-limit: "fast" is no rate: want one as 200/s, 600/m or 200/s,burst=400`, false},
+		{"serve --rate-limit=0/s", 2, `plantstore: --rate-limit: "0/s" is no rate: want one as 200/s, 600/m or 200/s,burst=400`, false},
+		{"serve --rate-limit=200/s,burst=0", 2, `plantstore: --rate-limit: "200/s,burst=0" is no rate: want one as 200/s, 600/m or 200/s,burst=400`, false},
+		{"serve --database-url=host=h --rate-limit=600/m,burst=50 --addr=127.0.0.1:99999", 2, `plantstore: --addr (PLANTSTORE_ADDR) is "127.0.0.1:99999": invalid port: want one as :8080 or 127.0.0.1:8080`, false},
 		{"serve --oidc-issuer=https://login.example", 2, `plantstore: serve: --oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is not set: without it, a JWT for any other service would do`, false},
 		{"serve --jwks-url=https://login.example/keys --oidc-audience=plants", 2, `plantstore: serve: --oidc-issuer (PLANTSTORE_OIDC_ISSUER) is not set: without it, a JWT of anybody's would do`, false},
 		{"serve --oidc-issuer=http://login.example --oidc-audience=plants", 2, `plantstore: serve: --oidc-issuer (PLANTSTORE_OIDC_ISSUER): "http://login.example" is no https URL: whoever is between could put in keys of their own`, false},
@@ -130,7 +140,7 @@ func TestPortTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	_, stderr, code := command(t, "serve", "--addr", l.Addr().String())
+	_, stderr, code := command(t, "serve", "--database-url=host=h", "--addr", l.Addr().String())
 	want := "plantstore: cannot listen on " + l.Addr().String() + ": bind: address already in use: choose another address with --addr (PLANTSTORE_ADDR)\n"
 	if code != 1 || stderr != want {
 		t.Errorf("exit code %d, %q; want 1, %q", code, stderr, want)
@@ -232,7 +242,7 @@ func start(t *testing.T, args ...string) *process {
 	r, w := io.Pipe()
 	p := &process{cancel: cancel, done: make(chan error, 1), log: new(syncBuffer), out: r}
 	go func() {
-		err := run(ctx, args, w, p.log)
+		err := run(ctx, nil, args, w, p.log)
 		w.Close()
 		p.done <- err
 	}()

@@ -57,7 +57,7 @@ func (c *migrateUp) Run(ctx context.Context, console *console) error {
 	changes, err := migrations().Up(ctx, c.DatabaseURL, c.options(progress))
 	progress.end()
 	if err != nil {
-		return explained(err)
+		return c.explained(err)
 	}
 	if len(changes) == 0 {
 		fmt.Fprintf(console.out, "nothing to do: every migration up to %d is applied\n", migrate.Latest())
@@ -83,7 +83,7 @@ func (c *migrateDown) Run(ctx context.Context, console *console) error {
 	}
 	progress.end()
 	if err != nil {
-		return explained(err)
+		return c.explained(err)
 	}
 	if len(changes) == 0 {
 		fmt.Fprintln(console.out, "nothing to do: no such migration is applied")
@@ -100,7 +100,7 @@ type migrateStatus struct {
 func (c *migrateStatus) Run(ctx context.Context, console *console) error {
 	states, trouble, err := migrations().Status(ctx, c.DatabaseURL)
 	if err != nil {
-		return explained(err)
+		return c.explained(err)
 	}
 	type row struct {
 		Version   int64      `json:"version"`
@@ -149,7 +149,7 @@ type migrateVersion struct {
 func (c *migrateVersion) Run(ctx context.Context, console *console) error {
 	states, _, err := migrations().Status(ctx, c.DatabaseURL)
 	if err != nil {
-		return explained(err)
+		return c.explained(err)
 	}
 	var newest int64
 	for _, s := range states {

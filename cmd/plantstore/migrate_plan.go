@@ -22,7 +22,7 @@ type migratePlan struct {
 func (c *migratePlan) Run(ctx context.Context, console *console) error {
 	plan, err := migrations().Plan(ctx, c.DatabaseURL)
 	if err != nil {
-		return explained(err)
+		return c.explained(err)
 	}
 	if c.JSON {
 		err = writeJSON(console.out, plan)

@@ -175,7 +175,7 @@ func TestMigrateUpNamesTheBlocker(t *testing.T) {
 	// The sale ends when the migration says that it waits for it.
 	var out bytes.Buffer
 	told := &alarm{text: "blocked by pid", ring: func() { execute(t, conn, `COMMIT`) }}
-	err := run(t.Context(), []string{"migrate", "up", "--lock-timeout=10s", url}, &out, told)
+	err := run(t.Context(), nil, []string{"migrate", "up", "--lock-timeout=10s", url}, &out, told)
 	if err != nil || !strings.Contains(told.String(), told.text) || !strings.HasPrefix(out.String(), "applied 00003_record_deletions.sql") {
 		t.Errorf("%v, %q, %q; want no error when the blocker is done", err, out.String(), told)
 	}
@@ -209,7 +209,7 @@ func TestProgress(t *testing.T) {
 	for _, tt := range tests {
 		synctest.Test(t, func(t *testing.T) {
 			var out, errOut bytes.Buffer
-			p := newProgress(&console{&out, &errOut}, "applied", tt.terminal)
+			p := newProgress(&console{out: &out, err: &errOut}, "applied", tt.terminal)
 			m := migrate.Migration{Name: "a.sql"}
 			p.notify(migrate.Event{Kind: migrate.Warned, Warning: "w"})
 			p.notify(migrate.Event{Kind: migrate.Started, Migration: m, Number: 2, Of: 3})

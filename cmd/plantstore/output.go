@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strconv"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 	"time"
 	"unicode"
@@ -22,14 +24,46 @@ import (
 // A console is where a command writes.
 type console struct {
 	out, err io.Writer
+	warnings []string // about how it was called, for a log
 }
 
-// explained is err in words for an operator.
-func explained(err error) error {
+// errUnread is why a command ended whose output goes to a program that has ended.
+var errUnread = errors.New("nobody reads the log any more")
+
+// untilUnread returns a console, and a context that ends with ctx, or with errUnread
+// once something is written to the console that nobody reads any more. Until the
+// process ends, such a write is an error and not its death (os/signal, SIGPIPE).
+func untilUnread(ctx context.Context, c *console) (context.Context, *console) {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	ctx, end := context.WithCancelCause(ctx)
+	watch := func(w io.Writer) io.Writer { return watched{w, func() { end(errUnread) }} }
+	return ctx, &console{out: watch(c.out), err: watch(c.err), warnings: c.warnings}
+}
+
+// A watched writer calls unread when nobody reads what is written to it.
+type watched struct {
+	io.Writer
+	unread func()
+}
+
+func (w watched) Write(p []byte) (int, error) {
+	n, err := w.Writer.Write(p)
+	if errors.Is(err, syscall.EPIPE) {
+		w.unread()
+	}
+	return n, err
+}
+
+// explained is err in words for an operator, where the database's URL comes from
+// setting. A URL that can't be read is a bad setting.
+func explained(err error, setting string) error {
+	if postgres.IsUnusable(err) {
+		return &exitError{exitUsage, errors.New(postgres.ExplainFor(err, setting))}
+	}
 	if e, ok := errors.AsType[*migrate.InterruptedError](err); ok {
 		why := "interrupted"
 		if !errors.Is(e.Err, context.Canceled) {
-			why = "the connection was lost (" + postgres.Explain(e.Err) + ")"
+			why = "the connection was lost (" + postgres.ExplainFor(e.Err, setting) + ")"
 		}
 		return fmt.Errorf("%s: migration %s is %s; see 'plantstore migrate status', and run the same again to go on", why, e.Name, e.State)
 	}
@@ -38,12 +72,12 @@ func explained(err error) error {
 	}
 	failed, ok := errors.AsType[*migrate.FailedError](err)
 	if !ok {
-		return errors.New(postgres.Explain(err))
+		return errors.New(postgres.ExplainFor(err, setting))
 	}
 	if e, ok := errors.AsType[*migrate.BlockedError](err); ok {
 		return fmt.Errorf("migration %s: %w; end what is in the way, or try again with a larger --lock-attempts", failed.Name, e)
 	}
-	return fmt.Errorf("migration %s: %s", failed.Name, postgres.Explain(failed.Err))
+	return fmt.Errorf("migration %s: %s", failed.Name, postgres.ExplainFor(failed.Err, setting))
 }
 
 func writeJSON(w io.Writer, v any) error {

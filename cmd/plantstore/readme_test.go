@@ -100,6 +100,9 @@ func right(t *testing.T, args []string) error {
 	case rest[0] == "--help":
 		return nil
 	}
+	if slices.ContainsFunc(node.Flags, func(f *kong.Flag) bool { return f.Name == "database-url" }) {
+		args = append(args, "--database-url=host=h")
+	}
 	_, err := parser.Parse(args)
 	return err
 }

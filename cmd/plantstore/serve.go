@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/netip"
 	"sync"
-	"syscall"
 	"time"
 
 	"plantstore/internal/auth"
@@ -33,7 +31,7 @@ type serveCommand struct {
 	OIDCBudget         budget        `name:"oidc-budget" env:"PLANTSTORE_OIDC_BUDGET" placeholder:"N/PERIOD" help:"How many plants each principal that comes with a JWT may delete in a time, as 500/1h or 10000/7d. Default: any number."`
 	JWKSURL            string        `name:"jwks-url" env:"PLANTSTORE_JWKS_URL" placeholder:"URL" help:"Where the issuer's keys are, https or file. Default: OpenID Connect discovery."`
 	DrainDelay         time.Duration `env:"PLANTSTORE_DRAIN_DELAY" default:"5s" help:"How long to go on serving, unready, after SIGTERM."`
-	LogFormat          string        `env:"PLANTSTORE_LOG_FORMAT" enum:"json,text" default:"json" help:"Log format: ${enum}."`
+	LogFormat          logFormat     `env:"PLANTSTORE_LOG_FORMAT" default:"json" help:"Log format: json or text."`
 	LogLevel           slog.Level    `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
 	serveTuning        `embed:""`
 
@@ -104,11 +102,19 @@ func (c *serveCommand) Validate() error {
 	if c.DrainDelay < 0 {
 		return fmt.Errorf("--drain-delay (PLANTSTORE_DRAIN_DELAY) is %s: it must not be negative", c.DrainDelay)
 	}
-	return c.serveTuning.Validate()
+	if err := c.serveTuning.Validate(); err != nil {
+		return err
+	}
+	if c.DatabaseURL == "" && c.DatabaseURLFile == "" && !isDatabaseNamed() {
+		return fmt.Errorf("--database-url (%s) is not set: %s", postgres.ServiceSetting, likeURL)
+	}
+	return nil
 }
 
-// Run serves until ctx ends. It takes both ports before anything else.
+// Run serves until ctx ends, or until nobody reads its log any more: who starts it
+// again then gives it a reader. It takes both ports before anything else.
 func (c *serveCommand) Run(ctx context.Context, console *console) error {
+	ctx, console = untilUnread(ctx, console)
 	public, err := listen("--addr (PLANTSTORE_ADDR)", c.Addr)
 	if err != nil {
 		return err
@@ -117,17 +123,19 @@ func (c *serveCommand) Run(ctx context.Context, console *console) error {
 	if err != nil {
 		return err
 	}
-	log := newLog(console.err, c.LogFormat, c.LogLevel)
+	log := newLog(console, c.LogFormat, c.LogLevel)
 	// The pool outlives ctx: requests in flight end first.
 	open := context.WithoutCancel(ctx)
 	var db *postgres.DB
+	setting := postgres.ServiceSetting
 	if c.DatabaseURLFile != "" {
+		setting = "the file " + c.DatabaseURLFile
 		db, err = postgres.OpenFile(open, c.DatabaseURLFile)
 	} else {
 		db, err = postgres.Open(open, c.DatabaseURL)
 	}
 	if err != nil {
-		return explained(err)
+		return explained(err, setting)
 	}
 	defer db.Close()
 	return serve(ctx, c.serveTuning, service{
@@ -138,23 +146,36 @@ func (c *serveCommand) Run(ctx context.Context, console *console) error {
 	})
 }
 
+// listen takes a port. An address that is none is a bad setting; one that is in use
+// may be free later.
 func listen(setting, addr string) (net.Listener, error) {
 	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		if op, ok := errors.AsType[*net.OpError](err); ok {
-			err = op.Err
-		}
-		return nil, fmt.Errorf("cannot listen on %s: %w: choose another address with %s", addr, err, setting)
+	if err == nil {
+		return l, nil
 	}
-	return l, nil
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		err = op.Err
+	}
+	if bad, ok := errors.AsType[*net.AddrError](err); ok {
+		return nil, &exitError{exitUsage, fmt.Errorf("%s is %q: %s: want one as :8080 or 127.0.0.1:8080", setting, addr, bad.Err)}
+	}
+	if _, ok := errors.AsType[*net.DNSError](err); ok {
+		return nil, &exitError{exitUsage, fmt.Errorf("%s is %q: %w", setting, addr, err)}
+	}
+	return nil, fmt.Errorf("cannot listen on %s: %w: choose another address with %s", addr, err, setting)
 }
 
-func newLog(w io.Writer, format string, level slog.Level) *slog.Logger {
+// newLog returns a log that begins with the console's warnings.
+func newLog(console *console, format logFormat, level slog.Level) *slog.Logger {
 	options := &slog.HandlerOptions{Level: level}
+	log := slog.New(slog.NewJSONHandler(console.err, options))
 	if format == "text" {
-		return slog.New(slog.NewTextHandler(w, options))
+		log = slog.New(slog.NewTextHandler(console.err, options))
 	}
-	return slog.New(slog.NewJSONHandler(w, options))
+	for _, w := range console.warnings {
+		log.Warn(w)
+	}
+	return log
 }
 
 // A service is what serve and dev set up in their own ways.
@@ -221,27 +242,10 @@ func serve(ctx context.Context, f serveTuning, s service) error {
 		return err
 	}
 	log.Info("stopped")
+	if errors.Is(context.Cause(ctx), errUnread) {
+		return errUnread
+	}
 	return nil
-}
-
-// otherFiles is how many files the process opens beside those of connections. It has
-// 20 or so.
-const otherFiles = 64
-
-// clientConnections returns how many client connections there may be: limit, or less
-// where the process may not open enough files. It spares what the operators'
-// connections and those to the database take, or a flood of clients would leave
-// nobody able to ask whether the process is alive.
-func clientConnections(limit int, pool int32) (int, error) {
-	var files syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
-		return 0, fmt.Errorf("how many files may be open: %w", err)
-	}
-	spared := uint64(server.AdminConnections) + uint64(pool) + otherFiles
-	if files.Cur <= spared {
-		return 0, fmt.Errorf("the process may open %d files and needs more than %d: raise that (ulimit -n, LimitNOFILE), or lower pool_max_conns in DATABASE_URL", files.Cur, spared)
-	}
-	return int(min(uint64(limit), files.Cur-spared)), nil
 }
 
 // logReadiness logs when the service becomes ready and, while it is not, why:

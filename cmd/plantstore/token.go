@@ -22,9 +22,9 @@ type tokenCommand struct {
 
 // withTokens opens the tokens of the database for use.
 func (f *ownerFlags) withTokens(ctx context.Context, use func(*postgres.Tokens) error) error {
-	db, err := postgres.Open(ctx, f.DatabaseURL)
+	db, err := postgres.OpenFrom(ctx, f.setting, f.DatabaseURL)
 	if err != nil {
-		return explained(err)
+		return f.explained(err)
 	}
 	defer db.Close()
 	return use(db.Tokens(0))

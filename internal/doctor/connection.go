@@ -20,7 +20,7 @@ const applicationName = "plantstore doctor"
 
 // ownerConnection judges the connection that the migrations use.
 func (e *examination) ownerConnection(ctx context.Context, conn *pgx.Conn) []Finding {
-	found := []Finding{e.security(conn, "PLANTSTORE_MIGRATE_DATABASE_URL")}
+	found := []Finding{e.security(conn, e.OwnerSetting)}
 	pooler, err := migrate.FindPooler(ctx, conn)
 	switch {
 	case err != nil:
@@ -43,10 +43,10 @@ func (e *examination) serviceConnection(ctx context.Context) []Finding {
 		conn, err = pgx.ConnectConfig(ctx, config)
 	}
 	if err != nil {
-		return []Finding{{Grade: Problem, Message: postgres.Explain(err), Remedy: "Mend that: the service can't connect with this DATABASE_URL either."}}
+		return []Finding{{Grade: Problem, Message: postgres.ExplainFor(err, e.ServiceSetting), Remedy: "Mend that: the service can't connect with this DATABASE_URL either."}}
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	found := []Finding{e.security(conn, "DATABASE_URL")}
+	found := []Finding{e.security(conn, e.ServiceSetting)}
 	if user := config.User; user != serviceRole {
 		found = append(found, Finding{Grade: Warning, Message: fmt.Sprintf("the service connects as %s and may do all that %s may", user, user),
 			Remedy: "Name the role " + serviceRole + " in DATABASE_URL."})

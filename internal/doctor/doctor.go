@@ -57,6 +57,8 @@ var UsualLimits = Limits{
 type Target struct {
 	Owner   string // URL of the owner's direct connection
 	Service string // URL that the service connects with; empty if not known
+	// OwnerSetting and ServiceSetting are what a person changes to change the URLs.
+	OwnerSetting, ServiceSetting string
 	// Replicas is how many instances of the service run.
 	Replicas int
 	Limits   Limits
@@ -93,7 +95,7 @@ func (e *examination) run(ctx context.Context) []Finding {
 	e.add("service connection", e.serviceConnection(ctx)...)
 	conn, err := migrate.Connect(ctx, e.Owner, applicationName)
 	if err != nil {
-		e.add("connection", Finding{Grade: Problem, Message: postgres.Explain(err), Remedy: "Mend that, and run this again: nothing else could be examined."})
+		e.add("connection", Finding{Grade: Problem, Message: postgres.ExplainFor(err, e.OwnerSetting), Remedy: "Mend that, and run this again: nothing else could be examined."})
 		return e.findings
 	}
 	defer conn.Close(context.WithoutCancel(ctx))

@@ -35,7 +35,8 @@ func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
 // examinationOf has everything but what the test's machine is.
 func examinationOf(owner, service string) *examination {
-	return &examination{Target: Target{Owner: owner, Service: service, Replicas: 1, Limits: UsualLimits}, isRemote: isRemote}
+	return &examination{Target: Target{Owner: owner, Service: service, OwnerSetting: "PLANTSTORE_MIGRATE_DATABASE_URL",
+		ServiceSetting: "DATABASE_URL", Replicas: 1, Limits: UsualLimits}, isRemote: isRemote}
 }
 
 // troubles returns the findings that are not fine.

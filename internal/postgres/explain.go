@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,11 +18,17 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
+// ServiceSetting is the setting that has the service's URL.
+const ServiceSetting = "DATABASE_URL"
+
 // Explain says in one plain sentence why a database could not be used, and what
 // to look at. It tells host, database and role, never a password.
-func Explain(err error) string {
+func Explain(err error) string { return ExplainFor(err, ServiceSetting) }
+
+// ExplainFor is Explain where the URL comes from another setting than the service's.
+func ExplainFor(err error, setting string) string {
 	if parse, ok := errors.AsType[*pgconn.ParseConfigError](err); ok {
-		return explainSettings(parse)
+		return explainSettings(parse, setting)
 	}
 	connect, isConnect := errors.AsType[*pgconn.ConnectError](err)
 	pg := pgError(err)
@@ -42,11 +49,11 @@ func Explain(err error) string {
 	if pg != nil {
 		switch pg.Code {
 		case invalidPassword:
-			return fmt.Sprintf("the password for role %q is wrong at %s: correct it in DATABASE_URL", c.User, at)
+			return explainPassword(c, setting)
 		case "28000":
 			return fmt.Sprintf("role %q may not log in to database %q at %s: %s", c.User, c.Database, at, pg.Message)
 		case "3D000":
-			return fmt.Sprintf("there is no database %q at %s: create it, or correct DATABASE_URL", c.Database, at)
+			return fmt.Sprintf("there is no database %q at %s: create it, or correct %s", c.Database, at, setting)
 		case "53300":
 			return fmt.Sprintf("the server at %s has no connection left for role %q", at, c.User)
 		case "57P03":
@@ -54,7 +61,7 @@ func Explain(err error) string {
 		}
 		return fmt.Sprintf("the server at %s refused the connection: %s (SQLSTATE %s)", at, pg.Message, pg.Code)
 	}
-	if why := explainTLS(connect); why != "" {
+	if why := explainTLS(connect, setting); why != "" {
 		return why
 	}
 	dns, isDNS := errors.AsType[*net.DNSError](err)
@@ -71,24 +78,44 @@ func Explain(err error) string {
 	case errors.Is(err, pgconn.ErrReadOnlyConnection), errors.Is(err, pgconn.ErrStandbyConnection):
 		why = "it is not a writable primary"
 	}
-	return fmt.Sprintf("cannot connect to PostgreSQL at %s: %s: is it running, and is DATABASE_URL right?", at, why)
+	return fmt.Sprintf("cannot connect to PostgreSQL at %s: %s: is it running, and is %s right?", at, why, setting)
+}
+
+// IsUnusable reports whether the URL of a database is what is wrong: no server was
+// asked.
+func IsUnusable(err error) bool {
+	_, ok := errors.AsType[*pgconn.ParseConfigError](err)
+	return ok
+}
+
+// explainPassword says where to correct a password that was refused: where it came
+// from, as far as that can be told.
+func explainPassword(c *pgconn.Config, setting string) string {
+	at := hosts(c)
+	switch c.Password {
+	case "":
+		return fmt.Sprintf("role %q needs a password at %s: give it in %s, PGPASSWORD or a password file", c.User, at, setting)
+	case os.Getenv("PGPASSWORD"):
+		return fmt.Sprintf("the password for role %q is wrong at %s: correct it in PGPASSWORD", c.User, at)
+	}
+	return fmt.Sprintf("the password for role %q is wrong at %s: correct it in %s, or in the password file if there is one", c.User, at, setting)
 }
 
 // explainSettings says what is wrong with a URL that can't be used. The text of the
 // driver's error can quote a URL that is too broken to redact, so it is not shown.
-func explainSettings(e *pgconn.ParseConfigError) string {
+func explainSettings(e *pgconn.ParseConfigError, setting string) string {
 	if file, ok := errors.AsType[*fs.PathError](e); ok {
-		return fmt.Sprintf("the file %s, which DATABASE_URL or a PG* variable names, can't be read: %v", file.Path, file.Err)
+		return fmt.Sprintf("the file %s, which %s or a PG* variable names, can't be read: %v", file.Path, setting, file.Err)
 	}
 	switch {
 	case usableWith(e.ConnString, "sslmode=prefer"):
-		return "sslmode in DATABASE_URL (or PGSSLMODE) is none that there is: it may be disable, allow, prefer, require, verify-ca or verify-full"
+		return "sslmode in " + setting + " (or PGSSLMODE) is none that there is: it may be disable, allow, prefer, require, verify-ca or verify-full"
 	case usableWith(e.ConnString, "sslmode=disable"):
-		return "sslcert and sslkey in DATABASE_URL (or PGSSLCERT and PGSSLKEY) are no certificate and its key"
+		return "sslcert and sslkey in " + setting + " (or PGSSLCERT and PGSSLKEY) are no certificate and its key"
 	case usableWith(e.ConnString, "sslrootcert=system"):
-		return "sslrootcert in DATABASE_URL (or PGSSLROOTCERT) names a file without a certificate in it"
+		return "sslrootcert in " + setting + " (or PGSSLROOTCERT) names a file without a certificate in it"
 	}
-	return "DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database"
+	return setting + " cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database"
 }
 
 // usableWith reports whether a URL or DSN can be read once it has another parameter.
@@ -107,23 +134,23 @@ func usableWith(url, parameter string) bool {
 
 // explainTLS says why a connection is not as secure as it has to be. It returns
 // nothing where that is not what went wrong.
-func explainTLS(e *pgconn.ConnectError) string {
+func explainTLS(e *pgconn.ConnectError, setting string) string {
 	at := hosts(e.Config)
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](e); ok {
-		return fmt.Sprintf("the certificate of the server at %s is signed by an authority that is not known: name the authority's file with sslrootcert in DATABASE_URL", at)
+		return fmt.Sprintf("the certificate of the server at %s is signed by an authority that is not known: name the authority's file with sslrootcert in %s", at, setting)
 	}
 	if h, ok := errors.AsType[x509.HostnameError](e); ok {
-		return fmt.Sprintf("the server at %s has a certificate for another host (%s): name that one in DATABASE_URL, or mend the certificate", at, names(h.Certificate))
+		return fmt.Sprintf("the server at %s has a certificate for another host (%s): name that one in %s, or mend the certificate", at, names(h.Certificate), setting)
 	}
 	if c, ok := errors.AsType[x509.CertificateInvalidError](e); ok {
 		return fmt.Sprintf("the certificate of the server at %s can't be used: %v", at, c)
 	}
 	if op, ok := errors.AsType[*net.OpError](e); ok && op.Op == "remote error" { // crypto/tls: an alert
-		return fmt.Sprintf("the server at %s refused TLS: %v: does it ask for a client certificate (sslcert and sslkey in DATABASE_URL)?", at, op.Err)
+		return fmt.Sprintf("the server at %s refused TLS: %v: does it ask for a client certificate (sslcert and sslkey in %s)?", at, op.Err, setting)
 	}
 	_, garbled := errors.AsType[tls.RecordHeaderError](e)
 	if e.Config.TLSConfig != nil && (garbled || isDriversOwn(e)) {
-		return fmt.Sprintf("the server at %s does not speak TLS as sslmode in DATABASE_URL asks for (%v): switch TLS on at the server (ssl = on), or ask for less", at, cause(e))
+		return fmt.Sprintf("the server at %s does not speak TLS as sslmode in %s asks for (%v): switch TLS on at the server (ssl = on), or ask for less", at, setting, cause(e))
 	}
 	return ""
 }

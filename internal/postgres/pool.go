@@ -25,8 +25,8 @@ import (
 type DB struct {
 	pool   *pgxpool.Pool
 	shares *shares
-	// host names the server or servers, for messages.
-	host string
+	// host names the server or servers, and setting what has their URL, for messages.
+	host, setting string
 }
 
 const (
@@ -45,13 +45,18 @@ const (
 // The files that the URL names (passwords, certificates) are read again for each
 // connection.
 func Open(ctx context.Context, url string) (*DB, error) {
-	return open(ctx, func() (string, error) { return url, nil })
+	return OpenFrom(ctx, ServiceSetting, url)
+}
+
+// OpenFrom is Open for a URL that comes from another setting than the service's.
+func OpenFrom(ctx context.Context, setting, url string) (*DB, error) {
+	return open(ctx, setting, func() (string, error) { return url, nil })
 }
 
 // OpenFile is Open for a URL in a file, which is read again for each connection: the
 // role and its password may change.
 func OpenFile(ctx context.Context, file string) (*DB, error) {
-	return open(ctx, func() (string, error) { return ReadURL(file) })
+	return open(ctx, "the file "+file, func() (string, error) { return ReadURL(file) })
 }
 
 // ReadURL reads the URL or DSN of a database from a file. Its errors are sentences
@@ -68,7 +73,7 @@ func ReadURL(file string) (string, error) {
 	return url, nil
 }
 
-func open(ctx context.Context, read func() (string, error)) (*DB, error) {
+func open(ctx context.Context, setting string, read func() (string, error)) (*DB, error) {
 	url, err := read()
 	if err != nil {
 		return nil, err
@@ -122,7 +127,7 @@ func open(ctx context.Context, read func() (string, error)) (*DB, error) {
 
 	conn.OnNotice = noteWarning
 
-	db := &DB{host: hosts(&conn.Config), shares: newShares(int(config.MaxConns))}
+	db := &DB{host: hosts(&conn.Config), setting: setting, shares: newShares(int(config.MaxConns))}
 	closeOnFatal := conn.OnPgError
 	conn.OnPgError = func(c *pgconn.PgConn, e *pgconn.PgError) bool {
 		if e.Code == readOnlyTransaction && e.Where == "" { // and not raised by a function of the store's
@@ -353,7 +358,7 @@ func (db *DB) explain(err error) error {
 	if pg := pgError(err); pg != nil && pg.Where == "" && (pg.Code == undefinedTable || pg.Code == undefinedColumn || pg.Code == undefinedFunction) {
 		return fmt.Errorf("the schema is behind (%s): apply the migrations with 'plantstore migrate up'", pg.Message)
 	}
-	return errors.New(Explain(err))
+	return errors.New(ExplainFor(err, db.setting))
 }
 
 // several reports whether a configuration has more than one server.

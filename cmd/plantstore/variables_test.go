@@ -1,0 +1,170 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"plantstore/internal/localpg"
+	"plantstore/internal/pgtest"
+	"plantstore/internal/postgres"
+	"plantstore/internal/readme"
+)
+
+// inProcess returns the program as a process of its own, with variables beside those of
+// this one.
+func inProcess(t *testing.T, variables []string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
+	cmd.Env = append(append(os.Environ(), runMain+"=1"), variables...)
+	return cmd
+}
+
+// runProcess runs the program to its end.
+func runProcess(t *testing.T, variables []string, args ...string) (stderr string, code int) {
+	t.Helper()
+	cmd := inProcess(t, variables, args...)
+	var b strings.Builder
+	cmd.Stderr = &b
+	_ = cmd.Run() // the exit code tells
+	return b.String(), cmd.ProcessState.ExitCode()
+}
+
+func TestBadVariables(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ variable, args, want string }{
+		{"PLANTSTORE_REQUEST_TIMEOUT=soon", "serve", `plantstore: --request-timeout: expected duration but got "soon": time: invalid duration "soon" (from envar PLANTSTORE_REQUEST_TIMEOUT="soon")`},
+		{"PLANTSTORE_LOG_FORMAT=xml", "serve", `plantstore: --log-format: "xml" is no log format: want json or text (from envar PLANTSTORE_LOG_FORMAT="xml")`},
+		{"PLANTSTORE_LOG_LEVEL=loud", "serve", `plantstore: --log-level: slog: level string "loud": unknown name (from envar PLANTSTORE_LOG_LEVEL="loud")`},
+		{"PLANTSTORE_ADDR=8080", "serve --database-url=host=h", `plantstore: --addr (PLANTSTORE_ADDR) is "8080": missing port in address: want one as :8080 or 127.0.0.1:8080`},
+		{"PLANTSTORE_ADDR=8080", "dev", `plantstore: --addr (PLANTSTORE_ADDR) is "8080": missing port in address: want one as :8080 or 127.0.0.1:8080`},
+		{"PLANTSTORE_RATE_LIMT=200/s", "serve --database-url=host=h", `plantstore: PLANTSTORE_RATE_LIMT is no setting: is it meant to be PLANTSTORE_RATE_LIMIT?`},
+		{"PLANTSTORE_MIGRATE_DATABSE_URL=x", "token list --service-url=host=h", `plantstore: PLANTSTORE_MIGRATE_DATABSE_URL is no setting: is it meant to be PLANTSTORE_MIGRATE_DATABASE_URL?`},
+	} {
+		t.Run(tt.variable, func(t *testing.T) {
+			t.Parallel()
+			if stderr, code := runProcess(t, []string{tt.variable}, strings.Fields(tt.args)...); code != exitUsage || stderr != tt.want+"\n" {
+				t.Errorf("exit code %d, %q\nwant      %d, %q and no more", code, stderr, exitUsage, tt.want)
+			}
+		})
+	}
+}
+
+func TestUnknownVariablesAreTold(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ variable, want string }{
+		{"PLANTSTORE_MAX_CONNS=7", "PLANTSTORE_MAX_CONNS is no setting of this release and counts for nothing; the nearest is PLANTSTORE_MAX_CONNECTIONS"},
+		{"PLANTSTORE_LOG_FORMAT=json", ""},
+		// Kubernetes tells each container of Services that are named plantstore and plantstore-admin.
+		{"PLANTSTORE_SERVICE_HOST=10.96.0.7", ""},
+		{"PLANTSTORE_SERVICE_PORT=80", ""},
+		{"PLANTSTORE_SERVICE_PORT_HTTP=80", ""},
+		{"PLANTSTORE_PORT=tcp://10.96.0.7:80", ""},
+		{"PLANTSTORE_PORT_80_TCP=tcp://10.96.0.7:80", ""},
+		{"PLANTSTORE_PORT_80_TCP_PROTO=tcp", ""},
+		{"PLANTSTORE_PORT_80_TCP_PORT=80", ""},
+		{"PLANTSTORE_PORT_80_TCP_ADDR=10.96.0.7", ""},
+		{"PLANTSTORE_ADMIN_SERVICE_PORT_METRICS=9090", ""},
+		{"PLANTSTORE_ADMIN_PORT_9090_TCP_ADDR=10.96.0.8", ""},
+		{"PLANTSTORE_TEST_POSTGRES=local", ""},
+		{"OTHER_ADDR=1", ""},
+	} {
+		var want []string
+		if tt.want != "" {
+			want = []string{tt.want}
+		}
+		got, err := checkVariables(commandLine(t).Model, []string{tt.variable})
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("%s: %v (-want +got):\n%s", tt.variable, err, diff)
+		}
+	}
+	for _, name := range regexp.MustCompile(`\bPLANTSTORE_\w+`).FindAllString(readme.Read(t, "docker-compose.yml"), -1) {
+		if got, err := checkVariables(commandLine(t).Model, []string{name + "=x"}); len(got) > 0 || err != nil {
+			t.Errorf("%s of docker-compose.yml: %v, %v; want nothing", name, got, err)
+		}
+	}
+	const variable = "PLANTSTORE_NONSENSE=1"
+	stderr, code := runProcess(t, []string{variable}, "version")
+	if want := "plantstore: warning: PLANTSTORE_NONSENSE is no setting of this release"; code != 0 || !strings.HasPrefix(stderr, want) {
+		t.Errorf("version: exit code %d, %q; want 0, %q", code, stderr, want)
+	}
+	s := startService(t, []string{variable}, "--database-url=host="+t.TempDir())
+	if want := `"level":"WARN","msg":"PLANTSTORE_NONSENSE is no setting of this release`; !strings.Contains(s.log.String(), want) || strings.Contains(s.log.String(), "plantstore: warning") {
+		t.Errorf("the log lacks %q, or has a line that is none of a log:\n%s", want, s.log)
+	}
+	s.end(t, 0)
+}
+
+// Who can't leave a variable out leaves it empty.
+func TestEmptyVariablesAreNotSet(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	for _, tt := range []struct {
+		name      string
+		variables []string
+	}{
+		{"the owner's URL", []string{"PLANTSTORE_MIGRATE_DATABASE_URL=", "DATABASE_URL=" + database.Owner}},
+		{"files", []string{"DATABASE_URL_FILE=", "PLANTSTORE_MIGRATE_DATABASE_URL_FILE=", "DATABASE_URL=" + database.Owner}},
+		{"a number and a time", []string{"PLANTSTORE_MIGRATE_LOCK_ATTEMPTS=", "PLANTSTORE_MIGRATE_LOCK_TIMEOUT=", "DATABASE_URL=" + database.Owner}},
+	} {
+		if stderr, code := runProcess(t, tt.variables, "migrate", "up"); code != 0 {
+			t.Errorf("%s: exit code %d, %s; want 0", tt.name, code, stderr)
+		}
+	}
+	s := startService(t, []string{"PLANTSTORE_REQUEST_TIMEOUT=", "PLANTSTORE_LOG_LEVEL=", "PLANTSTORE_OIDC_ISSUER=", "PLANTSTORE_RATE_LIMIT="}, "--database-url="+database.App)
+	s.end(t, 0)
+}
+
+// The setting that is blamed is the one that the password came from.
+func TestWrongPasswordIsBlamedRightly(t *testing.T) {
+	t.Parallel()
+	pg, err := localpg.Start(t.Context(), localpg.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := pg.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	folder := socketFolder(t, pg)
+	super := pg.URL("postgres", "postgres")
+	for _, sql := range []string{
+		`CREATE ROLE someone LOGIN PASSWORD 'right'`,
+		fmt.Sprintf(`COPY (VALUES ('local all postgres trust'), ('local all all scram-sha-256')) TO '%s/data/pg_hba.conf'`, folder),
+		`SELECT pg_reload_conf()`,
+	} {
+		if err := postgres.Script(t.Context(), super, sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bare := "host=" + folder + " user=someone dbname=postgres"
+	file := filepath.Join(t.TempDir(), "url")
+	writeFile(t, file, bare+" password=wrong")
+	const orFile = ", or in the password file if there is one"
+	wrong := `the password for role "someone" is wrong at ` + folder + ": correct it in "
+	for _, tt := range []struct {
+		variables []string
+		want      string
+	}{
+		{[]string{"DATABASE_URL=" + bare + " password=wrong"}, wrong + "DATABASE_URL" + orFile},
+		{[]string{"PLANTSTORE_MIGRATE_DATABASE_URL=" + bare + " password=wrong", "DATABASE_URL=host=h"}, wrong + "PLANTSTORE_MIGRATE_DATABASE_URL" + orFile},
+		{[]string{"PLANTSTORE_MIGRATE_DATABASE_URL_FILE=" + file}, wrong + "the file " + file + orFile},
+		{[]string{"DATABASE_URL_FILE=" + file}, wrong + "the file " + file + orFile},
+		{[]string{"DATABASE_URL=" + bare, "PGPASSWORD=wrong"}, wrong + "PGPASSWORD"},
+		{[]string{"DATABASE_URL=" + bare}, `role "someone" needs a password at ` + folder + ": give it in DATABASE_URL, PGPASSWORD or a password file"},
+	} {
+		for _, command := range []string{"token list", "migrate status", "deletions list"} {
+			stderr, code := runProcess(t, append(tt.variables, "PGPASSFILE=/nonexistent"), strings.Fields(command)...)
+			if code != 1 || !strings.HasSuffix(stderr, tt.want+"\n") {
+				t.Errorf("%s with %s: exit code %d, %q\nwant 1, %q", command, tt.variables, code, stderr, tt.want)
+			}
+		}
+	}
+}

@@ -16,6 +16,7 @@ import (
 type deletionsCommand struct {
 	List    deletionsList    `cmd:"" help:"List deletions, newest first."`
 	Show    deletionsShow    `cmd:"" help:"Show one deletion, with the row that was deleted."`
+	Export  deletionsExport  `cmd:"" help:"Write deletions as lines of JSON, for another system, and go on with new ones."`
 	Restore deletionsRestore `cmd:"" help:"Put deleted plants back: all that are asked for, or none."`
 	Purge   deletionsPurge   `cmd:"" help:"Remove old entries from the ledger. Their plants can no longer be restored."`
 }

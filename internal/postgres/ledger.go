@@ -26,10 +26,14 @@ type Ledger struct {
 	// restoreBatch and pageBytes are how many bytes of rows a restore and a reader
 	// hold in memory at a time, unless a single row is larger.
 	restoreBatch, pageBytes int
+	// heldUpAfter is how long an export waits for others before it says so.
+	heldUpAfter time.Duration
 }
 
 // Ledger returns the ledger of the database.
-func (db *DB) Ledger() *Ledger { return &Ledger{db: db, restoreBatch: 32 << 20, pageBytes: 4 << 20} }
+func (db *DB) Ledger() *Ledger {
+	return &Ledger{db: db, restoreBatch: 32 << 20, pageBytes: 4 << 20, heldUpAfter: 10 * time.Second}
+}
 
 // A Recorded is one deletion as the ledger has it.
 type Recorded struct {

@@ -1,0 +1,267 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/localpg"
+	"plantstore/internal/pgtest"
+	"plantstore/internal/postgres"
+)
+
+func TestExportedLines(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	execute(t, connect(t, database.Owner), `
+		INSERT INTO plants (id, name, created_at) SELECT i, E'Fern <"\n' || i || '>', '2026-01-01Z' FROM generate_series(1, 3) i;
+		ALTER TABLE plants ADD price numeric, ADD label text GENERATED ALWAYS AS (upper(name)) STORED;
+		DELETE FROM plants WHERE id = 1; DELETE FROM plants WHERE id = 2;
+		UPDATE plant_deletions SET deleted_at = '2026-11-01 12:00:00.123456Z'::timestamptz + id * interval '1 second'`)
+	expect := expecting(t, database.Owner)
+	line := func(id int) string {
+		return fmt.Sprintf(`{"cursor":"%[1]d@2026-11-01T12:00:0%[1]d.123456Z","id":%[1]d,"plant_id":%[1]d,"plant":[{"name":"id","type":"bigint","value":"%[1]d"},`+
+			`{"name":"name","type":"text","value":"Fern <\"\n%[1]d>"},{"name":"created_at","type":"timestamp with time zone","value":"2026-01-01 00:00:00+00"},`+
+			`{"name":"price","type":"numeric","value":null},{"name":"label","type":"text","computed":true,"value":null}],`+
+			`"deleted_at":"2026-11-01T12:00:0%[1]d.123456Z","deleted_by":"plantstore_owner","direct_sql":true,"session_role":"plantstore_owner"}`+"\n", id)
+	}
+	for args, want := range map[string]string{
+		"": line(1) + line(2), "--after=": line(1) + line(2), "--after=1@2026-11-01T12:00:01.123456Z": line(2), "--after=2@2026-11-01T12:00:02.123456Z": "",
+	} {
+		if got := expect(0, ".*", "", append([]string{"deletions", "export"}, strings.Fields(args)...)...); got != want {
+			t.Errorf("export %s (-want +got):\n%s", args, cmp.Diff(want, got))
+		}
+	}
+	expect(2, "", `.*plantstore: --after: "1" is no cursor: want that of a line that was exported, as 4711@2026-07-01T12:00:00.000000Z, or nothing for all[^\n]*\n`,
+		"deletions", "export", "--after=1")
+	expect(1, "", `plantstore: export deletions: the last number that was handed out is 2, .*\n`, "deletions", "export", "--after=7@2026-11-01T12:00:01.123456Z")
+}
+
+// An exporter is a follower that is a process of its own.
+type exporter struct {
+	*exec.Cmd
+	lines chan string
+	err   *syncBuffer
+}
+
+func startExporter(t *testing.T, args ...string) *exporter {
+	t.Helper()
+	e := &exporter{exec.CommandContext(t.Context(), os.Args[0], append([]string{"deletions", "export", "--follow"}, args...)...), make(chan string, 100_000), new(syncBuffer)}
+	e.Env, e.Stderr = append(os.Environ(), runMain+"=1"), e.err
+	out, err := e.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(e.lines)
+		for r := bufio.NewReader(out); ; {
+			line, err := r.ReadString('\n')
+			if line != "" {
+				e.lines <- line
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return e
+}
+
+// next returns the next line, or nothing once it has ended.
+func (e *exporter) next(t *testing.T) (d deletionJSON, ok bool) {
+	t.Helper()
+	select {
+	case line, open := <-e.lines:
+		if !open {
+			return d, false
+		}
+		if err := json.Unmarshal([]byte(line), &d); err != nil || !strings.HasSuffix(line, "}\n") {
+			t.Fatalf("%q is no whole line: %v", line, err)
+		}
+		return d, true
+	case <-time.After(patience):
+		t.Fatalf("no line in %s; it told:\n%s", patience, e.err)
+		return d, false
+	}
+}
+
+// A follower that is told to end does so after a whole line, and another one goes on
+// from its cursor.
+func TestAFollowerEndsAndIsGoneOnFrom(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	execute(t, connect(t, database.Owner), `INSERT INTO plants (id, name) SELECT i, repeat('fern ', 100) FROM generate_series(1, 3000) i; DELETE FROM plants`)
+	var got []int64
+	after := ""
+	for round := 0; len(got) < 3000; round++ {
+		e := startExporter(t, "--after="+after, "--database-url="+database.Owner)
+		for i := 0; ; i++ {
+			d, ok := e.next(t)
+			if !ok {
+				break
+			}
+			got = append(got, d.ID)
+			after = d.Cursor
+			if i == 500 {
+				if err := e.Process.Signal(syscall.SIGTERM); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if len(got) == 3000 && i < 500 {
+				if err := e.Process.Signal(os.Interrupt); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := e.Wait(); err != nil || e.err.String() != "" {
+			t.Fatalf("it ended with %v, and told:\n%s", err, e.err)
+		}
+	}
+	for i, id := range got {
+		if id != int64(i+1) {
+			t.Fatalf("line %d is deletion %d", i+1, id)
+		}
+	}
+}
+
+// Who takes no more lines ends it, without a word.
+func TestExportIntoAPipeThatIsClosed(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	execute(t, connect(t, database.Owner), `INSERT INTO plants (id, name) SELECT i, repeat('fern ', 100) FROM generate_series(1, 3000) i; DELETE FROM plants`)
+	program := exec.CommandContext(t.Context(), os.Args[0], "deletions", "export", "--follow", "--database-url="+database.Owner)
+	log := new(syncBuffer)
+	program.Env, program.Stderr = append(os.Environ(), runMain+"=1"), log
+	out, err := program.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := program.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(out, make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	out.Close()
+	ended := make(chan error, 1)
+	go func() { ended <- program.Wait() }()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Fatal("it goes on")
+	}
+	if log.String() != "" {
+		t.Errorf("it told %q, want nothing", log)
+	}
+}
+
+// The database crashes, restarts and fails over to its standby under deletions: a
+// follower gets all that were committed, once, in order.
+func TestAFollowerMissesNothingInOutages(t *testing.T) {
+	t.Parallel()
+	const plants = 100_000
+	s, standby := newSite(t, plants, true, longTimeout...)
+	url := "host=" + socketFolder(t, s.primary) + "," + socketFolder(t, standby) + " user=plantstore_owner dbname=plantstore"
+	e := startExporter(t, "--database-url="+url)
+	c := s.clients(t, plants)
+	// Some delete with SQL, slowly, and lose what is under way when the database goes.
+	done := make(chan struct{})
+	var others sync.WaitGroup
+	for i := range 4 {
+		others.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				conn, err := pgx.Connect(t.Context(), url+" target_session_attrs=read-write")
+				if err != nil {
+					time.Sleep(10 * time.Millisecond)
+					continue
+				}
+				for ; err == nil; n++ {
+					select {
+					case <-done:
+						conn.Close(t.Context())
+						return
+					default:
+					}
+					_, err = conn.Exec(t.Context(), fmt.Sprintf(`BEGIN; DELETE FROM plants WHERE id = %d; SELECT pg_sleep(0.02); %s`,
+						plants-(n*4+i), []string{"COMMIT", "COMMIT", "ROLLBACK"}[n%3]))
+				}
+				conn.Close(t.Context())
+			}
+		})
+	}
+	c.more(t, 100)
+	for _, mode := range []localpg.Mode{localpg.Fast, localpg.Kill} {
+		if err := s.primary.Stop(t.Context(), mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.primary.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		c.more(t, 100)
+	}
+	if err := s.primary.Stop(t.Context(), localpg.Kill); err != nil {
+		t.Fatal(err)
+	}
+	if err := standby.Promote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	super := standby.URL("postgres", "postgres")
+	for _, sql := range []string{`ALTER SYSTEM RESET synchronous_standby_names`, `SELECT pg_reload_conf()`} {
+		if err := postgres.Script(t.Context(), super, sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.more(t, 100)
+	c.end()
+	close(done)
+	others.Wait()
+	rows, err := connect(t, standby.URL("plantstore_owner", "plantstore")).Query(t.Context(), `SELECT id FROM plant_deletions WHERE plant IS NOT NULL ORDER BY id`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []int64
+	for len(got) < len(want) {
+		d, ok := e.next(t)
+		if !ok {
+			t.Fatalf("it ended after %d of %d lines, and told:\n%s", len(got), len(want), e.err)
+		}
+		got = append(got, d.ID)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("exported (-want +got):\n%s", cmp.Diff(want, got))
+	}
+	if told := e.err.String(); !strings.Contains(told, "waiting for the database: ") || !strings.Contains(told, "the database is back after ") {
+		t.Errorf("it told:\n%s\nwant that the database was away", told)
+	}
+	t.Logf("%d lines; it told:\n%s", len(got), e.err)
+	if err := e.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Wait(); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+}

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/alecthomas/kong"
+
 	"plantstore/internal/auth"
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
@@ -31,7 +33,7 @@ type devCommand struct {
 const database = "plantstore"
 
 // Run serves a private database until ctx ends, and removes it.
-func (c *devCommand) Run(ctx context.Context, console *console) (err error) {
+func (c *devCommand) Run(ctx context.Context, console *console, parsed *kong.Context) (err error) {
 	ctx, console = untilUnread(ctx, console)
 	program, err := os.Executable()
 	if err != nil {
@@ -75,7 +77,7 @@ func (c *devCommand) Run(ctx context.Context, console *console) (err error) {
 		return explained(err, "the private database's URL")
 	}
 	defer db.Close()
-	return serve(ctx, c.serveTuning, service{db: db, log: log, public: public, admin: admin})
+	return serve(ctx, c.serveTuning, service{db: db, log: log, public: public, admin: admin, settings: changed(parsed)})
 }
 
 const devGreeting = `

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -238,7 +239,7 @@ func TestClientsThatHangUp(t *testing.T) {
 	var body string
 	if !eventually(func() bool {
 		_, body = send(t, http.MethodGet, s.admin+"/metrics", "")
-		return strings.Contains(body, "\nplantstore_pool_acquired_connections 0\n")
+		return !regexp.MustCompile(`plantstore_pool_share_in_use_connections\{.*\} [1-9]`).MatchString(body)
 	}) {
 		t.Errorf("connections are still in use:\n%s", body)
 	}

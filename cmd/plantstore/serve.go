@@ -7,8 +7,14 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"runtime"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/alecthomas/kong"
+	"github.com/prometheus/client_golang/prometheus"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"plantstore/internal/auth"
 	"plantstore/internal/doctor"
@@ -46,6 +52,7 @@ type serveTuning struct {
 	MaxConnections  int           `env:"PLANTSTORE_MAX_CONNECTIONS" default:"16384" help:"Client connections open at a time. More take the place of idle ones, or wait. Lowered to what the process's open files allow."`
 	RateLimit       rateLimit     `env:"PLANTSTORE_RATE_LIMIT" placeholder:"N/s,burst=N" help:"Deletions that each principal may ask for, as 200/s or 600/m,burst=50. Default: any number."`
 	TrustedProxies  []network     `env:"PLANTSTORE_TRUSTED_PROXIES" placeholder:"NETWORK,..." help:"Addresses and networks of the proxies whose X-Forwarded-For is believed. Default: none."`
+	Profiles        bool          `env:"PLANTSTORE_PROFILES" help:"Have Go's profiler, /debug/pprof/, on the operators' listener."`
 	TokenCacheTTL   time.Duration `name:"token-cache-ttl" env:"PLANTSTORE_TOKEN_CACHE_TTL" default:"5s" help:"Longest life of a revoked token; 0s asks the database each time."`
 }
 
@@ -113,7 +120,7 @@ func (c *serveCommand) Validate() error {
 
 // Run serves until ctx ends, or until nobody reads its log any more: who starts it
 // again then gives it a reader. It takes both ports before anything else.
-func (c *serveCommand) Run(ctx context.Context, console *console) error {
+func (c *serveCommand) Run(ctx context.Context, console *console, parsed *kong.Context) error {
 	ctx, console = untilUnread(ctx, console)
 	public, err := listen("--addr (PLANTSTORE_ADDR)", c.Addr)
 	if err != nil {
@@ -140,9 +147,8 @@ func (c *serveCommand) Run(ctx context.Context, console *console) error {
 	defer db.Close()
 	return serve(ctx, c.serveTuning, service{
 		db: db, log: log, public: public, admin: admin, certificate: c.certificate, drainDelay: c.DrainDelay,
-		settings: []any{"database_url_file", c.DatabaseURLFile, "tls_cert", c.TLSCert, "tls_key", c.TLSKey,
-			"oidc_issuer", c.OIDCIssuer, "oidc_audience", c.OIDCAudience, "oidc_principal_claim", c.OIDCPrincipalClaim, "oidc_budget", plant.Budget(c.OIDCBudget).String(), "jwks_url", c.JWKSURL},
-		issuer: auth.Issuer{URL: c.OIDCIssuer, JWKS: c.JWKSURL, Audience: c.OIDCAudience, Claim: c.OIDCPrincipalClaim, Budget: plant.Budget(c.OIDCBudget)},
+		settings: changed(parsed),
+		issuer:   auth.Issuer{URL: c.OIDCIssuer, JWKS: c.JWKSURL, Audience: c.OIDCAudience, Claim: c.OIDCPrincipalClaim, Budget: plant.Budget(c.OIDCBudget)},
 	})
 }
 
@@ -163,6 +169,34 @@ func listen(setting, addr string) (net.Listener, error) {
 		return nil, &exitError{exitUsage, fmt.Errorf("%s is %q: %w", setting, addr, err)}
 	}
 	return nil, fmt.Errorf("cannot listen on %s: %w: choose another address with %s", addr, err, setting)
+}
+
+// changed returns the settings that are not their defaults, names and values in turn. A
+// database's URL has a password: it is set, and no more is told.
+func changed(parsed *kong.Context) (settings []any) {
+	for _, f := range parsed.Flags() {
+		value := fmt.Sprint(f.Target.Interface())
+		if strings.EqualFold(value, f.Default) || !f.HasDefault && f.Target.IsZero() {
+			continue
+		}
+		if f.Name == "database-url" {
+			value = "set"
+		}
+		settings = append(settings, slog.String(strings.ReplaceAll(f.Name, "-", "_"), value))
+	}
+	return settings
+}
+
+// tracesTimeout bounds how long the end waits until the last traces are sent.
+const tracesTimeout = 5 * time.Second
+
+func endTraces(ctx context.Context, tracer *sdktrace.TracerProvider) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tracesTimeout)
+	defer cancel()
+	if err := tracer.Shutdown(ctx); err != nil {
+		return fmt.Errorf("the last traces were not sent: %w", err)
+	}
+	return nil
 }
 
 // newLog returns a log that begins with the console's warnings.
@@ -186,12 +220,13 @@ type service struct {
 	drainDelay    time.Duration
 	certificate   *server.Certificate // nil: plain HTTP
 	issuer        auth.Issuer         // without URL: no JWTs are taken
-	settings      []any               // for the log, beside those of serveTuning
+	settings      []any               // those that are not their defaults, for the log
 }
 
 // serve wires the service and runs it until ctx ends.
-func serve(ctx context.Context, f serveTuning, s service) error {
+func serve(ctx context.Context, f serveTuning, s service) (err error) {
 	db, log := s.db, s.log
+	db.LogFaults(log)
 	tokens := db.Tokens(f.TokenCacheTTL)
 	versions := migrate.Versions()
 	readiness, err := doctor.NewReadiness(ctx)
@@ -199,12 +234,13 @@ func serve(ctx context.Context, f serveTuning, s service) error {
 		return err
 	}
 	ready := func(ctx context.Context) error {
-		if err := db.Ready(ctx, versions); err != nil {
-			return err
+		err := db.Ready(ctx, versions)
+		if e, ok := errors.AsType[*postgres.NotReadyError](err); ok {
+			return &server.NotReadyError{Reason: e.Reason, Err: e}
 		}
 		return readiness.Check(ctx, db)
 	}
-	connections, err := clientConnections(f.MaxConnections, db.Stats().MaxConns)
+	connections, err := clientConnections(f.MaxConnections, db.MaxConns())
 	if err != nil {
 		return err
 	}
@@ -217,8 +253,9 @@ func serve(ctx context.Context, f serveTuning, s service) error {
 	}
 	config := server.Config{
 		Plants: db.Plants(f.MaxInFlight), Tokens: tokens, Ready: ready,
-		Pool:           func() server.PoolStats { return server.PoolStats(db.Stats()) },
+		Metrics:        []prometheus.Collector{db, tokens},
 		Log:            log,
+		Profiles:       f.Profiles,
 		Certificate:    s.certificate,
 		RequestTimeout: f.RequestTimeout, DrainDelay: s.drainDelay, ShutdownTimeout: f.ShutdownTimeout,
 		MaxConnections: connections, RateLimit: server.Rate(f.RateLimit), TrustedProxies: proxies,
@@ -227,17 +264,28 @@ func serve(ctx context.Context, f serveTuning, s service) error {
 	if s.issuer.URL != "" {
 		config.JWTs = auth.NewVerifier(s.issuer, f.TokenCacheTTL, log)
 	}
+	tracer, err := newTracer(ctx)
+	if err != nil {
+		return err
+	}
+	if tracer != nil {
+		config.Tracer = tracer
+		defer func() { err = errors.Join(err, endTraces(ctx, tracer)) }()
+	}
 	srv := server.New(config)
 
 	background, stop := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	tasks.Go(func() { tokens.NoteUse(background) })
-	tasks.Go(func() { logReadiness(background, log, ready) })
+	tasks.Go(func() { db.WatchLedger(background) })
 	defer tasks.Wait()
 	defer stop()
 
-	log.Info("serving", append([]any{"addr", s.public.Addr().String(), "admin_addr", s.admin.Addr().String(),
-		"version", version, "commit", commit, "schema", migrate.Latest(), "rate_limit", f.RateLimit.String()}, s.settings...)...)
+	log.Info("serving", "version", version, "commit", commit, "go", runtime.Version(), "schema", migrate.Latest(),
+		"addr", s.public.Addr().String(), "admin_addr", s.admin.Addr().String(),
+		"database_host", db.Address(), "database", db.Database(), "role", db.Role(), "pool", db.MaxConns(),
+		"max_in_flight", f.MaxInFlight, "max_connections", connections, "cores", runtime.GOMAXPROCS(0), "traces", tracer != nil,
+		slog.Group("settings", s.settings...))
 	if err := srv.Serve(ctx, s.public, s.admin); err != nil {
 		return err
 	}
@@ -246,32 +294,4 @@ func serve(ctx context.Context, f serveTuning, s service) error {
 		return errUnread
 	}
 	return nil
-}
-
-// logReadiness logs when the service becomes ready and, while it is not, why:
-// again only when the reason changes. It returns when ctx ends.
-func logReadiness(ctx context.Context, log *slog.Logger, ready func(context.Context) error) {
-	const every, atMost = time.Second, 5 * time.Second
-	last := "unknown"
-	for {
-		once, cancel := context.WithTimeout(ctx, atMost)
-		err := ready(once)
-		cancel()
-		if ctx.Err() != nil {
-			return
-		}
-		switch {
-		case err == nil && last != "":
-			log.Info("ready")
-			last = ""
-		case err != nil && err.Error() != last:
-			log.Warn("not ready", "reason", err.Error())
-			last = err.Error()
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(every):
-		}
-	}
 }

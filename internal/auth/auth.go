@@ -78,6 +78,10 @@ func FromHeader(values []string) (string, error) {
 	return token, nil
 }
 
+// HasToken reports whether a text may hold a token, of ours or a JWT, and so must not be
+// logged.
+func HasToken(s string) bool { return strings.Contains(s, tokenPrefix) || IsJWT(s) }
+
 // isB64Token reports whether s is 1*( ALPHA / DIGIT / "-" / "." / "_" / "~" /
 // "+" / "/" ) *"=". How long it is does not matter: what reads headers bounds them.
 func isB64Token(s string) bool {

@@ -45,11 +45,13 @@ type Deletion struct {
 	KeySent bool
 }
 
-// A Result tells how a deletion that succeeded came about.
+// A Result tells how a deletion came about.
 type Result struct {
 	// Replayed is set when an earlier request with the same key had deleted the
 	// plant already. Nothing was changed this time.
 	Replayed bool
+	// Course is there with an error, too.
+	Course Course
 }
 
 // What can come of a deletion, other than success. All but ErrUnknown mean that

@@ -94,7 +94,16 @@ const defaultTimeout = 10 * time.Second
 // plant.ErrStoreRule, *plant.OverBudgetError, plant.ErrHindered, plant.ErrBusy,
 // plant.ErrUnavailable, plant.ErrOverloaded (all: not deleted by this request) and
 // plant.ErrUnknown. Any other error is a fault of ours; nothing was deleted.
-func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, error) {
+func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Result, err error) {
+	var course plant.Course
+	var lockedSince time.Time // zero until it waits for a lock
+	defer func() {
+		if !lockedSince.IsZero() {
+			course.ForLock = time.Since(lockedSince)
+		}
+		p.db.metrics.observe(course)
+		result.Course = course
+	}()
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, defaultTimeout)
@@ -103,11 +112,16 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 	if d.Came.IsZero() {
 		d.Came = time.Now()
 	}
-	if err := p.lines.enter(ctx, d.Plant); err != nil {
+	came := time.Now()
+	err = p.lines.enter(ctx, d.Plant)
+	course.ForPlant = time.Since(came)
+	if err != nil {
 		return plant.Result{}, p.db.shares.inVain(err)
 	}
 	defer p.lines.leave(d.Plant)
+	came = time.Now()
 	land, ok := p.admit(ctx)
+	course.ForOthers = time.Since(came)
 	if !ok {
 		return plant.Result{}, plant.ErrOverloaded
 	}
@@ -124,13 +138,13 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 	what := p.hard.recall(d.Plant)
 	// number is that of the deletion's turn.
 	number := 0
-	counted := false // among those that wait for locks
 	for tries := 0; ; {
+		began := time.Now()
 		if what == slow || what == locked {
 			land()
 		}
-		if what == locked && !counted {
-			counted = true
+		if what == locked && lockedSince.IsZero() {
+			lockedSince = began
 			p.locked.Add(1)
 			defer p.locked.Add(-1)
 		}
@@ -145,7 +159,9 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 		default:
 			v = g.join(ctx, d)
 			if over = p.used.note(d, v.err); over == nil && v.next == look {
+				waited, batch := v.waited, v.batch
 				v = p.lookAlone(ctx, d, v.err)
+				v.waited, v.batch = v.waited+waited, batch
 			}
 		}
 		if over != nil {
@@ -154,8 +170,13 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 		}
 		p.hard.note(d.Plant, v)
 		if v.next == done && isDefinite(v.err) {
+			waited := v.waited
 			v = p.sayNo(ctx, d, v.err, unsure)
+			v.waited += waited
 		}
+		course.Note(began, v.failed())
+		course.ForConnection += v.waited
+		course.Batch = max(v.batch, 1)
 		switch v.next {
 		case done:
 			p.used.tell(d, v.err)
@@ -229,14 +250,20 @@ func budget(ctx context.Context, attempt int) time.Duration {
 
 // on borrows a connection for a purpose, for one attempt.
 func (p *Plants) on(ctx context.Context, what purpose, attempt int, try func(context.Context, *pgx.Conn) verdict) verdict {
+	came := time.Now()
 	conn, err := p.db.borrow(ctx, what, budget(ctx, attempt))
+	waited := time.Since(came)
 	if err != nil {
-		return judge(err, false)
+		v := judge(err, false)
+		v.waited = waited
+		return v
 	}
 	defer conn.Release()
 	ctx, cancel := context.WithTimeout(ctx, budget(ctx, attempt))
 	defer cancel()
-	return try(ctx, conn.Conn.Conn())
+	v := try(ctx, conn.Conn.Conn())
+	v.waited = waited
+	return v
 }
 
 // deleteAlone makes an attempt on a connection of what's share. The fate of those

@@ -85,12 +85,15 @@ type member struct {
 	// taken is set once, by the lane that takes the member or by the request
 	// that gives it up, whichever is first.
 	taken atomic.Bool
+	began time.Time // when a lane took it; read once there is a verdict
+	batch int       // how many it was last tried with; read once there is a verdict
 }
 
 // join runs a deletion together with others. It returns when the batch is committed or
 // has failed, or when ctx ends: then nothing is known of a batch under way.
 func (g *group) join(ctx context.Context, d plant.Deletion) verdict {
 	m := &member{deletion: d, verdict: make(chan verdict, 1)}
+	came := time.Now()
 	m.until, _ = ctx.Deadline()
 	g.mu.Lock()
 	g.waiting = append(g.waiting, m)
@@ -101,9 +104,10 @@ func (g *group) join(ctx context.Context, d plant.Deletion) verdict {
 	}
 	select {
 	case v := <-m.verdict:
+		v.waited, v.batch = m.began.Sub(came), m.batch
 		return v
 	case <-ctx.Done():
-		v := verdict{err: g.db.shares.inVain(ctx.Err())}
+		v := verdict{err: g.db.shares.inVain(ctx.Err()), waited: time.Since(came)}
 		if !m.taken.CompareAndSwap(false, true) {
 			v.next = ask
 		}
@@ -193,7 +197,14 @@ func (g *group) take(most int) []*member {
 		return fits
 	})
 	g.mu.Unlock()
-	batch = slices.DeleteFunc(batch, func(m *member) bool { return !m.taken.CompareAndSwap(false, true) })
+	now := time.Now()
+	batch = slices.DeleteFunc(batch, func(m *member) bool {
+		if !m.taken.CompareAndSwap(false, true) {
+			return true
+		}
+		m.began = now
+		return false
+	})
 	slices.SortFunc(batch, func(a, b *member) int { return cmp.Compare(a.deletion.Plant, b.deletion.Plant) })
 	return batch
 }
@@ -299,11 +310,15 @@ func (g *group) attempt(conn *pgx.Conn, batch []*member, del deleteFunc, stateme
 	deletions := make([]turn, len(batch))
 	for i, m := range batch {
 		deletions[i] = turn{Deletion: m.deletion}
+		m.batch = len(batch)
 	}
 	began := time.Now()
 	deleted, work, at, err := del(ctx, conn, deletions, batchLockTimeout, statementTimeout)
 	if err == nil {
-		g.took(time.Since(began), work)
+		trip := time.Since(began)
+		g.took(trip, work)
+		g.db.metrics.batches.Observe(float64(len(batch)))
+		g.db.metrics.roads.Observe(max(trip-work, 0).Seconds())
 		for i, m := range batch {
 			if deleted[i] {
 				m.verdict <- verdict{}

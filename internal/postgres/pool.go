@@ -27,6 +27,11 @@ type DB struct {
 	shares *shares
 	// host names the server or servers, and setting what has their URL, for messages.
 	host, setting string
+	// database and role are those of the start: a file may name another role later.
+	database, role string
+
+	metrics *metrics
+	faults  faults
 }
 
 const (
@@ -112,7 +117,14 @@ func open(ctx context.Context, setting string, read func() (string, error)) (*DB
 		renew(c, read)
 		return nil
 	}
-	config.AfterConnect = prepareSession
+	db := &DB{host: hosts(&conn.Config), setting: setting, shares: newShares(int(config.MaxConns)), metrics: newMetrics(), database: conn.Database, role: conn.User}
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		err := prepareSession(ctx, conn)
+		if err == nil {
+			db.metrics.opened.Inc()
+		}
+		return err
+	}
 	// What is sent on a connection that has ended meanwhile has a fate that nobody
 	// knows. It is cheaper to look first.
 	config.PrepareConn = func(_ context.Context, conn *pgx.Conn) (bool, error) {
@@ -127,7 +139,6 @@ func open(ctx context.Context, setting string, read func() (string, error)) (*DB
 
 	conn.OnNotice = noteWarning
 
-	db := &DB{host: hosts(&conn.Config), setting: setting, shares: newShares(int(config.MaxConns))}
 	closeOnFatal := conn.OnPgError
 	conn.OnPgError = func(c *pgconn.PgConn, e *pgconn.PgError) bool {
 		if e.Code == readOnlyTransaction && e.Where == "" { // and not raised by a function of the store's
@@ -268,26 +279,36 @@ func (db *DB) Close() {
 	}
 }
 
-// Stats are the pool's figures. Counts are since the start.
-type Stats struct {
-	MaxConns, TotalConns, AcquiredConns, IdleConns int32
-	Acquires, EmptyAcquires, CanceledAcquires      int64
-	AcquireWait                                    time.Duration
-	NewConns                                       int64
+// MaxConns is how many connections may be open at a time.
+func (db *DB) MaxConns() int32 { return db.pool.Stat().MaxConns() }
+
+// Address names the server or servers, in the order in which they are tried.
+func (db *DB) Address() string { return db.host }
+
+// Database and Role are those that the pool was opened with.
+func (db *DB) Database() string { return db.database }
+func (db *DB) Role() string     { return db.role }
+
+// A NotReadyError says why requests can't be served. Its text is a sentence for an
+// operator.
+type NotReadyError struct {
+	// Reason is one of those below.
+	Reason string
+	text   string
 }
 
-// Stats returns the pool's figures as of now.
-func (db *DB) Stats() Stats {
-	s := db.pool.Stat()
-	return Stats{
-		MaxConns: s.MaxConns(), TotalConns: s.TotalConns(), AcquiredConns: s.AcquiredConns(), IdleConns: s.IdleConns(),
-		Acquires: s.AcquireCount(), EmptyAcquires: s.EmptyAcquireCount(), CanceledAcquires: s.CanceledAcquireCount(),
-		AcquireWait: s.EmptyAcquireWaitTime(), NewConns: s.NewConnsCount(),
-	}
-}
+// Why requests can't be served.
+const (
+	Unreachable    = "unreachable"     // the database does not answer, or not to us
+	ReadOnly       = "read_only"       // a standby, or a demoted primary
+	SchemaBehind   = "schema_behind"   // migrations are missing
+	StandbyMissing = "standby_missing" // no commit ends
+)
+
+func (e *NotReadyError) Error() string { return e.text }
 
 // Ready returns nil when a writable primary answers, has every migration of versions
-// and can commit. Otherwise the error is a sentence for an operator.
+// and can commit; otherwise a *NotReadyError.
 func (db *DB) Ready(ctx context.Context, versions []int64) error {
 	var readOnly, stuck bool
 	var standbys string
@@ -306,15 +327,15 @@ func (db *DB) Ready(ctx context.Context, versions []int64) error {
 	})
 	switch {
 	case stuck:
-		return fmt.Errorf("no commit ends: synchronous_standby_names is %q, and no such standby answers", standbys)
+		return &NotReadyError{StandbyMissing, fmt.Sprintf("no commit ends: synchronous_standby_names is %q, and no such standby answers", standbys)}
 	case err != nil:
-		return db.explain(err)
+		return &NotReadyError{Unreachable, db.explain(err).Error()}
 	case readOnly:
 		db.pool.Reset() // with several hosts, the next connection may find the new primary
-		return fmt.Errorf("the database at %s is read-only: a standby, or a demoted primary", db.host)
+		return &NotReadyError{ReadOnly, fmt.Sprintf("the database at %s is read-only: a standby, or a demoted primary", db.host)}
 	case len(missing) > 0:
-		return fmt.Errorf("the schema is behind: migrations %s are missing; apply them with 'plantstore migrate up'",
-			strings.Join(missing, ", "))
+		return &NotReadyError{SchemaBehind, fmt.Sprintf("the schema is behind: migrations %s are missing; apply them with 'plantstore migrate up'",
+			strings.Join(missing, ", "))}
 	}
 	return nil
 }

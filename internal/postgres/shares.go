@@ -44,6 +44,11 @@ const (
 	purposes
 )
 
+// String returns the purpose's name in the metrics.
+func (p purpose) String() string {
+	return [purposes]string{"batches", "retried", "slow", "locked", "lost", "budgeted", "known_tokens", "unknown_tokens", "readiness"}[p]
+}
+
 // dealt is the order in which connections are dealt out to the purposes.
 var dealt = [...]purpose{
 	// What works: one for each purpose, and one for a batch to pass another.
@@ -71,6 +76,8 @@ const (
 type shares struct {
 	size  [purposes]int
 	parts [purposes]*semaphore.Weighted // each first come, first served
+	// inUse and waiting are for the metrics.
+	inUse, waiting [purposes]atomic.Int64
 	// trouble is why the last connection that was asked for could not be had, or
 	// was lost; nil if it could and was not.
 	trouble atomic.Pointer[error]
@@ -102,28 +109,38 @@ var errLost = errors.New("the connection was lost")
 // A borrowed connection is one of a share's.
 type borrowed struct {
 	*pgxpool.Conn
-	shares *shares
-	part   *semaphore.Weighted
+	db   *DB
+	what purpose
 }
 
 // borrow waits for a connection of a share, in line, until ctx ends. Then it connects,
 // if no connection is open, for limit at the most.
 func (db *DB) borrow(ctx context.Context, what purpose, limit time.Duration) (*borrowed, error) {
-	part := db.shares.parts[what]
-	if err := part.Acquire(ctx, 1); err != nil {
-		return nil, db.shares.inVain(err)
+	s := db.shares
+	s.waiting[what].Add(1)
+	err := s.parts[what].Acquire(ctx, 1)
+	s.waiting[what].Add(-1)
+	if err != nil {
+		return nil, s.inVain(err)
 	}
+	s.inUse[what].Add(1)
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	conn, err := db.pool.Acquire(limited)
 	if err != nil {
 		if ctx.Err() == nil { // otherwise it is the caller's time that was over
-			db.shares.trouble.Store(&err)
+			s.trouble.Store(&err)
+			db.noteFault(faultConnect, err)
 		}
-		part.Release(1)
+		s.giveBack(what)
 		return nil, err
 	}
-	return &borrowed{conn, db.shares, part}, nil
+	return &borrowed{conn, db, what}, nil
+}
+
+func (s *shares) giveBack(what purpose) {
+	s.inUse[what].Add(-1)
+	s.parts[what].Release(1)
 }
 
 // Release gives the connection back. A connection that was lost keeps its place in
@@ -133,14 +150,15 @@ func (b *borrowed) Release() {
 	closed := conn.IsClosed() // once it is released it is not ours to look at
 	b.Conn.Release()
 	if !closed {
-		b.shares.trouble.Store(nil)
-		b.part.Release(1)
+		b.db.shares.trouble.Store(nil)
+		b.db.shares.giveBack(b.what)
 		return
 	}
-	b.shares.trouble.Store(&errLost)
+	b.db.shares.trouble.Store(&errLost)
+	b.db.noteFault(faultLost, errLost)
 	go func() {
 		<-conn.CleanupDone()
-		b.part.Release(1)
+		b.db.shares.giveBack(b.what)
 	}()
 }
 

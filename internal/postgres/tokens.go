@@ -69,6 +69,7 @@ func (t *Tokens) Authenticate(ctx context.Context, token string) (auth.Principal
 	now := time.Now()
 	c, ok := t.cache.Get(digest)
 	if ok && now.Sub(c.readAt) < t.ttl {
+		t.db.metrics.lookups.WithLabelValues(lookupCached).Inc()
 		if !c.token.ValidAt(now) {
 			return auth.Principal{}, auth.ErrInvalidToken
 		}
@@ -80,6 +81,7 @@ func (t *Tokens) Authenticate(ctx context.Context, token string) (auth.Principal
 		through = &t.known
 	}
 	found, err := lookUp(ctx, through, digest)
+	t.db.metrics.lookedUp(err)
 	if err != nil {
 		return auth.Principal{}, err
 	}

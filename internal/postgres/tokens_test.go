@@ -186,7 +186,7 @@ func TestManyTokensAtOnceShareStatements(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		s := storeOn(t, database, "")
 		tokens := s.Tokens(time.Minute)
-		before := s.Stats().Acquires
+		before := s.pool.Stat().AcquireCount()
 		var group sync.WaitGroup
 		for token, want := range all {
 			group.Go(func() {
@@ -197,7 +197,7 @@ func TestManyTokensAtOnceShareStatements(t *testing.T) {
 		}
 		group.Wait()
 		// The first, and all that came meanwhile; on a slow machine in a few parts.
-		if got := s.Stats().Acquires - before; got > clients/5 {
+		if got := s.pool.Stat().AcquireCount() - before; got > clients/5 {
 			t.Errorf("%d tokens took %d statements, want few", len(all), got)
 		}
 	})
@@ -233,12 +233,12 @@ func TestKnownTokensPassTheUnknown(t *testing.T) {
 			waiting = len(tokens.unknown.waiting)
 			tokens.unknown.mu.Unlock()
 		}
-		if used := s.Stats().AcquiredConns; used != 1 {
+		if used := s.pool.Stat().AcquiredConns(); used != 1 {
 			t.Errorf("%d connections look made-up tokens up, want 1", used)
 		}
-		before := s.Stats().Acquires
+		before := s.pool.Stat().AcquireCount()
 		authenticate(token, nil)
-		if got := s.Stats().Acquires - before; got != 1 {
+		if got := s.pool.Stat().AcquireCount() - before; got != 1 {
 			t.Errorf("%d statements while made-up tokens waited, want that for the known one", got)
 		}
 		g.open(t)
@@ -301,14 +301,14 @@ func TestTokensInUseAreRefreshed(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		start := s.Stats().Acquires
+		start := s.pool.Stat().AcquireCount()
 		time.Sleep(ttl * 4 / 10)
-		if !known(busy) || !known(calm) || s.Stats().Acquires != start {
-			t.Errorf("after 0.4 of their time: busy and calm known? %d statements, want none", s.Stats().Acquires-start)
+		if !known(busy) || !known(calm) || s.pool.Stat().AcquireCount() != start {
+			t.Errorf("after 0.4 of their time: busy and calm known? %d statements, want none", s.pool.Stat().AcquireCount()-start)
 		}
 		time.Sleep(ttl * 2 / 10)
-		if !known(busy) || s.Stats().Acquires != start+1 {
-			t.Errorf("after 0.6: %d statements for the tokens in use, want 1", s.Stats().Acquires-start)
+		if !known(busy) || s.pool.Stat().AcquireCount() != start+1 {
+			t.Errorf("after 0.6: %d statements for the tokens in use, want 1", s.pool.Stat().AcquireCount()-start)
 		}
 		time.Sleep(ttl * 6 / 10)
 		if !known(busy) || !known(calm) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -53,6 +54,40 @@ type verdict struct {
 	// or type of package plant around the driver's text, or an error of no kind
 	// that plant knows, which is a fault of ours.
 	err error
+	// waited is how long the attempt waited for a connection, or its batch to begin, and
+	// batch how many deletions that had.
+	waited time.Duration
+	batch  int
+}
+
+// Why an attempt did not bring the outcome of its deletion.
+const (
+	failedLost        = "answer_lost"  // it may have been committed
+	failedUnreachable = "unreachable"  // no connection, or an error that the database has for everybody
+	failedLocked      = "locked"       // a lock was not had in time
+	failedSlow        = "slow"         // a statement took too long
+	failedTogether    = "out_of_batch" // it can't be part of a batch
+	failedBusy        = "busy"         // what else is rolled back and tried again
+)
+
+// failed returns which of these holds for an attempt; empty for the last one.
+func (v verdict) failed() string {
+	switch {
+	case v.next == done:
+		return ""
+	case v.next == ask:
+		return failedLost
+	case errors.Is(v.err, plant.ErrUnavailable):
+		return failedUnreachable
+	case v.what == locked:
+		return failedLocked
+	case v.what == slow:
+		return failedSlow
+	case v.next == alone:
+		return failedTogether
+	default:
+		return failedBusy
+	}
 }
 
 // A step is what to do after an attempt.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/http/pprof"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -17,7 +18,7 @@ var errDraining = errors.New("shutting down")
 
 // Admin returns the handler of the operators' listener: /livez says that the
 // process runs, /readyz whether it can serve and if not why, /metrics is for
-// Prometheus.
+// Prometheus, and /debug/pprof/ for Go's profiler, if it was asked for.
 func (s *Server) Admin() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
@@ -30,6 +31,13 @@ func (s *Server) Admin() http.Handler {
 		}
 		io.WriteString(w, "ready\n")
 	})
+	if s.Profiles {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index) // and all that it lists but these
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}))
 	return mux
 }
@@ -41,4 +49,54 @@ func (s *Server) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	return s.Ready(ctx)
+}
+
+// A NotReadyError is why requests can't be served, in a word for the metrics.
+type NotReadyError struct {
+	Reason string // one of notReadyReasons
+	Err    error  // a sentence for an operator
+}
+
+func (e *NotReadyError) Error() string { return e.Err.Error() }
+
+const (
+	// watchEvery is how often the readiness is looked at for log and metrics, and
+	// watchTimeout bounds each look.
+	watchEvery   = time.Second
+	watchTimeout = 5 * time.Second
+)
+
+// watch shows in the metrics whether the service is ready. It logs when it becomes so
+// and, while it is not, why: again only when the reason changes. It returns when ctx
+// ends.
+func (s *Server) watch(ctx context.Context) {
+	last := "unknown"
+	for {
+		once, cancel := context.WithTimeout(ctx, watchTimeout)
+		err := s.Ready(once)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		reason, text := "", ""
+		if err != nil {
+			reason, text = reasonHindered, err.Error()
+			if e, ok := errors.AsType[*NotReadyError](err); ok {
+				reason = e.Reason
+			}
+		}
+		s.metrics.readiness(reason)
+		switch {
+		case err == nil && last != "":
+			s.Log.Info("ready")
+		case err != nil && text != last:
+			s.Log.Warn("not ready", "reason", text)
+		}
+		last = text
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(watchEvery):
+		}
+	}
 }

@@ -23,6 +23,8 @@ type connections struct {
 	net.Listener
 	limit  int
 	closed chan struct{}
+	// madeRoom is called when an idle connection is ended for a new one; nil: it is not.
+	madeRoom func()
 
 	mu   sync.Mutex
 	open int
@@ -42,7 +44,7 @@ type quietConn struct {
 }
 
 // limited bounds the connections of a server to limit.
-func limited(srv *http.Server, l net.Listener, limit int) net.Listener {
+func limited(srv *http.Server, l net.Listener, limit int) *connections {
 	c := &connections{Listener: l, limit: limit, closed: make(chan struct{}), quiet: list.New(),
 		element: make(map[net.Conn]*list.Element), greeted: make(map[net.Conn]bool), changed: make(chan struct{}, 1)}
 	srv.ConnState = c.note
@@ -83,6 +85,9 @@ func (c *connections) admit() bool {
 			// The server notices, and we are told. What its client may be sending now
 			// is lost, as with any idle connection that a server ends.
 			hangUp(q.Conn)
+			if c.madeRoom != nil {
+				c.madeRoom()
+			}
 			return false
 		}
 	}

@@ -34,18 +34,22 @@ func (s *Server) deletePlant(c echo.Context) error {
 		return err
 	}
 	x := exchangeOf(c)
-	x.plant, x.key = c.Param("id"), key
+	x.key = key
 	if err := s.rates.admit(x.principal.Name); err != nil {
+		s.metrics.sheds.WithLabelValues(shedRate).Inc()
 		return err
 	}
 
 	s.metrics.inFlight.Inc()
 	defer s.metrics.inFlight.Dec()
+	began := time.Now()
 	result, err := s.Plants.Delete(c.Request().Context(), plant.Deletion{
 		Plant: id, Principal: x.principal.Name, RequestID: x.requestID, Key: key, KeySent: sent, Came: x.came,
 		Budget: x.principal.Budget,
 	})
-	s.metrics.deletion(result, err)
+	x.course = result.Course
+	x.outcome = s.metrics.deletion(x.principal, result, err, time.Since(began))
+	s.traceDeletion(c.Request(), began, x.course, x.outcome, err)
 	if over, ok := errors.AsType[*plant.OverBudgetError](err); ok && over.First {
 		s.Log.Warn("deletion budget used up", "principal", x.principal.Name, "budget", x.principal.Budget.String(), "until", over.Until.UTC())
 	}

@@ -33,12 +33,16 @@ type errorBody struct {
 	Message string `json:"message"`
 }
 
+// codeNoRoute is the one code that no route has.
+const codeNoRoute = 40400
+
 const realm = `Bearer realm="plantstore"`
 
 // An errorAnswer is how an error is answered.
 type errorAnswer struct {
 	is        func(error) bool
-	code      int32 // the first three digits are the status
+	code      int32  // the first three digits are the status
+	outcome   string // in the log and, of what a deletion can end with, in the metrics
 	message   func(error) string
 	challenge string // WWW-Authenticate
 }
@@ -49,31 +53,31 @@ func (r errorAnswer) status() int { return int(r.code / 100) }
 // on them. The first row that fits is taken. README.md and openapi.yaml have the
 // same codes, and tests compare them.
 var catalogue = []errorAnswer{
-	{is(auth.ErrMalformed), 40000, text("The Authorization header cannot be read: send it once, as \"Authorization: Bearer <token>\"."),
+	{is(auth.ErrMalformed), 40000, "malformed_credentials", text("The Authorization header cannot be read: send it once, as \"Authorization: Bearer <token>\"."),
 		realm + `, error="invalid_request"`},
-	{is(plant.ErrBadID), 40001, text("The id in the path is not a plant id: write it as a decimal 64-bit integer without leading zeros or signs other than a minus, such as 42."), ""},
-	{is(errBadKey), 40002, text("The Idempotency-Key header cannot be used: send it at most once, with 1 to 255 visible ASCII characters."), ""},
-	{is(auth.ErrNoCredentials), 40100, text("This needs a bearer token: send \"Authorization: Bearer <token>\"."), realm},
-	{is(auth.ErrInvalidToken), 40101, text("The token is unknown, expired or revoked, or not made for this service: get a new one."),
+	{is(plant.ErrBadID), 40001, "bad_id", text("The id in the path is not a plant id: write it as a decimal 64-bit integer without leading zeros or signs other than a minus, such as 42."), ""},
+	{is(errBadKey), 40002, "bad_key", text("The Idempotency-Key header cannot be used: send it at most once, with 1 to 255 visible ASCII characters."), ""},
+	{is(auth.ErrNoCredentials), 40100, "no_credentials", text("This needs a bearer token: send \"Authorization: Bearer <token>\"."), realm},
+	{is(auth.ErrInvalidToken), 40101, "invalid_token", text("The token is unknown, expired or revoked, or not made for this service: get a new one."),
 		realm + `, error="invalid_token"`},
-	{is(errScope), 40300, text("The token does not allow deleting plants: it lacks the scope " + auth.ScopeDelete + "."),
+	{is(errScope), 40300, "scope_missing", text("The token does not allow deleting plants: it lacks the scope " + auth.ScopeDelete + "."),
 		realm + `, error="insufficient_scope", scope="` + auth.ScopeDelete + `"`},
-	{is(errNoRoute), 40400, text("There is nothing at this path: plants are deleted with DELETE /plants/{id}."), ""},
-	{is(plant.ErrNotFound), 40401, text("There is no plant with this id, and none was ever deleted here."), ""},
-	{isA[*plant.DeletedEarlierError], 40402, deletedEarlier, ""},
-	{is(errMethod), 40500, text("This method is not allowed here: see the Allow header."), ""},
-	{isA[*plant.ReferencedError], 40900, referenced, ""},
-	{is(plant.ErrStoreRule), 40901, text("A rule of the store's own, a trigger or a constraint in its database, keeps this plant. It was not deleted, and trying again will not help: ask who runs the store's database."), ""},
-	{is(errTooLarge), 41300, text(fmt.Sprintf("The request body is larger than %d bytes: a deletion needs none.", maxBody)), ""},
-	{tooMany, 42900, tooManyMessage, ""},
-	{is(plant.ErrUnknown), 50400, text("The connection to the database was lost while it was deleting: the plant may be gone or not. Send the same request again with the Idempotency-Key of this answer to find out."), ""},
-	{isA[*plant.OverBudgetError], 42901, overBudget, ""},
-	{is(plant.ErrUnavailable), 50300, text("The database cannot be reached. This request deleted nothing; what an earlier one with the same Idempotency-Key did is not known now. Try again later, with the Idempotency-Key of this answer if it has one."), ""},
-	{is(plant.ErrBusy), 50301, text("The plant is locked by other work in the database. This request deleted nothing: try again later, with the Idempotency-Key of this answer."), ""},
-	{is(auth.ErrKeysUnknown), 50303, text("Whether the token is good can't be told now: the keys of the identity provider are not known. This request deleted nothing: try again later."), ""},
-	{is(plant.ErrHindered), 50304, text("Plants can't be deleted now, because a deletion would not be recorded or plants can't be seen. This request deleted nothing: the service's operators have to mend the database, and plantstore doctor tells them how."), ""},
-	{is(plant.ErrOverloaded), 50302, text("Too many requests are in flight. This request deleted nothing: try again later."), ""},
-	{func(error) bool { return true }, 50000, text("Something went wrong in this service. Tell its operators the X-Request-Id of this answer, and send the same request again with the Idempotency-Key of this answer to find out what became of the plant."), ""},
+	{is(errNoRoute), codeNoRoute, "no_route", text("There is nothing at this path: plants are deleted with DELETE /plants/{id}."), ""},
+	{is(plant.ErrNotFound), 40401, "not_found", text("There is no plant with this id, and none was ever deleted here."), ""},
+	{isA[*plant.DeletedEarlierError], 40402, "deleted_earlier", deletedEarlier, ""},
+	{is(errMethod), 40500, "bad_method", text("This method is not allowed here: see the Allow header."), ""},
+	{isA[*plant.ReferencedError], 40900, "referenced", referenced, ""},
+	{is(plant.ErrStoreRule), 40901, "store_rule", text("A rule of the store's own, a trigger or a constraint in its database, keeps this plant. It was not deleted, and trying again will not help: ask who runs the store's database."), ""},
+	{is(errTooLarge), 41300, "body_too_large", text(fmt.Sprintf("The request body is larger than %d bytes: a deletion needs none.", maxBody)), ""},
+	{tooMany, 42900, "too_many", tooManyMessage, ""},
+	{is(plant.ErrUnknown), 50400, "unknown", text("The connection to the database was lost while it was deleting: the plant may be gone or not. Send the same request again with the Idempotency-Key of this answer to find out."), ""},
+	{isA[*plant.OverBudgetError], 42901, "over_budget", overBudget, ""},
+	{is(plant.ErrUnavailable), 50300, "unavailable", text("The database cannot be reached. This request deleted nothing; what an earlier one with the same Idempotency-Key did is not known now. Try again later, with the Idempotency-Key of this answer if it has one."), ""},
+	{is(plant.ErrBusy), 50301, "busy", text("The plant is locked by other work in the database. This request deleted nothing: try again later, with the Idempotency-Key of this answer."), ""},
+	{is(auth.ErrKeysUnknown), 50303, "keys_unknown", text("Whether the token is good can't be told now: the keys of the identity provider are not known. This request deleted nothing: try again later."), ""},
+	{is(plant.ErrHindered), 50304, "hindered", text("Plants can't be deleted now, because a deletion would not be recorded or plants can't be seen. This request deleted nothing: the service's operators have to mend the database, and plantstore doctor tells them how."), ""},
+	{is(plant.ErrOverloaded), 50302, "overloaded", text("Too many requests are in flight. This request deleted nothing: try again later."), ""},
+	{func(error) bool { return true }, 50000, "error", text("Something went wrong in this service. Tell its operators the X-Request-Id of this answer, and send the same request again with the Idempotency-Key of this answer to find out what became of the plant."), ""},
 }
 
 func is(target error) func(error) bool {
@@ -126,8 +130,7 @@ func (s *Server) fail(c echo.Context, err error) int32 {
 		return 0
 	}
 	err = fromEcho(err)
-	i := slices.IndexFunc(catalogue, func(r errorAnswer) bool { return r.is(err) })
-	r := catalogue[i]
+	r := answerTo(err)
 	header := c.Response().Header()
 	if r.challenge != "" {
 		header.Set(echo.HeaderWWWAuthenticate, r.challenge)
@@ -151,6 +154,12 @@ func (s *Server) fail(c echo.Context, err error) int32 {
 	// A client that went away needs no answer.
 	_ = body.Encode(errorBody{r.code, r.message(err)})
 	return r.code
+}
+
+// answerTo returns how an error is answered. The last row of the catalogue takes all.
+func answerTo(err error) errorAnswer {
+	err = fromEcho(err)
+	return catalogue[slices.IndexFunc(catalogue, func(r errorAnswer) bool { return r.is(err) })]
 }
 
 // fromEcho turns the router's own errors into ours.

@@ -67,7 +67,6 @@ func testConfig() Config {
 			return auth.Principal{}, fmt.Errorf("%w: %w", auth.ErrInvalidToken, errDriver)
 		}),
 		Ready:           func(context.Context) error { return nil },
-		Pool:            func() PoolStats { return PoolStats{} },
 		Log:             slog.New(slog.DiscardHandler),
 		RequestTimeout:  10 * time.Second,
 		ShutdownTimeout: 10 * time.Second,

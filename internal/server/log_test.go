@@ -8,9 +8,11 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"plantstore/internal/auth"
 	"plantstore/internal/plant"
 )
 
@@ -33,7 +35,7 @@ func logOf(t *testing.T, c Config, q request) []map[string]any {
 		} else if err != nil {
 			t.Fatalf("log: %v", err)
 		}
-		if line["msg"] != "draining" {
+		if line["msg"] == "request" || line["msg"] == "panic" {
 			lines = append(lines, line)
 		}
 	}
@@ -43,6 +45,14 @@ func TestLogHasOneLineForEachRequest(t *testing.T) {
 	t.Parallel()
 	failing := testConfig()
 	failing.Plants = fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) { return plant.Result{}, errDriver })
+	met := testConfig()
+	met.Plants = fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) {
+		course := plant.Course{Tried: 5, Batch: 7, ForPlant: time.Millisecond, ForOthers: 2 * time.Millisecond, ForConnection: 3 * time.Millisecond, ForLock: 3500 * time.Millisecond}
+		for _, failed := range []string{"unreachable", "unreachable", "answer_lost", "unreachable", ""} {
+			course.Attempts = append(course.Attempts, plant.Attempt{Failed: failed})
+		}
+		return plant.Result{Replayed: true, Course: course}, nil
+	})
 	tests := []struct {
 		name string
 		c    Config
@@ -51,19 +61,30 @@ func TestLogHasOneLineForEachRequest(t *testing.T) {
 	}{
 		{"deleted", testConfig(), request{"DELETE", "/plants/1?token=" + secret, []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
 			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 204., "error": 0.,
-			"request_id": "r1", "principal": "alice", "plant_id": "1"}},
-		{"bad id", testConfig(), request{"DELETE", "/plants/" + secret, []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
+			"outcome": "deleted", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "1"}},
+		{"a long way", met, del("X-Request-Id: r1"), map[string]any{
+			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 204., "error": 0.,
+			"outcome": "replayed", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "1",
+			"attempts": 5., "batch": 7., "failed_attempts": "unreachable 2, answer_lost 1, unreachable 1",
+			"wait_plant_ms": 1., "wait_others_ms": 2., "wait_connection_ms": 3., "wait_lock_ms": 3500.}},
+		{"bad id", testConfig(), request{"DELETE", "/plants/%0A%FFx", []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
 			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 400., "error": 40001.,
-			"request_id": "r1", "principal": "alice"}},
+			"outcome": "bad_id", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "\n\uFFFDx"}},
+		{"long id", testConfig(), request{"DELETE", "/plants/" + strings.Repeat("x", 3000), []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
+			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 400., "error": 40001.,
+			"outcome": "bad_id", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": strings.Repeat("x", 64) + "..."}},
+		{"token for an id", testConfig(), request{"DELETE", "/plants/" + auth.NewToken(), []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
+			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 400., "error": 40001.,
+			"outcome": "bad_id", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "(a token)"}},
 		{"not allowed", testConfig(), request{"DELETE", "/plants/1", []string{asBob, "X-Request-Id: r1"}, ""}, map[string]any{
 			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 403., "error": 40300.,
-			"request_id": "r1", "principal": "bob"}},
+			"outcome": "scope_missing", "request_id": "r1", "client": "127.0.0.1", "principal": "bob", "plant_id": "1"}},
 		{"no route", testConfig(), request{"GET", "/" + secret, []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
 			"level": "INFO", "msg": "request", "method": "GET", "route": "none", "status": 404., "error": 40400.,
-			"request_id": "r1"}},
+			"outcome": "no_route", "request_id": "r1", "client": "127.0.0.1"}},
 		{"a fault of ours", failing, del("X-Request-Id: r1"), map[string]any{
 			"level": "ERROR", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 500., "error": 50000.,
-			"request_id": "r1", "principal": "alice", "plant_id": "1", "cause": errDriver.Error()}},
+			"outcome": "error", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "1", "cause": errDriver.Error()}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"plantstore/internal/auth"
 	"plantstore/internal/plant"
 )
 
@@ -27,6 +30,12 @@ func samples(t *testing.T, s *Server, prefix string) []string {
 			}
 		}
 	})
+}
+
+// counted are the samples that are not 0.
+func counted(t *testing.T, s *Server, prefix string) []string {
+	t.Helper()
+	return slices.DeleteFunc(samples(t, s, prefix), func(line string) bool { return strings.HasSuffix(line, "} 0") })
 }
 
 func TestMetricsCountRequests(t *testing.T) {
@@ -60,7 +69,7 @@ func TestMetricsCountRequests(t *testing.T) {
 		`plantstore_http_requests_total{error="40500",route="/docs/:asset",status="405"} 1`,
 		`plantstore_http_requests_total{error="40500",route="/plants/:id",status="405"} 2`,
 	}
-	if diff := cmp.Diff(want, samples(t, s.Server, "plantstore_http_requests_total")); diff != "" {
+	if diff := cmp.Diff(want, counted(t, s.Server, "plantstore_http_requests_total")); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 	want = []string{
@@ -75,36 +84,71 @@ func TestMetricsCountRequests(t *testing.T) {
 	}
 }
 
-func TestMetricsDurationsReachFromTenthMillisecondToTenSeconds(t *testing.T) {
+// A first 504 is a rise only if there was a 0 before.
+func TestMetricsAreThereFromTheStart(t *testing.T) {
 	t.Parallel()
 	s := New(testConfig())
-	s.metrics.request("/", 204, 0, 50*time.Microsecond)
-	s.metrics.request("/", 204, 0, 9*time.Second)
-	s.metrics.request("/", 204, 0, 11*time.Second)
-	buckets := samples(t, s, "plantstore_http_request_duration_seconds_bucket")
-	for _, want := range []string{`le="0.0001"} 1`, `le="5"} 1`, `le="10"} 2`, `le="+Inf"} 3`} {
-		if !slices.ContainsFunc(buckets, func(line string) bool { return strings.HasSuffix(line, want) }) {
-			t.Errorf("buckets %q, want one with %s", buckets, want)
+	for _, prefix := range []string{"plantstore_http_requests_total", "plantstore_deletions_total", "plantstore_deletion_duration_seconds_count",
+		"plantstore_sheds_total", "plantstore_not_ready"} {
+		for _, line := range samples(t, s, prefix) {
+			if !strings.HasSuffix(line, "} 0") {
+				t.Errorf("%s, want 0", line)
+			}
+		}
+	}
+	requests := strings.Join(samples(t, s, "plantstore_http_requests_total"), "\n")
+	for _, a := range catalogue {
+		want := fmt.Sprintf(`{error="%d",route="/plants/:id",status="%d"} 0`, a.code, a.status())
+		if a.code != codeNoRoute && !strings.Contains(requests, want) {
+			t.Errorf("no request with %s:\n%s", want, requests)
+		}
+	}
+	for _, prefix := range []string{"plantstore_deletions_total", "plantstore_deletion_duration_seconds_count"} {
+		if got, want := len(samples(t, s, prefix)), len(outcomes); got != want {
+			t.Errorf("%s has %d outcomes, want %d", prefix, got, want)
 		}
 	}
 }
 
-// Every error that a deletion can end with has an outcome of its own.
+// Whatever the request's timeout is, one that took all of it is told from longer ones.
+func TestBucketsReachTheTimeout(t *testing.T) {
+	t.Parallel()
+	for timeout, want := range map[time.Duration][]float64{
+		time.Second:      {.5, 1, 2},
+		10 * time.Second: {5, 10, 11},
+		45 * time.Second: {30, 45, 46},
+		10 * time.Minute: {300, 600, 601},
+	} {
+		got := buckets(timeout)
+		if got[0] != .0001 {
+			t.Errorf("buckets(%s) begin with %v, want 0.0001", timeout, got[0])
+		}
+		if diff := cmp.Diff(want, got[len(got)-3:]); diff != "" {
+			t.Errorf("the last buckets(%s) (-want +got):\n%s", timeout, diff)
+		}
+	}
+}
+
+// Every error that a deletion can end with has an outcome of its own, and each outcome
+// is such an error's.
 func TestMetricsKnowEveryOutcome(t *testing.T) {
 	t.Parallel()
-	seen := make(map[string]int32)
+	seen := map[string]int32{outcomeDeleted: 0, outcomeReplayed: 0}
 	for code, err := range causes {
-		if code/100 == 400 || code/100 == 401 || code/100 == 403 || code/100 == 405 || code/100 == 413 || code/100 == 429 || code == 40400 || code == 50303 {
+		if code/100 == 400 || code/100 == 401 || code/100 == 403 || code/100 == 405 || code/100 == 413 || code == 42900 || code == 40400 || code == 50303 {
 			continue // refused before a deletion was tried
 		}
-		got := outcome(plant.Result{}, err)
+		got := answerTo(err).outcome
 		if other, twice := seen[got]; twice {
 			t.Errorf("errors %d and %d both count as %q, want an outcome each", code, other, got)
 		}
 		seen[got] = code
-		if got == "error" && code != 50000 {
-			t.Errorf("error %d counts as %q, want an outcome of its own", code, got)
+		if !slices.Contains(outcomes[:], got) {
+			t.Errorf("error %d counts as %q, which is not there from the start", code, got)
 		}
+	}
+	if len(seen) != len(outcomes) {
+		t.Errorf("outcomes %q, want those of %v", outcomes, seen)
 	}
 }
 
@@ -145,37 +189,96 @@ func TestMetricsCountDeletions(t *testing.T) {
 	s.ask(t, request{method: "DELETE", target: "/plants/x", headers: []string{asAlice}}) // was not tried
 	s.stop(t)
 	slices.Sort(want)
-	if diff := cmp.Diff(want, samples(t, s.Server, "plantstore_deletions_total")); diff != "" {
+	if diff := cmp.Diff(want, counted(t, s.Server, "plantstore_deletions_total")); diff != "" {
 		t.Errorf("deletions (-want +got):\n%s", diff)
+	}
+	want = []string{`plantstore_sheds_total{cause="deletion_budget"} 1`, `plantstore_sheds_total{cause="in_flight"} 1`}
+	if diff := cmp.Diff(want, counted(t, s.Server, "plantstore_sheds_total")); diff != "" {
+		t.Errorf("sheds (-want +got):\n%s", diff)
+	}
+	want = []string{`plantstore_principal_deletions_total{principal="alice"} 1`}
+	if diff := cmp.Diff(want, counted(t, s.Server, "plantstore_principal_deletions_total")); diff != "" {
+		t.Errorf("deletions of principals (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{"plantstore_deletions_in_flight 0"}, samples(t, s.Server, "plantstore_deletions_in_flight")); diff != "" {
 		t.Errorf("in flight (-want +got):\n%s", diff)
 	}
 }
 
-func TestMetricsOfBuildAndPool(t *testing.T) {
+// Who chooses their own names, or comes in numbers, gets no label.
+func TestPrincipalsWithLabels(t *testing.T) {
+	t.Parallel()
+	m := newMetrics(testConfig())
+	if got := m.label(auth.Principal{Name: auth.JWTPrefix + "mallory"}); got != otherPrincipals {
+		t.Errorf("the label of a JWT's principal is %q, want %q", got, otherPrincipals)
+	}
+	for i := range namedPrincipals {
+		if name := fmt.Sprint("client-", i); m.label(auth.Principal{Name: name}) != name {
+			t.Fatalf("%s has no label of its own", name)
+		}
+	}
+	if got := m.label(auth.Principal{Name: "one-more"}); got != otherPrincipals {
+		t.Errorf("the label of principal %d is %q, want %q", namedPrincipals+1, got, otherPrincipals)
+	}
+	if got := m.label(auth.Principal{Name: "client-0"}); got != "client-0" {
+		t.Errorf("the label of the first principal is %q now, want it to stay", got)
+	}
+}
+
+func TestMetricsOfReadiness(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var answer error
+	say := func(err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		answer = err
+	}
+	c := testConfig()
+	c.Ready = func(context.Context) error {
+		mu.Lock()
+		defer mu.Unlock()
+		return answer
+	}
+	synctest.Test(t, func(t *testing.T) {
+		s := New(c)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			s.watch(ctx)
+		}()
+		for _, tt := range []struct {
+			err  error
+			want []string
+		}{
+			{nil, []string{"plantstore_database_up 1", "plantstore_ready 1"}},
+			{&NotReadyError{"unreachable", errDriver}, []string{"plantstore_database_up 0", `plantstore_not_ready{reason="unreachable"} 1`, "plantstore_ready 0"}},
+			{&NotReadyError{"schema_behind", errDriver}, []string{"plantstore_database_up 1", `plantstore_not_ready{reason="schema_behind"} 1`, "plantstore_ready 0"}},
+			{errDriver, []string{"plantstore_database_up 1", `plantstore_not_ready{reason="hindered"} 1`, "plantstore_ready 0"}},
+			{nil, []string{"plantstore_database_up 1", "plantstore_ready 1"}},
+		} {
+			say(tt.err)
+			time.Sleep(2 * watchEvery)
+			synctest.Wait()
+			var got []string
+			for _, prefix := range []string{"plantstore_database_up", "plantstore_not_ready", "plantstore_ready"} {
+				got = append(got, counted(t, s, prefix)...)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("after %v (-want +got):\n%s", tt.err, diff)
+			}
+		}
+		cancel()
+		<-done
+	})
+}
+
+func TestMetricsOfBuild(t *testing.T) {
 	t.Parallel()
 	c := testConfig()
 	c.Build = Build{Version: "v1.2.3", Commit: "abc", Schema: 7}
-	c.Pool = func() PoolStats {
-		return PoolStats{MaxConns: 1, TotalConns: 2, AcquiredConns: 3, IdleConns: 4,
-			Acquires: 5, EmptyAcquires: 6, CanceledAcquires: 7, AcquireWait: 8500 * time.Millisecond, NewConns: 9}
-	}
 	s := New(c)
-	want := []string{
-		"plantstore_pool_acquire_wait_seconds_total 8.5",
-		"plantstore_pool_acquired_connections 3",
-		"plantstore_pool_acquires_total 5",
-		"plantstore_pool_canceled_acquires_total 7",
-		"plantstore_pool_connections 2",
-		"plantstore_pool_empty_acquires_total 6",
-		"plantstore_pool_idle_connections 4",
-		"plantstore_pool_max_connections 1",
-		"plantstore_pool_new_connections_total 9",
-	}
-	if diff := cmp.Diff(want, samples(t, s, "plantstore_pool_")); diff != "" {
-		t.Errorf("pool (-want +got):\n%s", diff)
-	}
 	build := strings.Join(samples(t, s, "plantstore_build_info"), "\n")
 	for _, want := range []string{`version="v1.2.3"`, `commit="abc"`, `schema="7"`, `go="go1.`} {
 		if !strings.Contains(build, want) {

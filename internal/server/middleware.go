@@ -7,12 +7,16 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"plantstore/internal/auth"
+	"plantstore/internal/plant"
 )
 
 const (
@@ -26,8 +30,9 @@ type exchange struct {
 	came      time.Time
 	requestID string
 	principal auth.Principal
-	plant     string // the id, once it was read
 	key       string // of the deletion, once it was read
+	outcome   string // in a word; empty unless a deletion was tried
+	course    plant.Course
 }
 
 const exchangeKey = "exchange"
@@ -39,7 +44,8 @@ func exchangeOf(c echo.Context) *exchange { return c.Get(exchangeKey).(*exchange
 func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		start := time.Now()
-		x := &exchange{came: start, requestID: requestID(c.Request())}
+		span := s.spanOf(c.Request())
+		x := &exchange{came: start, requestID: requestID(c.Request(), span.SpanContext())}
 		c.Set(exchangeKey, x)
 		header := c.Response().Header()
 		header.Set(headerRequestID, x.requestID)
@@ -63,32 +69,107 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		route := routeOf(c)
 		s.metrics.request(route, status, code, took)
 		level := slog.LevelInfo
-		attrs := make([]slog.Attr, 0, 9)
+		if status >= 500 {
+			level = slog.LevelError
+		}
+		if !s.Log.Enabled(context.Background(), level) {
+			return nil
+		}
+		attrs := make([]slog.Attr, 0, 20)
 		attrs = append(attrs,
 			slog.String("method", c.Request().Method),
 			slog.String("route", route),
 			slog.Int("status", status),
-			slog.Int("error", int(code)),
-			slog.Float64("duration_ms", float64(took.Microseconds())/1000),
-			slog.String("request_id", x.requestID))
+			slog.Int("error", int(code)))
+		switch {
+		case x.outcome != "":
+			attrs = append(attrs, slog.String("outcome", x.outcome))
+		case err != nil:
+			attrs = append(attrs, slog.String("outcome", answerTo(err).outcome))
+		}
+		attrs = append(attrs,
+			slog.Float64("duration_ms", milliseconds(took)),
+			slog.String("request_id", x.requestID),
+			slog.String("client", c.RealIP()))
+		if traced := span.SpanContext(); traced.IsValid() {
+			span.SetName(c.Request().Method + " " + route)
+			span.SetAttributes(attribute.String("http.route", route), attribute.String("plantstore.request_id", x.requestID))
+			attrs = append(attrs, slog.String("trace_id", traced.TraceID().String()))
+		}
 		if x.principal.Name != "" {
 			attrs = append(attrs, slog.String("principal", x.principal.Name))
 		}
-		if x.plant != "" {
-			attrs = append(attrs, slog.String("plant_id", x.plant))
+		if id := c.Param("id"); id != "" {
+			attrs = append(attrs, slog.String("plant_id", printable(id)))
 		}
-		if errors.Is(err, errTooManyFailures) {
-			attrs = append(attrs, slog.String("client", c.RealIP()))
-		}
-		if status >= 500 {
-			level = slog.LevelError
-		}
+		attrs = appendCourse(attrs, x.course)
 		if status >= 500 || status == http.StatusUnauthorized {
 			attrs = append(attrs, slog.String("cause", err.Error()))
 		}
 		s.Log.LogAttrs(context.Background(), level, "request", attrs...)
 		return nil
 	}
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// mostPrinted is how many characters of a malformed id are logged.
+const mostPrinted = 64
+
+// printable is an id as it is logged: as it was sent, if it can be one. Who pastes a
+// token there by mistake must not find it in the log.
+func printable(id string) string {
+	if auth.HasToken(id) {
+		return "(a token)"
+	}
+	id = strings.ToValidUTF8(id, "\uFFFD")
+	if cut := []rune(id); len(cut) > mostPrinted {
+		return string(cut[:mostPrinted]) + "..."
+	}
+	return id
+}
+
+// appendCourse adds what a deletion met on its way: most meet nothing.
+func appendCourse(attrs []slog.Attr, c plant.Course) []slog.Attr {
+	if c.Tried > 0 {
+		attrs = append(attrs, slog.Int("attempts", c.Tried), slog.Int("batch", c.Batch))
+	}
+	if failed := failedAttempts(c); failed != "" {
+		attrs = append(attrs, slog.String("failed_attempts", failed))
+	}
+	for _, w := range waits(c) {
+		attrs = append(attrs, slog.Float64("wait_"+w.name+"_ms", milliseconds(w.waited)))
+	}
+	return attrs
+}
+
+// A wait is what a deletion waited for, and how long.
+type wait struct {
+	name   string
+	waited time.Duration
+}
+
+// waits are those of a deletion that took a millisecond or more.
+func waits(c plant.Course) []wait {
+	var long []wait
+	for _, w := range [...]wait{{"plant", c.ForPlant}, {"others", c.ForOthers}, {"connection", c.ForConnection}, {"lock", c.ForLock}} {
+		if w.waited >= time.Millisecond {
+			long = append(long, w)
+		}
+	}
+	return long
+}
+
+// failedAttempts tells why attempts failed, in order: "unreachable 3, answer_lost 1".
+func failedAttempts(c plant.Course) string {
+	var told []string
+	for i, n := 0, 1; i < len(c.Attempts) && c.Attempts[i].Failed != ""; i, n = i+1, n+1 {
+		if i+1 == len(c.Attempts) || c.Attempts[i+1].Failed != c.Attempts[i].Failed {
+			told = append(told, fmt.Sprintf("%s %d", c.Attempts[i].Failed, n))
+			n = 0
+		}
+	}
+	return strings.Join(told, ", ")
 }
 
 // endIsDoubtful reports whether somebody between the client and us may take the
@@ -109,10 +190,13 @@ func routeOf(c echo.Context) string {
 }
 
 // requestID returns the client's own X-Request-Id if it is fit to be logged and
-// stored, else a new one.
-func requestID(r *http.Request) string {
+// stored, else a new one: that of the request's trace and span, if it is traced.
+func requestID(r *http.Request, traced trace.SpanContext) string {
 	if values := r.Header[headerRequestID]; len(values) == 1 && isRequestID(values[0]) {
 		return values[0]
+	}
+	if traced.IsValid() {
+		return traced.TraceID().String() + "-" + traced.SpanID().String()
 	}
 	return newID()
 }
@@ -180,6 +264,7 @@ func (s *Server) bearer(next echo.HandlerFunc) echo.HandlerFunc {
 		ctx := c.Request().Context()
 		if !tokens.Knows(token) {
 			if err := s.failures.admit(ctx, c.RealIP()); err != nil {
+				s.metrics.sheds.WithLabelValues(shedFailures).Inc()
 				return err
 			}
 		}

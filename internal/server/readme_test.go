@@ -3,7 +3,6 @@ package server
 import (
 	"bufio"
 	"io"
-	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"plantstore/internal/plant"
 	"plantstore/internal/readme"
 )
 
@@ -71,55 +69,5 @@ func TestREADMEHasTheRefusalsOfNetHTTP(t *testing.T) {
 		if !strings.Contains(sentence, strconv.Itoa(want)+" (") {
 			t.Errorf("README.md says that Go's HTTP server refuses%s; want %d, too", sentence, want)
 		}
-	}
-}
-
-func TestManualHasTheMetrics(t *testing.T) {
-	t.Parallel()
-	s := New(testConfig())
-	for _, cause := range causes {
-		s.metrics.deletion(plant.Result{}, cause)
-	}
-	s.metrics.deletion(plant.Result{}, nil)
-	s.metrics.deletion(plant.Result{Replayed: true}, nil)
-	s.metrics.request("/", 204, 0, 0)
-	families, err := s.metrics.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := make(map[string]string)
-	outcomes := make(map[string]bool)
-	for _, family := range families {
-		if !strings.HasPrefix(family.GetName(), "plantstore_") {
-			continue
-		}
-		var labels []string
-		for _, metric := range family.GetMetric() {
-			labels = nil
-			for _, label := range metric.GetLabel() {
-				labels = append(labels, label.GetName())
-				if label.GetName() == "outcome" {
-					outcomes[label.GetValue()] = true
-				}
-			}
-		}
-		slices.Sort(labels)
-		want[family.GetName()] = strings.Join(labels, ", ")
-	}
-	got := make(map[string]string)
-	for _, row := range readme.Table(t, "deploy/README.md", "name") {
-		labels := strings.Split(row[1], ", ")
-		slices.Sort(labels)
-		got[row[0]] = strings.Join(labels, ", ")
-		if row[0] == "plantstore_deletions_total" {
-			_, list, _ := strings.Cut(row[2], ": ")
-			listed := slices.Sorted(strings.SplitSeq(list, ", "))
-			if diff := cmp.Diff(slices.Sorted(maps.Keys(outcomes)), listed); diff != "" {
-				t.Errorf("outcomes (-metrics +deploy/README.md):\n%s", diff)
-			}
-		}
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("metrics and their labels (-registry +deploy/README.md):\n%s", diff)
 	}
 }

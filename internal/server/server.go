@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/labstack/echo/v4"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
 	"plantstore/internal/auth"
@@ -37,18 +39,23 @@ type authenticator interface {
 	Knows(token string) bool
 }
 
-// Config is what a Server needs. All of it is required; JWTs, Certificate, DrainDelay,
-// ShutdownTimeout, RateLimit and TrustedProxies may be zero.
+// Config is what a Server needs. All of it is required; JWTs, Metrics, Tracer, Profiles,
+// Certificate, DrainDelay, ShutdownTimeout, RateLimit and TrustedProxies may be zero.
 type Config struct {
 	Plants plantRepository
 	Tokens authenticator
 	// JWTs is for tokens that have the shape of one. Nil: none is taken.
 	JWTs authenticator
-	// Ready returns nil when requests can be served, else why not.
+	// Ready returns nil when requests can be served, else why not: a *NotReadyError
+	// or, where the database hinders deletions, any other.
 	Ready func(context.Context) error
-	// Pool returns the figures of the database connections, for the metrics.
-	Pool func() PoolStats
-	Log  *slog.Logger
+	// Metrics are shown beside the server's own.
+	Metrics []prometheus.Collector
+	Log     *slog.Logger
+	// Tracer makes spans of requests and deletions. Nil: none are made.
+	Tracer trace.TracerProvider
+	// Profiles has /debug/pprof/ on the operators' listener.
+	Profiles bool
 	// Certificate makes the public listener speak TLS 1.2 or newer, and HTTP/2 to
 	// those who do. Nil: plain HTTP/1.1.
 	Certificate *Certificate
@@ -104,17 +111,24 @@ func (s *Server) routes() *echo.Echo {
 	e.IPExtractor = addressOf(s.TrustedProxies)
 	e.Use(s.observe, s.recover)
 
-	e.DELETE("/plants/:id", s.deletePlant, s.deadline, s.bearer, requireScope(auth.ScopeDelete))
+	e.DELETE(plantsRoute, s.deletePlant, s.deadline, s.bearer, requireScope(auth.ScopeDelete))
 	e.Match(readMethods, "/openapi.yaml", serveOpenAPI)
 	e.Match(readMethods, "/docs", serveDocs)
 	e.Match(readMethods, "/docs/:asset", serveDocsAsset)
 	return e
 }
 
+const plantsRoute = "/plants/:id"
+
 var readMethods = []string{http.MethodGet, http.MethodHead}
 
 // Public returns the handler of the public listener.
-func (s *Server) Public() http.Handler { return s.public }
+func (s *Server) Public() http.Handler {
+	if s.Tracer == nil {
+		return s.public
+	}
+	return s.traced(s.public)
+}
 
 // AdminConnections bounds the open connections of operators.
 const AdminConnections = 64
@@ -129,7 +143,7 @@ const maxHeaderBytes = 16 << 10
 // an error. Both listeners are closed when it returns.
 func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 	publicServer := &http.Server{
-		Handler:                      s.public,
+		Handler:                      s.Public(),
 		ReadHeaderTimeout:            5 * time.Second,
 		ReadTimeout:                  10 * time.Second,
 		WriteTimeout:                 s.RequestTimeout + 5*time.Second,
@@ -167,11 +181,18 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 			return err
 		})
 	}
-	serve(publicServer, limited(publicServer, public, s.MaxConnections))
+	clients := limited(publicServer, public, s.MaxConnections)
+	clients.madeRoom = s.metrics.sheds.WithLabelValues(shedConnections).Inc
+	serve(publicServer, clients)
 	serve(adminServer, limited(adminServer, admin, AdminConnections))
+	group.Go(func() error {
+		s.watch(failed)
+		return nil
+	})
 
 	<-failed.Done()
 	s.draining.Store(true)
+	s.metrics.readiness(reasonDraining)
 	if ctx.Err() != nil {
 		s.Log.Info("draining", "delay", s.DrainDelay.String())
 		time.Sleep(s.DrainDelay)

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"go.opentelemetry.io/contrib/exporters/autoexport"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+)
+
+// newTracer returns what makes traces and sends them where OpenTelemetry's standard
+// variables say. It returns nil unless one of them names an exporter or where to: then
+// nothing is traced, and that costs nothing.
+func newTracer(ctx context.Context) (*sdktrace.TracerProvider, error) {
+	asked := false
+	for _, name := range []string{"OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"} {
+		asked = asked || os.Getenv(name) != ""
+	}
+	if !asked || os.Getenv("OTEL_SDK_DISABLED") == "true" {
+		return nil, nil
+	}
+	exporter, err := autoexport.NewSpanExporter(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("traces can't be exported as the OTEL_* variables say: %w", err)
+	}
+	if autoexport.IsNoneSpanExporter(exporter) {
+		return nil, nil
+	}
+	// What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say comes last, and counts.
+	about, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithHost(),
+		resource.WithAttributes(attribute.String("service.name", "plantstore"), attribute.String("service.version", version)),
+		resource.WithFromEnv())
+	if err != nil {
+		return nil, fmt.Errorf("the OTEL_* variables say what traces can't carry: %w", err)
+	}
+	return sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about)), nil
+}

@@ -1,0 +1,238 @@
+package postgres
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"plantstore/internal/pgtest"
+	"plantstore/internal/plant"
+)
+
+// counts are the values of a collector's counters, and how many observations its
+// histograms have, by name and labels.
+func counts(t *testing.T, c prometheus.Collector) map[string]float64 {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(c)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make(map[string]float64)
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			name := strings.TrimPrefix(family.GetName(), "plantstore_")
+			for _, label := range metric.GetLabel() {
+				name += " " + label.GetValue()
+			}
+			all[name] = metric.GetCounter().GetValue() + metric.GetGauge().GetValue() + float64(metric.GetHistogram().GetSampleCount())
+		}
+	}
+	return all
+}
+
+// A first fault is a rise only if there was a 0 before.
+func TestMetricsAreThereFromTheStart(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	all := counts(t, s.DB)
+	for _, name := range []string{
+		"failed_attempts_total answer_lost", "failed_attempts_total busy", "failed_attempts_total locked", "failed_attempts_total out_of_batch",
+		"failed_attempts_total slow", "failed_attempts_total unreachable", "database_faults_total connect", "database_faults_total lost",
+		"token_lookups_total cached", "token_lookups_total found", "token_lookups_total unknown", "token_lookups_total failed",
+		"pool_opened_connections_total", "batch_deletions", "connection_wait_seconds", "commit_wait_seconds", "lock_wait_seconds",
+		"pool_share_in_use_connections batches", "pool_share_waiting locked",
+	} {
+		if got, ok := all[name]; !ok || got != 0 {
+			t.Errorf("%s is %v (there: %v), want 0", name, got, ok)
+		}
+	}
+	if got := all["pool_share_connections batches"]; got != 12 {
+		t.Errorf("batches have %v connections, want 12", got)
+	}
+}
+
+// A deletion tells what it met, whatever came of it: also one that was successful.
+func TestCourseOfALockedDeletion(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		s.plant(t, 1)
+		unlock := s.lock(t, 1)
+		const held = 1500 * time.Millisecond
+		time.AfterFunc(held, unlock)
+		result, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
+		c := result.Course
+		// The server's clock is not ours: it may give up on a lock at any moment of ours.
+		if err != nil || c.ForLock == 0 || c.Tried < 2 || c.Attempts[0].Failed != failedLocked || c.Attempts[len(c.Attempts)-1].Failed != "" {
+			t.Errorf("Delete of a locked plant: %v, %+v; want a first attempt that failed as locked, a wait for the lock, and a last one that did not fail", err, c)
+		}
+		all := counts(t, s.DB)
+		if got := all["failed_attempts_total locked"]; got < 1 || all["lock_wait_seconds"] != 1 {
+			t.Errorf("%v attempts failed as locked, %v waits for locks; want some and 1", got, all["lock_wait_seconds"])
+		}
+	})
+}
+
+func TestCourseOfADeletionThatIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	result, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
+	if c := result.Course; !errors.Is(err, plant.ErrNotFound) || c.Tried != 1 || c.Batch != 1 || c.Attempts[0].Failed != "" || c.Attempts[0].Took <= 0 {
+		t.Errorf("Delete of no plant: %v, %+v; want ErrNotFound by one attempt, alone in its batch", err, c)
+	}
+}
+
+func TestCourseOfADeletionWithoutADatabase(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		var log bytes.Buffer
+		s.LogFaults(slog.New(slog.NewTextHandler(&log, nil)))
+		down := s.unreachable(t)
+		down.Store(true)
+		// Many requests meet one fault.
+		var group sync.WaitGroup
+		for i := range 20 {
+			group.Go(func() {
+				result, err := s.plants.Delete(in(t, 5*time.Second), deletion(int64(i), "k"))
+				c := result.Course
+				failed := !slices.ContainsFunc(c.Attempts, func(a plant.Attempt) bool { return a.Failed != failedUnreachable })
+				if !errors.Is(err, plant.ErrUnavailable) || c.Tried < 5 || len(c.Attempts) != min(c.Tried, plant.MostAttempts) || !failed {
+					t.Errorf("Delete without a database: %v, %+v; want ErrUnavailable after several attempts, all unreachable", err, c)
+				}
+			})
+		}
+		group.Wait()
+		if got := strings.Count(log.String(), "database fault"); got != 1 {
+			t.Errorf("the log tells of %d faults, want 1:\n%s", got, &log)
+		}
+		all := counts(t, s.DB)
+		if all["failed_attempts_total unreachable"] < 100 || all["database_faults_total connect"] < 5 {
+			t.Errorf("%v attempts failed as unreachable, %v faults; want all of them", all["failed_attempts_total unreachable"], all["database_faults_total connect"])
+		}
+		// It is told again after a while, with how many there were.
+		time.Sleep(tellEvery)
+		s.plants.Delete(in(t, 5*time.Second), deletion(1, "k"))
+		if got := strings.Count(log.String(), "database fault"); got != 2 || strings.Contains(strings.SplitN(log.String(), "\n", 2)[1], "before=0") {
+			t.Errorf("the log tells of %d faults, want a second one with how many there were before:\n%s", got, &log)
+		}
+	})
+}
+
+// A batch is counted once, and each of its members knows its size.
+func TestCourseOfABatch(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	const n = 10
+	s.sample(t, n)
+	before := counts(t, s.DB)
+	var sizes []int
+	var mu sync.Mutex
+	// Whoever comes while nobody can be served makes up one batch.
+	conns := s.take(t, together)
+	var group sync.WaitGroup
+	for i := range n {
+		group.Go(func() {
+			result, err := s.plants.Delete(in(t, patience), deletion(int64(i+1), fmt.Sprint("k", i)))
+			if err != nil {
+				t.Errorf("Delete: %v", err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			sizes = append(sizes, result.Course.Batch)
+		})
+	}
+	s.plants.group.awaitMembers(n)
+	for _, conn := range conns {
+		conn.Release()
+	}
+	group.Wait()
+	after := counts(t, s.DB)
+	if got := after["batch_deletions"] - before["batch_deletions"]; got != 1 {
+		t.Errorf("%v batches were counted, want 1", got)
+	}
+	want := slices.Repeat([]int{n}, n)
+	if diff := cmp.Diff(want, sizes); diff != "" {
+		t.Errorf("sizes of the members' batches (-want +got):\n%s", diff)
+	}
+}
+
+// Connections that could not be opened are no openings.
+func TestOpeningsAreCounted(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	down := s.unreachable(t)
+	down.Store(true)
+	s.plants.Delete(in(t, 500*time.Millisecond), deletion(1, "k"))
+	if got := counts(t, s.DB)["pool_opened_connections_total"]; got != 0 {
+		t.Errorf("%v connections were opened to a database that is down, want 0", got)
+	}
+	down.Store(false)
+	s.plants.Delete(in(t, patience), deletion(1, "k"))
+	if got := counts(t, s.DB)["pool_opened_connections_total"]; got < 1 {
+		t.Errorf("%v connections were opened, want some", got)
+	}
+}
+
+func TestMetricsOfTokens(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	ends := time.Now().Add(time.Hour).Truncate(time.Second)
+	token := create(t, issuer(t, database), "back-office", ends)
+	endless := create(t, issuer(t, database), "endless", time.Time{})
+	tokens := s.Tokens(time.Minute)
+	for _, token := range []string{token, token, endless} {
+		if _, err := tokens.Authenticate(in(t, patience), token); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tokens.Authenticate(in(t, patience), "pst_"+strings.Repeat("0", 36)) // not even looked up
+	want := map[string]float64{"token_expires_timestamp_seconds back-office": float64(ends.Unix())}
+	if diff := cmp.Diff(want, counts(t, tokens)); diff != "" {
+		t.Errorf("tokens (-want +got):\n%s", diff)
+	}
+	all := counts(t, s.DB)
+	if all["token_lookups_total found"] != 2 || all["token_lookups_total cached"] != 1 || all["token_lookups_total unknown"] != 0 {
+		t.Errorf("look-ups %v, want 2 found, 1 cached", all)
+	}
+}
+
+// The ledger's growth is counted by the database, whatever the service believes.
+func TestMetricsOfTheLedger(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	s.plant(t, 1)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	// The statistics of a session that is busy come late.
+	for all := map[string]float64{}; all["ledger_rows_inserted_total"] < 1; all = counts(t, s.DB) {
+		once, stop := context.WithTimeout(ctx, 100*time.Millisecond)
+		s.WatchLedger(once)
+		stop()
+		if t.Context().Err() != nil {
+			t.Fatalf("metrics %v, want a row of the ledger", all)
+		}
+	}
+	if got := counts(t, s.DB)["ledger_bytes"]; got < 8192 {
+		t.Errorf("the ledger has %v bytes, want a page at least", got)
+	}
+}

@@ -1,0 +1,56 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"plantstore/internal/plant"
+)
+
+const tracerName = "plantstore/internal/server"
+
+// traced makes a span of each request. It is part of the client's trace, if the request
+// has a traceparent (W3C Trace Context).
+func (s *Server) traced(next http.Handler) http.Handler {
+	return otelhttp.NewHandler(next, "request",
+		otelhttp.WithTracerProvider(s.Tracer),
+		otelhttp.WithMeterProvider(metricnoop.NewMeterProvider()), // /metrics has them
+		otelhttp.WithPropagators(propagation.TraceContext{}))
+}
+
+// spanOf returns the span of a request, or one that does nothing.
+func (s *Server) spanOf(r *http.Request) trace.Span {
+	if s.Tracer == nil {
+		return trace.SpanFromContext(context.Background()) // does nothing
+	}
+	return trace.SpanFromContext(r.Context())
+}
+
+// traceDeletion makes a span of a deletion that has ended, with its attempts as events.
+func (s *Server) traceDeletion(r *http.Request, began time.Time, c plant.Course, outcome string, err error) {
+	if s.Tracer == nil {
+		return
+	}
+	_, span := s.Tracer.Tracer(tracerName).Start(r.Context(), "delete plant", trace.WithTimestamp(began),
+		trace.WithAttributes(attribute.String("plantstore.outcome", outcome), attribute.Int("plantstore.attempts", c.Tried),
+			attribute.Int("plantstore.batch", c.Batch)))
+	for _, w := range waits(c) {
+		span.SetAttributes(attribute.Float64("plantstore.wait_"+w.name+"_ms", milliseconds(w.waited)))
+	}
+	for _, a := range c.Attempts {
+		span.AddEvent("attempt", trace.WithTimestamp(a.Began),
+			trace.WithAttributes(attribute.Float64("duration_ms", milliseconds(a.Took)), attribute.String("failed", a.Failed)))
+	}
+	if err != nil && answerTo(err).status() >= 500 {
+		span.SetStatus(codes.Error, outcome)
+	}
+	span.End()
+}

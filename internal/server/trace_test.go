@@ -1,0 +1,90 @@
+package server
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"plantstore/internal/plant"
+)
+
+const (
+	clientsTrace = "4bf92f3577b34da6a3ce929d0e0e4736"
+	traceparent  = "traceparent: 00-" + clientsTrace + "-00f067aa0ba902b7-01"
+)
+
+// A request is part of its client's trace, and the deletion's attempts are events.
+func TestTraceOfADeletion(t *testing.T) {
+	t.Parallel()
+	spans := tracetest.NewInMemoryExporter()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
+	c := testConfig()
+	c.Tracer = provider
+	requestIDs := make(chan string, 1)
+	began := time.Now()
+	c.Plants = fakePlants(func(_ context.Context, d plant.Deletion) (plant.Result, error) {
+		requestIDs <- d.RequestID
+		return plant.Result{Course: plant.Course{Tried: 2, Batch: 3, ForLock: time.Second, Attempts: []plant.Attempt{
+			{Began: began, Took: time.Second, Failed: "locked"}, {Began: began.Add(time.Second), Took: time.Millisecond}}}}, plant.ErrUnavailable
+	})
+	lines := logOf(t, c, del(traceparent))
+	byName := make(map[string]tracetest.SpanStub)
+	for _, span := range spans.GetSpans() {
+		byName[span.Name] = span
+		if got := span.SpanContext.TraceID().String(); got != clientsTrace {
+			t.Errorf("span %q is part of trace %s, want the client's, %s", span.Name, got, clientsTrace)
+		}
+	}
+	request, deletion := byName["DELETE /plants/:id"], byName["delete plant"]
+	if len(byName) != 2 || deletion.Parent.SpanID() != request.SpanContext.SpanID() {
+		t.Fatalf("spans %v, want one of the request and, within it, one of the deletion", byName)
+	}
+	if deletion.Status.Code != codes.Error || deletion.Status.Description != "unavailable" {
+		t.Errorf("status of the deletion %v, want an error, unavailable", deletion.Status)
+	}
+	attributes := make(map[string]any)
+	for _, a := range deletion.Attributes {
+		attributes[string(a.Key)] = a.Value.AsInterface()
+	}
+	want := map[string]any{"plantstore.outcome": "unavailable", "plantstore.attempts": int64(2), "plantstore.batch": int64(3), "plantstore.wait_lock_ms": 1000.}
+	if diff := cmp.Diff(want, attributes); diff != "" {
+		t.Errorf("attributes of the deletion (-want +got):\n%s", diff)
+	}
+	var events []string
+	for _, e := range deletion.Events {
+		events = append(events, e.Name+" "+e.Time.Sub(began).String()+" "+e.Attributes[1].Value.AsString())
+	}
+	if diff := cmp.Diff([]string{"attempt 0s locked", "attempt 1s "}, events); diff != "" {
+		t.Errorf("events of the deletion (-want +got):\n%s", diff)
+	}
+	// The client sent no request id: the ledger's leads to the trace.
+	id := clientsTrace + "-" + request.SpanContext.SpanID().String()
+	if got := <-requestIDs; got != id || lines[0]["request_id"] != id || lines[0]["trace_id"] != clientsTrace {
+		t.Errorf("request id of the deletion %q, log line %v; want %s in both, and the trace", got, lines[0], id)
+	}
+}
+
+// The client's request id goes before that of the trace.
+func TestTraceLeavesTheRequestID(t *testing.T) {
+	t.Parallel()
+	c := testConfig()
+	c.Tracer = sdktrace.NewTracerProvider()
+	if lines := logOf(t, c, del(traceparent, "X-Request-Id: r1")); lines[0]["request_id"] != "r1" || lines[0]["trace_id"] != clientsTrace {
+		t.Errorf("log line %v, want request id r1 and trace %s", lines[0], clientsTrace)
+	}
+}
+
+// Without tracing, a traceparent means nothing.
+func TestNoTraceUnlessAskedFor(t *testing.T) {
+	t.Parallel()
+	lines := logOf(t, testConfig(), del(traceparent))
+	if _, ok := lines[0]["trace_id"]; ok || strings.Contains(lines[0]["request_id"].(string), clientsTrace) {
+		t.Errorf("log line %v, want no trace", lines[0])
+	}
+}

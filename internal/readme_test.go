@@ -178,7 +178,7 @@ func hasTest(t *testing.T, folder, name string) bool {
 func TestTheMapLeadsThere(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ question, file, has string }{
-		{"Where is an answer such as 40900 written?", "internal/server/errors.go", "40900, referenced"},
+		{"Where is an answer such as 40900 written?", "internal/server/errors.go", `40900, "referenced"`},
 		{"What happens when the connection dies at commit?", "internal/postgres/verdict.go", "func judge("},
 		{"What happens when the connection dies at commit?", "internal/postgres/delete.go", "case ask:"},
 		{"Where is the ledger's trigger?", "migrations/00003_record_deletions.sql", "CREATE TRIGGER plantstore_record_deletion"},

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	coltrace "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/protobuf/proto"
+
+	"plantstore/internal/pgtest"
+)
+
+// The standard variables are all it takes, and the trace of a deletion that was locked
+// arrives with its attempts before the service ends.
+func TestTraceReachesACollector(t *testing.T) {
+	t.Parallel()
+	arrived := make(chan *tracepb.ResourceSpans, 100)
+	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil || r.URL.Path != "/v1/traces" {
+			t.Errorf("the collector got %s and %v, want /v1/traces", r.URL.Path, err)
+		}
+		var request coltrace.ExportTraceServiceRequest
+		if err := proto.Unmarshal(body, &request); err != nil {
+			t.Errorf("what the collector got is no OTLP: %v", err)
+		}
+		for _, spans := range request.ResourceSpans {
+			arrived <- spans
+		}
+	}))
+	defer collector.Close()
+	database := pgtest.New(t)
+	super := pgtest.Pool(t, database.Super)
+	if _, err := super.Exec(t.Context(), `INSERT INTO public.plants (id, name) VALUES (1, 'Boston fern')`); err != nil {
+		t.Fatal(err)
+	}
+	out, _, _ := command(t, "token", "create", "shop", "--database-url="+database.Owner)
+
+	log := new(syncBuffer)
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
+	cmd.Env = append(os.Environ(), runMain+"=1", "OTEL_EXPORTER_OTLP_ENDPOINT="+collector.URL, "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf",
+		"OTEL_RESOURCE_ATTRIBUTES=deployment.environment=test")
+	cmd.Stderr = log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	public, admin := (&process{log: log}).addresses(t)
+	waitReady(t, admin, http.StatusOK)
+
+	lock, err := super.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lock.Exec(t.Context(), `SELECT FROM public.plants WHERE id = 1 FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	answer := make(chan int)
+	go func() {
+		code, _, _ := trySend(t, http.MethodDelete, public+"/plants/1", strings.TrimSpace(out))
+		answer <- code
+	}()
+	// It gives up on the lock for the first time.
+	if !eventually(func() bool {
+		var waits bool
+		err := super.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE usename = 'plantstore_app' AND wait_event_type = 'Lock'
+			AND datname = current_database() AND state_change < now() - interval '100 ms')`).Scan(&waits)
+		return err != nil || waits
+	}) {
+		t.Error("no deletion waits for the lock")
+	}
+	if err := lock.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if code := <-answer; code != http.StatusNoContent {
+		t.Errorf("DELETE of a plant that was locked: %d, want 204", code)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("the service ended with %v:\n%s", err, log)
+	}
+	close(arrived)
+
+	spans := make(map[string]*tracepb.Span)
+	resource := make(map[string]string)
+	for r := range arrived {
+		for _, a := range r.Resource.Attributes {
+			resource[a.Key] = a.Value.GetStringValue()
+		}
+		for _, scope := range r.ScopeSpans {
+			for _, span := range scope.Spans {
+				spans[span.Name] = span
+			}
+		}
+	}
+	if resource["service.name"] != "plantstore" || resource["deployment.environment"] != "test" {
+		t.Errorf("resource %v, want service plantstore in environment test", resource)
+	}
+	request, deletion := spans["DELETE /plants/:id"], spans["delete plant"]
+	if request == nil || deletion == nil || string(deletion.ParentSpanId) != string(request.SpanId) {
+		t.Fatalf("spans %v, want the request's and within it the deletion's; the log:\n%s", spans, log)
+	}
+	if n := len(deletion.Events); n < 2 || deletion.Events[0].Attributes[1].Value.GetStringValue() != "locked" {
+		t.Errorf("%d events %v of the deletion, want attempts of which the first was locked", n, deletion.Events)
+	}
+	if took := time.Duration(deletion.EndTimeUnixNano - deletion.StartTimeUnixNano); took < 100*time.Millisecond {
+		t.Errorf("the deletion's span took %s, want the time that it waited for the lock", took)
+	}
+}
+
+// What the variables can't mean ends the start in one line.
+func TestTracesThatGoNowhere(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "serve", "--database-url=host="+t.TempDir(), "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0")
+	cmd.Env = append(os.Environ(), runMain+"=1", "OTEL_TRACES_EXPORTER=pigeon")
+	out, err := cmd.CombinedOutput()
+	if lines := strings.Split(strings.TrimSpace(string(out)), "\n"); err == nil || !strings.HasPrefix(lines[len(lines)-1], "plantstore: traces can't be exported as the OTEL_* variables say: ") {
+		t.Errorf("%v, %s; want an error, in one line", err, out)
+	}
+}

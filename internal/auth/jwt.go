@@ -25,6 +25,10 @@ const JWTPrefix = "oidc:"
 // not known.
 var ErrKeysUnknown = errors.New("the identity provider's keys are not known")
 
+// ErrKeyUnknown is an ErrKeysUnknown of a JWT by a key that the issuer did not have a
+// moment ago: it may be new, or made up.
+var ErrKeyUnknown = fmt.Errorf("%w: that of the JWT was not among them a moment ago", ErrKeysUnknown)
+
 var errNoKey = errors.New("no such key")
 
 const (
@@ -85,7 +89,7 @@ func newVerifier(issuer Issuer, ttl time.Duration, keys *keyring) *Verifier {
 func IsJWT(token string) bool { return strings.Count(token, ".") == 2 }
 
 // Authenticate returns whom a JWT was issued to. It returns ErrInvalidToken, with the
-// reason, for one that is not acceptable, and ErrKeysUnknown.
+// reason, for one that is not acceptable, and ErrKeysUnknown or ErrKeyUnknown.
 func (v *Verifier) Authenticate(ctx context.Context, token string) (Principal, error) {
 	digest, now := Digest(sha256.Sum256([]byte(token))), time.Now()
 	if r, ok := v.remembered.Get(digest); ok && now.Sub(r.at) < v.ttl && now.Before(r.expires) {

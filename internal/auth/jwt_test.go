@@ -125,7 +125,7 @@ func TestWhatIsToldOfAnUnknownKey(t *testing.T) {
 		time.Sleep(time.Second)
 		s.provider.Rotate(t, "second")
 		second := s.provider.Token(t, "shop")
-		v.want(t, second, ErrKeysUnknown) // it was asked before there was that key
+		v.want(t, second, ErrKeyUnknown) // it was asked before there was that key
 		time.Sleep(fetchEvery)
 		v.want(t, second, nil)
 		s.provider.Rotate(t, "third")

@@ -87,7 +87,7 @@ func (k *keyring) renew(began time.Time) {
 
 // find tries the keys, and where none is the right one, fresh ones. It returns errNoKey
 // only if the issuer was asked after the call and has no such key, and ErrKeysUnknown if
-// it could not be asked, or had been a moment before.
+// it could not be asked; if it had been a moment before, ErrKeyUnknown.
 func (k *keyring) find(ctx context.Context, try func([]jose.JSONWebKey) (done bool)) error {
 	came := time.Now()
 	for inVain := false; ; inVain = true {
@@ -99,6 +99,8 @@ func (k *keyring) find(ctx context.Context, try func([]jose.JSONWebKey) (done bo
 			return errNoKey
 		case !inVain:
 			continue
+		case running == nil && came.Sub(asked) < fetchEvery:
+			return ErrKeyUnknown
 		case running == nil:
 			return ErrKeysUnknown
 		}

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
@@ -236,6 +237,33 @@ func TestJWTsWithoutTheProvider(t *testing.T) {
 	// What shows without the keys is told without them.
 	if got := s.ask(t, bearing(p.Sign(t, p.Claims("shop", map[string]any{"aud": "other"}), nil))); got.code() != 40101 {
 		t.Errorf("other audience: answer %d, want 40101", got.code())
+	}
+}
+
+// A stranger can make up keys. That is counted like other failures, unless the provider
+// is down, which is not its clients' fault.
+func TestMadeUpKeysAreCounted(t *testing.T) {
+	t.Parallel()
+	for name, err := range map[string]error{"keys known": auth.ErrKeyUnknown, "provider down": auth.ErrKeysUnknown} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				c := testConfig()
+				c.JWTs = fakeTokens(func(context.Context, string) (auth.Principal, error) { return auth.Principal{}, err })
+				s := New(c)
+				var last int
+				for range failuresAtOnce + 1 {
+					last = attempt(t, s, "192.0.2.1:1111", "", "a.made-up.jwt")
+				}
+				want := 42900
+				if err == auth.ErrKeysUnknown {
+					want = 50303
+				}
+				if last != want {
+					t.Errorf("answer %d to JWT %d, want %d", last, failuresAtOnce+1, want)
+				}
+			})
+		})
 	}
 }
 

@@ -269,7 +269,7 @@ func (s *Server) bearer(next echo.HandlerFunc) echo.HandlerFunc {
 			}
 		}
 		principal, err := tokens.Authenticate(ctx, token)
-		if errors.Is(err, auth.ErrInvalidToken) {
+		if errors.Is(err, auth.ErrInvalidToken) || errors.Is(err, auth.ErrKeyUnknown) {
 			s.failures.note(c.RealIP())
 		}
 		if err != nil {

@@ -152,6 +152,7 @@ func TestBudgetCommands(t *testing.T) {
 	expect(0, `the deletion budget of "shop" counts\n`, "", "token", "budget", "shop", "--lift=0s")
 	expect(0, `.* 20/7d, 0 used\n`, "", "token", "list")
 	expect(0, `the deletion budget of "shop" is none\n`, "", "token", "budget", "shop", "none")
+	expect(0, `the deletion budget of "oidc:alice" is lifted for 30m0s\n`, "", "token", "budget", "oidc:alice", "--lift=30m")
 	expect(0, `.* -\n`, "", "token", "list")
 	_, stderr, code := command(t, "serve", "--oidc-issuer=https://i", "--oidc-audience=a", "--oidc-budget=5/8d")
 	if want := `plantstore: --oidc-budget: the deletion budget 5/8d has a period of 8d, longer`; code != 2 || !strings.HasPrefix(lastLine(stderr), want) {

@@ -176,8 +176,11 @@ func checkHeader(h jose.Header) error {
 // tried with that one only (RFC 7515, 4.1.4).
 func (v *Verifier) checkSignature(ctx context.Context, token *jwt.JSONWebToken) error {
 	header := token.Headers[0]
+	// wrong is set if there is a key of that name which has not signed it. The issuer
+	// may have another by that name now.
 	wrong := false
 	err := v.keys.find(ctx, func(keys []jose.JSONWebKey) (done bool) {
+		wrong = false
 		for _, key := range keys {
 			if header.KeyID != "" && key.KeyID != header.KeyID || key.Algorithm != "" && key.Algorithm != header.Algorithm {
 				continue
@@ -186,12 +189,12 @@ func (v *Verifier) checkSignature(ctx context.Context, token *jwt.JSONWebToken) 
 				wrong = false
 				return true
 			}
-			wrong = header.KeyID != "" // another key of that name is not worth asking for
+			wrong = header.KeyID != ""
 		}
-		return wrong
+		return false
 	})
 	switch {
-	case wrong:
+	case err != nil && wrong:
 		return refused("its signature is wrong")
 	case errors.Is(err, errNoKey):
 		return refused("none of the issuer's keys has signed it")

@@ -135,6 +135,38 @@ func TestWhatIsToldOfAnUnknownKey(t *testing.T) {
 	})
 }
 
+// An issuer may replace a key and keep its name. Good JWTs are refused for ten seconds at
+// the most then, forged ones always, and no more keys are fetched than for other names.
+func TestAKeyThatIsReplacedUnderItsName(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		forge := func() string {
+			return authtest.SignWith(t, jose.JSONWebKey{Key: key, KeyID: "same", Algorithm: "EdDSA"}, s.provider.Claims("forger", nil), nil)
+		}
+		s.provider.Rotate(t, "same")
+		v.want(t, s.provider.Token(t, "shop"), nil)
+		v.want(t, forge(), ErrInvalidToken)
+		s.provider.Withdraw()
+		s.provider.Rotate(t, "same")
+		s.provider.Withdraw()
+		fresh := s.provider.Token(t, "shop")
+		v.want(t, fresh, ErrInvalidToken) // the keys were fetched a moment ago
+		time.Sleep(fetchEvery)
+		v.want(t, fresh, nil)
+		before := s.fetches.Load()
+		for range 1000 {
+			v.want(t, forge(), ErrInvalidToken)
+		}
+		if got := s.fetches.Load() - before; got > 1 {
+			t.Errorf("forged JWTs had the keys fetched %d times within a moment, want once at most", got)
+		}
+		v.want(t, s.provider.Token(t, "other"), nil)
+	})
+}
+
 func TestAnIssuerThatIsDown(t *testing.T) {
 	simulate(t, func(t *testing.T, s *source, v *Verifier) {
 		s.down.Store(true)

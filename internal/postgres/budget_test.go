@@ -391,6 +391,69 @@ func TestTheDefaultBudget(t *testing.T) {
 	}
 }
 
+// The default budget can be lifted for a principal that only the identity provider
+// knows, also before it has used any.
+func TestTheDefaultBudgetIsLifted(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	for id := range int64(9) {
+		s.plant(t, id)
+	}
+	one := plant.Budget{Most: 1, Period: time.Hour}
+	for i, principal := range []string{"oidc:alice", "oidc:bob"} {
+		if i == 0 { // one has used hers up, the other has never been here
+			if _, err := s.plants.Delete(in(t, patience), by(principal, 0, one)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := issuer(t, database).LiftBudget(t.Context(), principal, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		for id := range int64(3) {
+			if _, err := s.plants.Delete(in(t, patience), by(principal, 3*int64(i)+id+1, one)); err != nil {
+				t.Errorf("deletion %d by %s, whose budget is lifted: %v", id, principal, err)
+			}
+		}
+	}
+	if err := issuer(t, database).LiftBudget(t.Context(), "shop", time.Hour); !errors.Is(err, ErrNoPrincipal) {
+		t.Errorf("LiftBudget of nobody: %v, want ErrNoPrincipal", err)
+	}
+	if err := issuer(t, database).LiftBudget(t.Context(), "oidc:alice", 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.plants.Delete(in(t, patience), by("oidc:alice", 8, one)); !isOver(err) {
+		t.Errorf("deletion once the budget counts again: %v, want it used up", err)
+	}
+}
+
+// Principals that come and go leave no rows behind for ever.
+func TestPurgeForgetsBudgets(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	withBudget(t, database, hundred, "ours")
+	s.exec(t, `INSERT INTO plantstore_budgets (principal, used, began, parts, ends, lifted_until) VALUES
+		('oidc:gone', 1, now() - interval '9 days', '{1}', ARRAY[now() - interval '8 days'], '-infinity'),
+		('oidc:late', 2, now() - interval '9 days', '{1,1}', ARRAY[now() - interval '8 days', now() - interval '6 days'], '-infinity'),
+		('oidc:lifted', 0, '-infinity', '{}', '{}', now() + interval '1 hour'),
+		('oidc:unused', 0, '-infinity', '{}', '{}', '-infinity')`)
+	if _, err := ledgerOf(t, database).Purge(t.Context(), IdempotencyHorizon, func(int64) {}); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := s.owner.Query(t.Context(), `SELECT principal FROM plantstore_budgets ORDER BY principal`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"oidc:late", "oidc:lifted", "ours"}, left); diff != "" {
+		t.Errorf("budgets that are left (-want +got):\n%s", diff)
+	}
+}
+
 // Who has no budget pays nothing for those who have one: the budgets are not looked at.
 func TestWithoutABudgetNothingIsPaid(t *testing.T) {
 	t.Parallel()

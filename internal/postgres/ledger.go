@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/plant"
 )
 
 // IdempotencyHorizon is how long a deletion stays in the ledger at the least. The
@@ -292,11 +294,22 @@ func (l *Ledger) Purge(ctx context.Context, age time.Duration, progress func(pur
 			return purged, err
 		}
 		if n == 0 {
-			return purged, nil
+			return purged, l.forgetBudgets(ctx)
 		}
 		purged += n
 		progress(purged)
 	}
+}
+
+// forgetBudgets removes what principals that the service knows from elsewhere have used
+// of the default budget, once none of it can count any more.
+func (l *Ledger) forgetBudgets(ctx context.Context) error {
+	return l.inTx(ctx, "purge", func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `
+			DELETE FROM public.plantstore_budgets b WHERE b.most IS NULL AND b.lifted_until < now()
+				AND (b.ends = '{}' OR b.ends[cardinality(b.ends)] < now() - make_interval(secs => $1))`, plant.LongestPeriod.Seconds())
+		return err
+	})
 }
 
 // inTx runs do in a transaction. It returns ErrNoDeletion, *RefusedError and

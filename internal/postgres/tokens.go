@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -403,16 +404,31 @@ func setBudget(ctx context.Context, tx pgx.Tx, principal string, budget plant.Bu
 }
 
 // LiftBudget lets a principal delete for some time as if it had no budget, or ends that
-// if it is zero. It returns ErrNoPrincipal or ErrNoBudget.
+// if it is zero. A principal that comes with a JWT (see auth.JWTPrefix) has the service's
+// default and need not be known. It returns ErrNoPrincipal or ErrNoBudget.
 func (t *Tokens) LiftBudget(ctx context.Context, principal string, lifted time.Duration) error {
-	return t.change(ctx, "lift budget", principal, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `
-			UPDATE public.plantstore_budgets SET lifted_until = now() + make_interval(secs => $2::pg_catalog.float8)
-			WHERE principal = $1::pg_catalog.text`, principal, lifted.Seconds())
+	lift := func(tx pgx.Tx, sql string) error {
+		tag, err := tx.Exec(ctx, sql, principal, lifted.Seconds())
 		if err == nil && tag.RowsAffected() == 0 {
 			return ErrNoBudget
 		}
 		return err
+	}
+	if strings.HasPrefix(principal, auth.JWTPrefix) {
+		err := t.inTx(ctx, func(tx pgx.Tx) error {
+			return lift(tx, `
+				INSERT INTO public.plantstore_budgets (principal, lifted_until) VALUES ($1::pg_catalog.text, now() + make_interval(secs => $2::pg_catalog.float8))
+				ON CONFLICT (principal) DO UPDATE SET lifted_until = EXCLUDED.lifted_until`)
+		})
+		if err != nil {
+			return t.inWords("lift budget", err)
+		}
+		return nil
+	}
+	return t.change(ctx, "lift budget", principal, func(tx pgx.Tx) error {
+		return lift(tx, `
+			UPDATE public.plantstore_budgets SET lifted_until = now() + make_interval(secs => $2::pg_catalog.float8)
+			WHERE principal = $1::pg_catalog.text`)
 	})
 }
 

@@ -57,7 +57,8 @@ const (
 	plantstore      = "plantstore"
 	besides         = "plantstore, the other"  // see the flag -beside
 	byJWT           = "plantstore, by JWT"     // see the flag -jwt
-	oneByOne        = "plantstore, one by one" // without group commit
+	withBudget      = "plantstore, with a deletion budget" // see the flag -budget
+	oneByOne        = "plantstore, one by one"             // without group commit
 	tidyService     = "plantstore, GOGC=100"
 	forgetful       = "plantstore, without the ledger"
 	barePlain       = "bare handler, plain"                // with the pool that is best where it is

@@ -89,6 +89,17 @@ func (b *bench) onRoad(ctx context.Context, j *journey, ledgered, plain *store) 
 		c.token = token
 		add(c, ledgered, most)
 	}
+	if b.budget {
+		c, err := b.startService(ctx, withBudget, b.service, ledgered, j.road)
+		if err != nil {
+			return err
+		}
+		if !atHome {
+			defer c.process.Kill()
+		}
+		c.token = ledgered.budgeted
+		add(c, ledgered, most)
+	}
 	for _, s := range []struct {
 		title    string
 		store    *store

@@ -63,6 +63,7 @@ type config struct {
 	quick    bool
 	beside   string
 	jwt      bool
+	budget   bool
 	pool     int
 	out      string
 }
@@ -88,6 +89,7 @@ func parse(args []string, stderr io.Writer) (c config, _ error) {
 	flags.BoolVar(&c.quick, "quick", false, "only the service and the bare handler at each distance")
 	flags.StringVar(&c.beside, "beside", "", "path of another build of the service, to be measured beside it at each distance")
 	flags.BoolVar(&c.jwt, "jwt", false, "measure clients with a JWT, too, at each distance")
+	flags.BoolVar(&c.budget, "budget", false, "measure a principal that has a deletion budget, too, at each distance")
 	flags.IntVar(&c.pool, "pool", 0, "database connections of the bare handler at each distance; 0 finds the best")
 	plants := flags.Float64("plants", 4e6, "how many plants there are")
 	parts := flags.String("parts", "distance,open,replicas,memory,start,cost", "what to measure, with commas between; also growth: "+

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/url"
 	"path/filepath"
 	"time"
@@ -80,6 +81,7 @@ type store struct {
 	// postmaster is the id of the server's first process.
 	postmaster int
 	token      string // for the service
+	budgeted   string // the same of a principal that has a deletion budget
 	stride     int64
 	next       int64 // see quota
 }
@@ -133,7 +135,13 @@ func (s *store) issueToken(ctx context.Context, owner string) error {
 		return err
 	}
 	defer db.Close()
-	s.token, err = db.Tokens(0).Create(ctx, "bench", []string{auth.ScopeDelete}, time.Now().AddDate(0, 0, 1), plant.Budget{})
+	issue := func(name string, budget plant.Budget) (string, error) {
+		return db.Tokens(0).Create(ctx, name, []string{auth.ScopeDelete}, time.Now().AddDate(0, 0, 1), budget)
+	}
+	if s.token, err = issue("bench", plant.Budget{}); err != nil {
+		return err
+	}
+	s.budgeted, err = issue("budgeted", plant.Budget{Most: math.MaxInt32, Period: time.Hour})
 	return err
 }
 

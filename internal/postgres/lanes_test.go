@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -19,6 +20,11 @@ type farDatabase struct {
 	// queue: a backend has the processor to itself, and notices its transaction only
 	// when it gets it.
 	queue bool
+	// With shared, who commits waits for the write to the disk that is under way, and
+	// makes one only if none is. It ends at flushed.
+	shared  bool
+	mu      sync.Mutex
+	flushed time.Time
 }
 
 // work keeps the processor busy, and lets others have it now and then.
@@ -29,6 +35,21 @@ func (s *farDatabase) work(d time.Duration) {
 		time.Sleep(min(d, slice))
 		<-s.processor
 	}
+}
+
+// commit waits for the disk.
+func (s *farDatabase) commit() {
+	if !s.shared {
+		time.Sleep(s.disk)
+		return
+	}
+	s.mu.Lock()
+	if now := time.Now(); !now.Before(s.flushed) {
+		s.flushed = now.Add(s.disk)
+	}
+	end := s.flushed
+	s.mu.Unlock()
+	time.Sleep(time.Until(end))
 }
 
 // What a batch costs the database: as measured on a table of three columns.
@@ -60,7 +81,8 @@ func (s *farDatabase) group(most, fixed int) *group {
 			work = time.Since(arrived)
 			s.work(eachCommit)
 		}
-		time.Sleep(s.disk + s.distance/2)
+		s.commit()
+		time.Sleep(s.distance / 2)
 		if fixed == 0 {
 			g.took(time.Since(began), work)
 		}
@@ -72,16 +94,17 @@ func (s *farDatabase) group(most, fixed int) *group {
 // rates has clients delete one plant after the other until the last of the moments,
 // and returns how many they deleted a second before each moment since the one before.
 func rates(g *group, clients int, moments ...time.Duration) (rates []float64) {
-	const client = 50 * time.Microsecond // what it needs between an answer and its next request
+	const client = 50 * time.Microsecond // what it needs between an answer and its next request, on average
 	counts := make([]int, len(moments))
 	start := time.Now()
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	for range clients {
+	for n := range clients {
 		wg.Go(func() {
+			random := rand.New(rand.NewPCG(1, uint64(n)))
 			for i := 0; i < len(moments); {
 				g.join(context.Background(), plant.Deletion{})
-				time.Sleep(client)
+				time.Sleep(time.Duration(random.ExpFloat64() * float64(client)))
 				for i < len(moments) && time.Since(start) >= moments[i] {
 					i++
 				}
@@ -119,24 +142,28 @@ func TestLanesFollowTheRoad(t *testing.T) {
 		distance, disk time.Duration
 		clients        int
 		atLeast        float64 // of the best
+		shared         bool
 	}{
-		{100 * time.Microsecond, 80 * time.Microsecond, 1, 0.99},
-		{100 * time.Microsecond, 80 * time.Microsecond, 8, 0.75},
-		{100 * time.Microsecond, 80 * time.Microsecond, 128, 0.95},
-		{100 * time.Microsecond, 2 * time.Millisecond, 8, 0.9},
-		{100 * time.Microsecond, 2 * time.Millisecond, 128, 0.75},
-		{time.Millisecond, 80 * time.Microsecond, 8, 0.85},
-		{time.Millisecond, 80 * time.Microsecond, 32, 0.75},
-		{time.Millisecond, 80 * time.Microsecond, 128, 0.85},
-		{5 * time.Millisecond, 80 * time.Microsecond, 8, 0.95},
-		{5 * time.Millisecond, 80 * time.Microsecond, 32, 0.9},
-		{5 * time.Millisecond, 80 * time.Microsecond, 128, 0.75},
-		{30 * time.Millisecond, 80 * time.Microsecond, 32, 0.85},
+		{100 * time.Microsecond, 80 * time.Microsecond, 1, 0.99, false},
+		{100 * time.Microsecond, 80 * time.Microsecond, 8, 0.75, false},
+		{100 * time.Microsecond, 80 * time.Microsecond, 128, 0.95, false},
+		{100 * time.Microsecond, 2 * time.Millisecond, 8, 0.9, false},
+		{100 * time.Microsecond, 2 * time.Millisecond, 128, 0.75, false},
+		{time.Millisecond, 80 * time.Microsecond, 8, 0.85, false},
+		{time.Millisecond, 80 * time.Microsecond, 32, 0.75, false},
+		{time.Millisecond, 80 * time.Microsecond, 128, 0.85, false},
+		{5 * time.Millisecond, 80 * time.Microsecond, 8, 0.95, false},
+		{5 * time.Millisecond, 80 * time.Microsecond, 32, 0.9, false},
+		{5 * time.Millisecond, 80 * time.Microsecond, 128, 0.75, false},
+		{30 * time.Millisecond, 80 * time.Microsecond, 32, 0.85, false},
+		{100 * time.Microsecond, 2 * time.Millisecond, 8, 0.85, true},
+		{100 * time.Microsecond, 2 * time.Millisecond, 32, 0.9, true},
+		{100 * time.Microsecond, 2 * time.Millisecond, 128, 0.7, true},
 	} {
-		t.Run(fmt.Sprint(test.distance, " ", test.disk, " ", test.clients), func(t *testing.T) {
+		t.Run(fmt.Sprint(test.distance, " ", test.disk, " ", test.clients, " ", test.shared), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db := farDatabase{test.distance, test.disk, make(chan struct{}, 1), false}
+				db := farDatabase{distance: test.distance, disk: test.disk, processor: make(chan struct{}, 1), shared: test.shared}
 				apart := max(100*time.Millisecond, 10*test.distance)
 				best, lanes := 0.0, 0
 				for _, n := range []int{1, 2, 4, 8, most} {
@@ -146,7 +173,7 @@ func TestLanesFollowTheRoad(t *testing.T) {
 				}
 				g := db.group(most, 0)
 				slices := rates(g, test.clients, moments(8, apart)...)[3:]
-				t.Logf("%.0f a second, best %.0f with %d lanes, %d wanted", slices, best, lanes, g.lanes.wanted())
+				t.Logf("%.0f a second, road %v work %v, best %.0f with %d lanes, %d wanted", slices, g.lanes.road, g.lanes.work, best, lanes, g.lanes.wanted())
 				sum := 0.0
 				for i, rate := range slices {
 					sum += rate
@@ -202,19 +229,42 @@ func TestLanesDoNotFollowAQueue(t *testing.T) {
 	})
 }
 
-// A batch that something delayed is no longer road.
+// A batch that something delayed is no longer road, and one that was quick by chance no
+// shorter one.
 func TestLanesForgetADelay(t *testing.T) {
 	t.Parallel()
+	const usual, work = 1500 * time.Microsecond, 500 * time.Microsecond
 	l := lanes{most: 13}
-	for _, trip := range []time.Duration{1250 * time.Microsecond, 50 * time.Millisecond} {
+	alone := func(trip time.Duration) {
 		l.enter()
-		l.note(trip, 500*time.Microsecond)
+		l.note(trip, work)
 		l.leave(true)
 	}
-	l.enter()
-	l.enter() // beside the first
-	l.note(1250*time.Microsecond, 500*time.Microsecond)
-	if got, want := l.wanted(), 2; got != want {
-		t.Errorf("%d lanes after a batch that took 50 ms and one that took 1.25 ms as usual, want %d", got, want)
+	crowded := func(trip time.Duration) {
+		l.alone = false
+		l.note(trip, work)
+	}
+	alone(usual + work)
+	for range 2 * mostCrowded {
+		crowded(work)
+		crowded(usual + work)
+	}
+	const want = 5
+	if l.crowded = 0; l.wanted() != want {
+		t.Errorf("%d lanes where every other batch finds its commit done, want %d", l.wanted(), want)
+	}
+	l.crowded = mostCrowded
+	alone(50 * time.Millisecond)
+	for range 2 * enough {
+		crowded(usual + work)
+	}
+	if got := l.wanted(); got != want {
+		t.Errorf("%d lanes after a batch that took 50 ms and %d that took 2 as usual, want %d", got, 2*enough, want)
+	}
+	for range 2 * enough {
+		crowded(work)
+	}
+	if got := l.wanted(); got != 1 {
+		t.Errorf("%d lanes where the road is gone, want 1", got)
 	}
 }

@@ -18,9 +18,10 @@ const exitWarnings = 3
 const doctorTimeout = 2 * time.Minute
 
 type doctorCommand struct {
-	ownerFlags `embed:""`
-	Replicas   int  `default:"1" help:"How many instances of the service run: each has a pool."`
-	JSON       bool `name:"json" help:"Print JSON."`
+	ownerFlags     `embed:""`
+	Replicas       int  `default:"1" help:"How many instances of the service run: each has a pool."`
+	PrivateNetwork bool `env:"PLANTSTORE_PRIVATE_NETWORK" help:"Nobody else is on the network to the database, as between containers of one machine: it need not be encrypted."`
+	JSON           bool `name:"json" help:"Print JSON."`
 }
 
 // Validate refuses values that can't work.
@@ -36,7 +37,7 @@ func (c *doctorCommand) Run(ctx context.Context, console *console) error {
 	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
 	defer cancel()
 	findings := doctor.Examine(ctx, doctor.Target{
-		Owner: c.DatabaseURL, Service: c.ServiceURL, OwnerSetting: c.setting, ServiceSetting: c.serviceSetting, Replicas: c.Replicas, Limits: doctor.UsualLimits,
+		Owner: c.DatabaseURL, Service: c.ServiceURL, OwnerSetting: c.setting, ServiceSetting: c.serviceSetting, Replicas: c.Replicas, PrivateNetwork: c.PrivateNetwork, Limits: doctor.UsualLimits,
 	})
 	var err error
 	if c.JSON {

@@ -19,13 +19,17 @@ import (
 type ownerFlags struct {
 	DatabaseURL     string `name:"database-url" env:"PLANTSTORE_MIGRATE_DATABASE_URL" help:"Database, as its owner and without a connection pooler between: libpq URL or DSN. PG* variables fill the gaps. Default: that of --service-url."`
 	DatabaseURLFile string `name:"database-url-file" env:"PLANTSTORE_MIGRATE_DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the database URL instead."`
+	Password        string `name:"database-password" env:"PLANTSTORE_MIGRATE_PASSWORD" help:"Password for --database-url, where that shall not hold it and PGPASSWORD is the service's."`
 	ServiceURL      string `name:"service-url" env:"DATABASE_URL" help:"Database as the service connects to it, pool_max_conns included."`
 	ServiceURLFile  string `name:"service-url-file" env:"DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the service's database URL instead."`
 
 	setting, serviceSetting string // what has the URLs, for messages
 }
 
-const ownerSetting = "PLANTSTORE_MIGRATE_DATABASE_URL"
+const (
+	ownerSetting    = "PLANTSTORE_MIGRATE_DATABASE_URL"
+	passwordSetting = "PLANTSTORE_MIGRATE_PASSWORD"
+)
 
 // AfterApply reads the files, and makes DatabaseURL the owner's.
 func (f *ownerFlags) AfterApply() (err error) {
@@ -38,6 +42,10 @@ func (f *ownerFlags) AfterApply() (err error) {
 	}
 	if f.DatabaseURL, err = urlOrFile(ownerSetting, f.DatabaseURL, f.DatabaseURLFile); err != nil {
 		return err
+	}
+	if f.Password != "" && f.DatabaseURL != "" {
+		f.DatabaseURL = postgres.WithPassword(f.DatabaseURL, f.Password)
+		f.setting = passwordSetting + " or " + f.setting
 	}
 	if f.ServiceURL, err = urlOrFile(postgres.ServiceSetting, f.ServiceURL, f.ServiceURLFile); err != nil {
 		return err

@@ -59,7 +59,7 @@ func isOthers(name string) bool {
 	rest := strings.TrimPrefix(name, ourPrefix)
 	kubernetes := regexp.MustCompile(`(?:^|_)(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?)$`)
 	return strings.HasPrefix(rest, "TEST_") || kubernetes.MatchString(rest) ||
-		slices.Contains([]string{"VERSION", "COMMIT", "OWNER_PASSWORD", "APP_PASSWORD"}, rest)
+		slices.Contains([]string{"VERSION", "COMMIT", "TAG", "OWNER_PASSWORD", "APP_PASSWORD"}, rest)
 }
 
 // editDistance is how many letters have to be put in, left out or changed to get from one

@@ -158,6 +158,7 @@ func TestWrongPasswordIsBlamedRightly(t *testing.T) {
 		{[]string{"PLANTSTORE_MIGRATE_DATABASE_URL_FILE=" + file}, wrong + "the file " + file + orFile},
 		{[]string{"DATABASE_URL_FILE=" + file}, wrong + "the file " + file + orFile},
 		{[]string{"DATABASE_URL=" + bare, "PGPASSWORD=wrong"}, wrong + "PGPASSWORD"},
+		{[]string{"PLANTSTORE_MIGRATE_DATABASE_URL=" + bare, "PLANTSTORE_MIGRATE_PASSWORD=wrong", "PGPASSWORD=right"}, wrong + "PLANTSTORE_MIGRATE_PASSWORD or PLANTSTORE_MIGRATE_DATABASE_URL" + orFile},
 		{[]string{"DATABASE_URL=" + bare}, `role "someone" needs a password at ` + folder + ": give it in DATABASE_URL, PGPASSWORD or a password file"},
 	} {
 		for _, command := range []string{"token list", "migrate status", "deletions list"} {

@@ -8,3 +8,6 @@
 
 ALTER ROLE plantstore_owner PASSWORD :'owner_password';
 ALTER ROLE plantstore_app PASSWORD :'app_password';
+
+-- For doctor, which looks for transactions that have been open for long.
+GRANT pg_read_all_stats TO plantstore_owner;

@@ -119,6 +119,8 @@ func (e *examination) security(conn *pgx.Conn, setting string) Finding {
 		return fine("%s, %s, the server's name is verified", at, tls.VersionName(t.ConnectionState().Version))[0]
 	case !e.isRemote(c.Conn().RemoteAddr()):
 		return fine("%s, which does not leave this machine", at)[0]
+	case e.PrivateNetwork:
+		return fine("%s, on a network that nobody else is on, as PLANTSTORE_PRIVATE_NETWORK says", at)[0]
 	case encrypted:
 		return Finding{Grade: Warning, Message: fmt.Sprintf("%s: encrypted, but whoever can pose as the server gets the password", at), Remedy: remedy}
 	}

@@ -59,6 +59,8 @@ type Target struct {
 	Service string // URL that the service connects with; empty if not known
 	// OwnerSetting and ServiceSetting are what a person changes to change the URLs.
 	OwnerSetting, ServiceSetting string
+	// PrivateNetwork says that nobody else is on the network to the database.
+	PrivateNetwork bool
 	// Replicas is how many instances of the service run.
 	Replicas int
 	Limits   Limits

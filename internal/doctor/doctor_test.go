@@ -557,6 +557,11 @@ func TestDoctorOnEncryption(t *testing.T) {
 		if len(found) != 1 || found[0].Grade != Warning || !strings.HasSuffix(found[0].Message, want) {
 			t.Fatalf("sslmode=%s: %+v, want %s", mode, found, want)
 		}
+		private := exam("sslmode=" + mode)
+		private.PrivateNetwork = true
+		if found := troubles(t, private); len(found) > 0 {
+			t.Errorf("sslmode=%s on a private network: %+v, want nothing", mode, found)
+		}
 		remedy := regexp.MustCompile(`sslmode=[a-z-]+`).FindString(found[0].Remedy) + "&sslrootcert=" + authority
 		if found := troubles(t, exam(remedy)); len(found) > 0 {
 			t.Errorf("after the remedy: %+v, want nothing", found)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"net/url"
 	"os"
 	"slices"
 	"strconv"
@@ -108,11 +109,11 @@ func explainSettings(e *pgconn.ParseConfigError, setting string) string {
 		return fmt.Sprintf("the file %s, which %s or a PG* variable names, can't be read: %v", file.Path, setting, file.Err)
 	}
 	switch {
-	case usableWith(e.ConnString, "sslmode=prefer"):
+	case usableWith(e.ConnString, "sslmode", "prefer"):
 		return "sslmode in " + setting + " (or PGSSLMODE) is none that there is: it may be disable, allow, prefer, require, verify-ca or verify-full"
-	case usableWith(e.ConnString, "sslmode=disable"):
+	case usableWith(e.ConnString, "sslmode", "disable"):
 		return "sslcert and sslkey in " + setting + " (or PGSSLCERT and PGSSLKEY) are no certificate and its key"
-	case usableWith(e.ConnString, "sslrootcert=system"):
+	case usableWith(e.ConnString, "sslrootcert", "system"):
 		return "sslrootcert in " + setting + " (or PGSSLROOTCERT) names a file without a certificate in it"
 	}
 	return setting + " cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database"
@@ -120,16 +121,25 @@ func explainSettings(e *pgconn.ParseConfigError, setting string) string {
 
 // usableWith reports whether a URL or DSN can be read once it has another parameter.
 // The driver tells faults of these by their text only.
-func usableWith(url, parameter string) bool {
-	glue := " "
-	if strings.HasPrefix(url, "postgres://") || strings.HasPrefix(url, "postgresql://") {
-		glue = "?"
-		if strings.Contains(url, "?") {
-			glue = "&"
-		}
-	}
-	_, err := pgconn.ParseConfig(url + glue + parameter)
+func usableWith(url, name, value string) bool {
+	_, err := pgconn.ParseConfig(withParameter(url, name, value))
 	return err == nil
+}
+
+// WithPassword returns a URL or DSN that has a password, whatever it had before.
+func WithPassword(url, password string) string { return withParameter(url, "password", password) }
+
+// withParameter returns a URL or DSN with a parameter at its end, which is the one that
+// counts.
+func withParameter(address, name, value string) string {
+	if !strings.HasPrefix(address, "postgres://") && !strings.HasPrefix(address, "postgresql://") {
+		return address + " " + name + "='" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(value) + "'"
+	}
+	glue := "?"
+	if strings.Contains(address, "?") {
+		glue = "&"
+	}
+	return address + glue + name + "=" + strings.ReplaceAll(url.QueryEscape(value), "+", "%20") // a plus is one, as in libpq
 }
 
 // explainTLS says why a connection is not as secure as it has to be. It returns

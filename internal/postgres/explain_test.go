@@ -140,3 +140,22 @@ func TestExplainTellsWhyTLSFails(t *testing.T) {
 		})
 	}
 }
+
+func TestWithPassword(t *testing.T) {
+	t.Parallel()
+	const password = `a'b\c &=+%20?#@:/ "ü`
+	for _, url := range []string{
+		"postgres://u@h:5433/d", "postgresql://u:other@h:5433/d?sslmode=disable", "postgres://h:5433/d?user=u&password=other",
+		"host=h port=5433 user=u dbname=d", "host=h port=5433 user=u dbname=d password='other one' sslmode=disable",
+	} {
+		c, err := pgconn.ParseConfig(WithPassword(url, password))
+		if err != nil {
+			t.Errorf("%s: %v", url, err)
+			continue
+		}
+		got := [...]any{c.Host, c.Port, c.User, c.Database, c.Password}
+		if want := [...]any{"h", uint16(5433), "u", "d", password}; got != want {
+			t.Errorf("%s: %v, want %v", url, got, want)
+		}
+	}
+}

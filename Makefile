@@ -1,11 +1,13 @@
 # The two commands of a newcomer are `make run` and `make test`.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint fuzz model chaos bench
+.PHONY: help run build install up sbom test lint fuzz model chaos bench
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
-LDFLAGS := -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+# One source gives one program, whatever folder or machine it is built on.
+BUILD   = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)" -o .bin/plantstore ./cmd/plantstore
+PREFIX ?= /usr/local
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
@@ -27,9 +29,27 @@ help: ## List the targets
 
 run: ## Start the service on a private Postgres, with sample plants and a token
 	@deploy/postgres/ensure.sh
-	@mkdir -p .bin
-	@go build -ldflags "$(LDFLAGS)" -o .bin/plantstore ./cmd/plantstore
+	@[ -x .bin/plantstore ] || echo "building the service: about a minute the first time" >&2
+	@$(BUILD)
 	@.bin/plantstore dev
+
+build: ## Build the program: .bin/plantstore
+	$(BUILD)
+
+install: build ## Install it under PREFIX (/usr/local), with its systemd unit; DESTDIR is put in front
+	install -D -m 755 .bin/plantstore $(DESTDIR)$(PREFIX)/bin/plantstore
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/share/plantstore
+	sed 's|/usr/local|$(PREFIX)|' deploy/systemd/plantstore.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/plantstore.service
+	install -m 644 deploy/postgres/roles.sql $(DESTDIR)$(PREFIX)/share/plantstore/roles.sql
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+	.bin/plantstore completion >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/plantstore
+
+sbom: build ## List what is in the program, as CycloneDX JSON: .bin/plantstore.cdx.json
+	@go run ./deploy/sbom .bin/plantstore $(VERSION) >.bin/plantstore.cdx.json
+
+up: ## Start the service and PostgreSQL in containers, see deploy/README.md
+	@PLANTSTORE_VERSION=$(VERSION) PLANTSTORE_COMMIT=$(COMMIT) \
+		$(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) up -d --build
 
 test: ## Run every test, with the race detector, on a real Postgres
 	@deploy/postgres/ensure.sh or-docker

@@ -20,13 +20,8 @@ import (
 	"plantstore/internal/auth"
 )
 
-// Set by the linker for a release.
-var (
-	version = "dev"
-	commit  = "unknown"
-)
-
 func main() {
+	identify()
 	tuneRuntime()
 	dropEmptyVariables()
 	// The first signal asks for an orderly end, a second one ends at once.
@@ -96,7 +91,11 @@ type commands struct {
 	Healthcheck healthcheckCommand `cmd:"" help:"Ask a running service whether it is ready; exit code 0 if so."`
 	Deletions   deletionsCommand   `cmd:"" help:"Look into the ledger of deletions, restore plants from it, and purge it."`
 	Doctor      doctorCommand      `cmd:"" help:"Examine the database; say what is wrong and what helps. Exit code 0: nothing, 3: warnings, 1: problems."`
+	Completion  completionCommand  `cmd:"" help:"Print what completes this command line in bash and zsh: source <(plantstore completion)."`
+	Complete    completeCommand    `cmd:"" hidden:"" help:"Print the words that may come next."`
 	Version     versionCommand     `cmd:"" help:"Print version, commit, Go and newest migration."`
+
+	VersionFlag kong.VersionFlag `name:"version" help:"Print the same, and end."`
 }
 
 // run runs the command that args name. Configuration comes from flags and the
@@ -111,7 +110,7 @@ func run(ctx context.Context, again <-chan os.Signal, args []string, stdout, std
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(int) { helped = true }),
-		kong.Vars{"scope": auth.ScopeDelete},
+		kong.Vars{"scope": auth.ScopeDelete, "version": versionText()},
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(console),
 	)

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -457,5 +458,39 @@ func TestDevPrintsCurlLinesThatWork(t *testing.T) {
 	p.stop(t)
 	if left, _ := filepath.Glob(filepath.Join(psql, "..", filepath.Base(psql))); psql == "" || len(left) != 0 {
 		t.Errorf("dev left %v behind", left)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	long, _, code := command(t, "version")
+	flag, stderr, flagCode := command(t, "--version")
+	if code != 0 || flagCode != 0 || flag != long || stderr != "" || !strings.HasPrefix(long, "plantstore dev\ncommit     unknown\ngo         go1.") {
+		t.Errorf("version: %d, %q; --version: %d, %q, %q; want 0 and the same", code, long, flagCode, flag, stderr)
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ words, has, lacks string }{
+		{"", "token", "complete"},
+		{"", "--version", "--addr"},
+		{"token", "create", "serve"},
+		{"token create", "--days", "rotate"},
+		{"serve --rate-limit", "--addr", "create"},
+	} {
+		out, stderr, code := command(t, append([]string{"complete", "--"}, strings.Fields(tt.words)...)...)
+		words := strings.Fields(out)
+		if code != 0 || !slices.Contains(words, tt.has) || slices.Contains(words, tt.lacks) {
+			t.Errorf("complete %s: exit code %d, %s, %v; want %s in it and not %s", tt.words, code, stderr, words, tt.has, tt.lacks)
+		}
+	}
+	script, _, _ := command(t, "completion")
+	shell := exec.CommandContext(t.Context(), "bash", "-c", script+`
+		COMP_WORDS=("$0" token cr); COMP_CWORD=2
+		_plantstore "$0"; echo "${COMPREPLY[@]}"`, os.Args[0])
+	shell.Env = append(os.Environ(), runMain+"=1")
+	if out, err := shell.CombinedOutput(); err != nil || string(out) != "create\n" {
+		t.Errorf("bash: %v, %q; want create", err, out)
 	}
 }

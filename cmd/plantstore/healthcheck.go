@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -31,7 +33,12 @@ func (c *healthcheckCommand) Run(ctx context.Context, console *console) error {
 		return err
 	}
 	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("not healthy: nothing listens on %s: is the service running, and is PLANTSTORE_ADMIN_ADDR right?", request.URL.Host)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("not healthy: %s did not answer in %s", request.URL.Host, c.Timeout)
+	case err != nil:
 		return fmt.Errorf("not healthy: %w", err)
 	}
 	defer answer.Body.Close()
@@ -39,8 +46,12 @@ func (c *healthcheckCommand) Run(ctx context.Context, console *console) error {
 	if err != nil {
 		return fmt.Errorf("not healthy: %w", err)
 	}
-	if answer.StatusCode != http.StatusOK {
+	switch answer.StatusCode {
+	case http.StatusOK:
+	case http.StatusServiceUnavailable:
 		return fmt.Errorf("not healthy: %s", strings.TrimSpace(string(reason)))
+	default:
+		return fmt.Errorf("not healthy: %s answers %s and is no operators' listener: is PLANTSTORE_ADMIN_ADDR right?", request.URL.Host, answer.Status)
 	}
 	fmt.Fprintln(console.out, "healthy")
 	return nil

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -115,7 +116,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"token create x --days=-1", 2, `plantstore: token create: --days is -1: it must be from 0 to 36500`, false},
 		{"token create", 2, `plantstore: expected "<name>"`, true},
 		{"healthcheck --admin-addr=nonsense", 2, `plantstore: --admin-addr (PLANTSTORE_ADMIN_ADDR) is "nonsense": address nonsense: missing port in address`, false},
-		{"healthcheck --admin-addr=127.0.0.1:1", 1, `plantstore: not healthy: Get "http://127.0.0.1:1/readyz": dial tcp 127.0.0.1:1: connect: connection refused`, false},
+		{"healthcheck --admin-addr=127.0.0.1:1", 1, `plantstore: not healthy: nothing listens on 127.0.0.1:1: is the service running, and is PLANTSTORE_ADMIN_ADDR right?`, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.args, func(t *testing.T) {
@@ -145,6 +146,30 @@ func TestPortTaken(t *testing.T) {
 	want := "plantstore: cannot listen on " + l.Addr().String() + ": bind: address already in use: choose another address with --addr (PLANTSTORE_ADDR)\n"
 	if code != 1 || stderr != want {
 		t.Errorf("exit code %d, %q; want 1, %q", code, stderr, want)
+	}
+}
+
+func TestHealthcheckSaysWhy(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	p := start(t, "serve", "--database-url=host="+t.TempDir()+" user=u dbname=d", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
+	public, admin := p.addresses(t)
+	for _, tt := range []struct{ name, addr, want string }{
+		{"no database", strings.TrimPrefix(admin, "http://"), "not healthy: cannot connect to PostgreSQL at /"},
+		{"the other listener", strings.TrimPrefix(public, "http://"), strings.TrimPrefix(public, "http://") + " answers 404 Not Found and is no operators' listener: is PLANTSTORE_ADMIN_ADDR right?"},
+		{"silence", silent.Addr().String(), "not healthy: " + silent.Addr().String() + " did not answer in 100ms"},
+	} {
+		args := []string{"healthcheck", "--admin-addr=" + tt.addr}
+		if tt.name == "silence" {
+			args = append(args, "--timeout=100ms")
+		}
+		if _, stderr, code := command(t, args...); code != 1 || !strings.Contains(stderr, tt.want) {
+			t.Errorf("%s: exit code %d, %q; want 1, %q", tt.name, code, stderr, tt.want)
+		}
 	}
 }
 

@@ -36,7 +36,8 @@ run: ## Start the service on a private Postgres, with sample plants and a token
 build: ## Build the program: .bin/plantstore
 	$(BUILD)
 
-install: build ## Install it under PREFIX (/usr/local), with its systemd unit; DESTDIR is put in front
+install: .bin/plantstore
+install: ## Install what was built under PREFIX (/usr/local), with its systemd unit; DESTDIR goes in front
 	install -D -m 755 .bin/plantstore $(DESTDIR)$(PREFIX)/bin/plantstore
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/share/plantstore
 	sed 's|/usr/local|$(PREFIX)|' deploy/systemd/plantstore.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/plantstore.service
@@ -44,7 +45,11 @@ install: build ## Install it under PREFIX (/usr/local), with its systemd unit; D
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	.bin/plantstore completion >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/plantstore
 
-sbom: build ## List what is in the program, as CycloneDX JSON: .bin/plantstore.cdx.json
+.bin/plantstore:
+	$(BUILD)
+
+sbom: build
+sbom: ## List what is in the program, as CycloneDX JSON: .bin/plantstore.cdx.json
 	@go run ./deploy/sbom .bin/plantstore $(VERSION) >.bin/plantstore.cdx.json
 
 up: ## Start the service and PostgreSQL in containers, see deploy/README.md

@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
 	"plantstore/internal/auth"
@@ -68,6 +67,9 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		status := c.Response().Status
 		route := routeOf(c)
 		s.metrics.request(route, status, code, took)
+		if span.IsRecording() {
+			name(span, c, route, x.requestID)
+		}
 		level := slog.LevelInfo
 		if status >= 500 {
 			level = slog.LevelError
@@ -92,8 +94,6 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 			slog.String("request_id", x.requestID),
 			slog.String("client", c.RealIP()))
 		if traced := span.SpanContext(); traced.IsValid() {
-			span.SetName(c.Request().Method + " " + route)
-			span.SetAttributes(attribute.String("http.route", route), attribute.String("plantstore.request_id", x.requestID))
 			attrs = append(attrs, slog.String("trace_id", traced.TraceID().String()))
 		}
 		if x.principal.Name != "" {
@@ -116,7 +116,7 @@ func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 
 // mostPrinted is how many characters of a malformed id are logged.
 const mostPrinted = 64
 
-// printable is an id as it is logged: as it was sent, if it can be one. Who pastes a
+// printable is an id, or a path, as it is logged and traced. Who pastes a
 // token there by mistake must not find it in the log.
 func printable(id string) string {
 	if auth.HasToken(id) {

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/labstack/echo/v4"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -32,6 +33,14 @@ func (s *Server) spanOf(r *http.Request) trace.Span {
 		return trace.SpanFromContext(context.Background()) // does nothing
 	}
 	return trace.SpanFromContext(r.Context())
+}
+
+// name names a request's span after its route, and corrects what was read of the request
+// itself: anybody can write an X-Forwarded-For, and paste a token for an id.
+func name(span trace.Span, c echo.Context, route, requestID string) {
+	span.SetName(c.Request().Method + " " + route)
+	span.SetAttributes(attribute.String("http.route", route), attribute.String("plantstore.request_id", requestID),
+		attribute.String("client.address", c.RealIP()), attribute.String("url.path", printable(c.Request().URL.Path)))
 }
 
 // traceDeletion makes a span of a deletion that has ended, with its attempts as events.

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"plantstore/internal/auth"
 	"plantstore/internal/plant"
 )
 
@@ -86,5 +88,32 @@ func TestNoTraceUnlessAskedFor(t *testing.T) {
 	lines := logOf(t, testConfig(), del(traceparent))
 	if _, ok := lines[0]["trace_id"]; ok || strings.Contains(lines[0]["request_id"].(string), clientsTrace) {
 		t.Errorf("log line %v, want no trace", lines[0])
+	}
+}
+
+// What a span has of a request is true, and no secret, whatever the log's level is.
+func TestTraceOfAToken(t *testing.T) {
+	t.Parallel()
+	spans := tracetest.NewInMemoryExporter()
+	c := testConfig()
+	c.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
+	s := start(t, c)
+	token := auth.NewToken()
+	s.ask(t, request{"DELETE", "/plants/" + token + "?token=" + token, []string{asAlice, "X-Forwarded-For: 203.0.113.9"}, ""})
+	s.stop(t)
+	got := make(map[string]any)
+	for _, span := range spans.GetSpans() {
+		if span.Name != "DELETE /plants/:id" {
+			t.Errorf("span %q, want one that is named after the route", span.Name)
+		}
+		for _, a := range span.Attributes {
+			got[string(a.Key)] = a.Value.AsInterface()
+		}
+	}
+	if text := fmt.Sprint(got); strings.Contains(text, token) || strings.Contains(text, secret) {
+		t.Errorf("attributes %v, want no token", got)
+	}
+	if got["client.address"] != "127.0.0.1" || got["url.path"] != "(a token)" || got["http.route"] != "/plants/:id" {
+		t.Errorf("attributes %v, want the address of the connection, no path that has a token, and the route", got)
 	}
 }

@@ -163,11 +163,11 @@ func TestHealthcheckSaysWhy(t *testing.T) {
 		{"the other listener", strings.TrimPrefix(public, "http://"), strings.TrimPrefix(public, "http://") + " answers 404 Not Found and is no operators' listener: is PLANTSTORE_ADMIN_ADDR right?"},
 		{"silence", silent.Addr().String(), "not healthy: " + silent.Addr().String() + " did not answer in 100ms"},
 	} {
-		args := []string{"healthcheck", "--admin-addr=" + tt.addr}
+		timeout := patience.String()
 		if tt.name == "silence" {
-			args = append(args, "--timeout=100ms")
+			timeout = "100ms"
 		}
-		if _, stderr, code := command(t, args...); code != 1 || !strings.Contains(stderr, tt.want) {
+		if _, stderr, code := command(t, "healthcheck", "--admin-addr="+tt.addr, "--timeout="+timeout); code != 1 || !strings.Contains(stderr, tt.want) {
 			t.Errorf("%s: exit code %d, %q; want 1, %q", tt.name, code, stderr, tt.want)
 		}
 	}

@@ -55,8 +55,8 @@ const (
 	pgbenchPlain    = "pgbench, plain"
 	pgbenchLedgered = "pgbench, ledgered"
 	plantstore      = "plantstore"
-	besides         = "plantstore, the other"  // see the flag -beside
-	byJWT           = "plantstore, by JWT"     // see the flag -jwt
+	besides         = "plantstore, the other"              // see the flag -beside
+	byJWT           = "plantstore, by JWT"                 // see the flag -jwt
 	withBudget      = "plantstore, with a deletion budget" // see the flag -budget
 	oneByOne        = "plantstore, one by one"             // without group commit
 	tidyService     = "plantstore, GOGC=100"

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	dto "github.com/prometheus/client_model/go"
+	"go.yaml.in/yaml/v3"
+
+	"plantstore/internal/pgtest"
+	"plantstore/internal/readme"
+)
+
+// rules are what Prometheus records and alerts on.
+type rules struct {
+	Groups []struct {
+		Rules []rule
+	}
+}
+
+type rule struct {
+	Record, Alert, Expr string
+	Labels, Annotations map[string]string
+}
+
+// shippedRules returns the alerts and what is recorded, by name.
+func shippedRules(t *testing.T) (alerts, recorded map[string]rule) {
+	t.Helper()
+	var file rules
+	if err := yaml.Unmarshal([]byte(readme.Read(t, "deploy/observability/rules.yml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	alerts, recorded = make(map[string]rule), make(map[string]rule)
+	for _, group := range file.Groups {
+		for _, r := range group.Rules {
+			if r.Alert != "" {
+				alerts[r.Alert] = r
+			} else {
+				recorded[r.Record] = r
+			}
+		}
+	}
+	return alerts, recorded
+}
+
+// A panel is what the dashboard shows in one place.
+type panel struct {
+	Title   string
+	Targets []struct{ Expr, LegendFormat string }
+}
+
+// dashboardQueries returns the queries of the dashboard as Grafana would send them, by
+// their panel's title.
+func dashboardQueries(t *testing.T) map[string][]string {
+	t.Helper()
+	var dashboard struct{ Panels []panel }
+	if err := json.Unmarshal([]byte(readme.Read(t, "deploy/observability/dashboard.json")), &dashboard); err != nil {
+		t.Fatal(err)
+	}
+	fill := strings.NewReplacer("$__rate_interval", "1m", "$__range", "6h", "$job", ".+")
+	queries := make(map[string][]string)
+	for _, p := range dashboard.Panels {
+		for _, target := range p.Targets {
+			queries[p.Title] = append(queries[p.Title], fill.Replace(target.Expr))
+		}
+	}
+	return queries
+}
+
+// Whoever is woken by an alert finds in the manual what to do, and nothing there is about
+// an alert that is gone. The comments above the rules are for those who change them.
+func TestManualHasARunbookForEachAlert(t *testing.T) {
+	t.Parallel()
+	alerts, _ := shippedRules(t)
+	manual := readme.Read(t, "deploy/README.md")
+	_, section, found := strings.Cut(manual, "\n## Alerts\n")
+	if !found {
+		t.Fatal("deploy/README.md has no section Alerts")
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	told := make(map[string]string)
+	for _, part := range strings.Split(section, "\n### ")[1:] {
+		name, text, _ := strings.Cut(part, "\n")
+		told[name] = text
+	}
+	for name, a := range alerts {
+		if want := "deploy/README.md#" + strings.ToLower(name); a.Annotations["runbook_url"] != want {
+			t.Errorf("%s has the runbook %q, want %q", name, a.Annotations["runbook_url"], want)
+		}
+		if len(told[name]) < 100 {
+			t.Errorf("deploy/README.md has %q under %s, want what it means, what to look at and what to do", told[name], name)
+		}
+		if a.Annotations["summary"] == "" || a.Annotations["description"] == "" || !slices.Contains([]string{"critical", "warning"}, a.Labels["severity"]) {
+			t.Errorf("%s has no summary, no description or no severity: %+v", name, a)
+		}
+	}
+	for name := range told {
+		if _, ok := alerts[name]; !ok {
+			t.Errorf("deploy/README.md tells of the alert %s, which rules.yml does not have", name)
+		}
+	}
+	tested := readme.Read(t, "deploy/observability/rules_test.yml")
+	for name := range alerts {
+		if !strings.Contains(tested, `"`+name+`"`) {
+			t.Errorf("rules_test.yml does not have %s fire", name)
+		}
+	}
+}
+
+var (
+	// selector is a metric in an expression, with what is asked of its labels.
+	selector = regexp.MustCompile(`\b((?:plantstore|process)[_:][\w:]*|up|ALERTS)\b(?:\{([^}]*)\})?`)
+	matcher  = regexp.MustCompile(`(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"`)
+	grouping = regexp.MustCompile(`\b(?:by|on|without|ignoring)\s*\(([^)]*)\)`)
+)
+
+// misnamed tells what an expression names that a service does not show: a metric, a label,
+// or a label's value.
+func misnamed(expr string, families map[string]*dto.MetricFamily, recorded map[string]rule) (problems []string) {
+	known := map[string]bool{"job": true, "instance": true} // of Prometheus's own
+	selectors := selector.FindAllStringSubmatch(grouping.ReplaceAllString(expr, ""), -1)
+	for _, s := range selectors {
+		name := s[1]
+		if _, ok := recorded[name]; ok || name == "up" || name == "ALERTS" {
+			known["principal"] = known["principal"] || strings.Contains(name, "principal")
+			continue
+		}
+		values := make(map[string][]string)
+		family, suffix := families[name], ""
+		for _, s := range []string{"_bucket", "_sum", "_count"} {
+			if base, ok := strings.CutSuffix(name, s); ok && family == nil {
+				family, suffix = families[base], s
+			}
+		}
+		if family == nil || (suffix != "") != (family.GetType() == dto.MetricType_HISTOGRAM) {
+			problems = append(problems, "no metric "+name)
+			continue
+		}
+		for _, metric := range family.GetMetric() {
+			for _, label := range metric.GetLabel() {
+				values[label.GetName()] = append(values[label.GetName()], label.GetValue())
+			}
+			if suffix == "_bucket" {
+				for _, bucket := range metric.GetHistogram().GetBucket() {
+					values["le"] = append(values["le"], strconv.FormatFloat(bucket.GetUpperBound(), 'g', -1, 64))
+				}
+			}
+		}
+		for label := range values {
+			known[label] = true
+		}
+		for _, m := range matcher.FindAllStringSubmatch(s[2], -1) {
+			label, operator, value := m[1], m[2], m[3]
+			switch {
+			case label == "job" || label == "instance":
+			case values[label] == nil:
+				problems = append(problems, name+" has no label "+label)
+			case label == "error" && operator == "!=" && value == "0":
+			default:
+				wanted := []string{value}
+				if strings.HasSuffix(operator, "~") {
+					wanted = strings.Split(value, "|")
+				}
+				for _, w := range wanted {
+					if !slices.Contains(values[label], w) {
+						problems = append(problems, name+" has no "+label+" "+w)
+					}
+				}
+			}
+		}
+	}
+	if len(selectors) == 0 {
+		problems = append(problems, "no metric is named")
+	}
+	for _, g := range grouping.FindAllStringSubmatch(expr, -1) {
+		for label := range strings.SplitSeq(g[1], ",") {
+			if label = strings.TrimSpace(label); !known[label] {
+				problems = append(problems, "nothing has the label "+label)
+			}
+		}
+	}
+	return problems
+}
+
+// An alert on a metric that nobody shows never fires.
+func TestAlertsAndDashboardNameWhatAServiceShows(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	execute(t, connect(t, database.Owner), `INSERT INTO plants (id, name) VALUES (1, 'Boston fern')`)
+	p := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
+	public, admin := p.addresses(t)
+	waitReady(t, admin, http.StatusOK)
+	out, _, _ := command(t, "token", "create", "shop", "--database-url="+database.Owner)
+	if code, body := send(t, http.MethodDelete, public+"/plants/1", strings.TrimSpace(out)); code != http.StatusNoContent {
+		t.Fatalf("DELETE: %d %s, want 204", code, body)
+	}
+	families := scrape(t, admin, "plantstore_ledger_bytes")
+	alerts, recorded := shippedRules(t)
+	for _, named := range []map[string]rule{alerts, recorded} {
+		for name, r := range named {
+			for _, problem := range misnamed(r.Expr, families, recorded) {
+				t.Errorf("rules.yml, %s: %s", name, problem)
+			}
+		}
+	}
+	for title, queries := range dashboardQueries(t) {
+		for _, query := range queries {
+			for _, problem := range misnamed(query, families, recorded) {
+				t.Errorf("dashboard.json, %s: %s", title, problem)
+			}
+		}
+	}
+
+	for expr, want := range map[string][]string{
+		`rate(plantstore_deletion_total[5m])`:                                 {"no metric plantstore_deletion_total"},
+		`rate(plantstore_deletion_duration_seconds[5m])`:                      {"no metric plantstore_deletion_duration_seconds"},
+		`plantstore_not_ready{reason=~"hindered|hinderd"}`:                    {"plantstore_not_ready has no reason hinderd"},
+		`plantstore_not_ready{cause="hindered"}`:                              {"plantstore_not_ready has no label cause"},
+		`plantstore_deletion_duration_seconds_bucket{le="0.6", outcome!="x"}`: {"plantstore_deletion_duration_seconds_bucket has no le 0.6", "plantstore_deletion_duration_seconds_bucket has no outcome x"},
+		`sum by (job, purpos) (plantstore_pool_share_waiting)`:                {"nothing has the label purpos"},
+		`plantstore:failed:ratio2m > 1`:                                       {"no metric plantstore:failed:ratio2m"},
+		`vector(1)`:                                                           {"no metric is named"},
+	} {
+		if diff := cmp.Diff(want, misnamed(expr, families, recorded)); diff != "" {
+			t.Errorf("what is wrong with %s (-want +got):\n%s", expr, diff)
+		}
+	}
+	p.stop(t)
+}

@@ -1,0 +1,289 @@
+//go:build prometheus
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"plantstore/internal/localpg"
+	"plantstore/internal/readme"
+)
+
+// A watcher is a Prometheus that scrapes one service, and evaluates the shipped rules without their
+// patience.
+type watcher struct{ url string }
+
+func startPrometheus(t *testing.T, admin string) watcher {
+	t.Helper()
+	dir := t.TempDir()
+	text := readme.Read(t, "deploy/observability/rules.yml")
+	text = strings.ReplaceAll(regexp.MustCompile(`(?m)^ +(for|interval): .*\n`).ReplaceAllString(text, ""), "[1m]", "[5s]")
+	writeFile(t, filepath.Join(dir, "rules.yml"), text)
+	config := strings.NewReplacer("15s", "1s", "plantstore:9090", strings.TrimPrefix(admin, "http://")).
+		Replace(readme.Read(t, "deploy/observability/prometheus.yml"))
+	writeFile(t, filepath.Join(dir, "prometheus.yml"), config)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	log := new(syncBuffer)
+	cmd := exec.Command("prometheus", "--config.file="+filepath.Join(dir, "prometheus.yml"),
+		"--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)
+	cmd.Stderr = log
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("%v: .ci/alerts-check brings Prometheus", err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Signal(os.Interrupt)
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("log of Prometheus:\n%s", log)
+		}
+	})
+	p := watcher{"http://" + address}
+	if !eventually(func() bool {
+		code, _, _ := trySend(t, http.MethodGet, p.url+"/-/ready", "")
+		return code == http.StatusOK
+	}) {
+		t.Fatal("Prometheus does not become ready")
+	}
+	return p
+}
+
+// ask returns the results of an instant query.
+func (p watcher) ask(t *testing.T, query string) (results []struct{ Metric map[string]string }) {
+	t.Helper()
+	var answer struct {
+		Status, Error string
+		Data          struct {
+			Result json.RawMessage
+		}
+	}
+	_, body := send(t, http.MethodGet, p.url+"/api/v1/query?query="+url.QueryEscape(query), "")
+	if err := json.Unmarshal([]byte(body), &answer); err != nil || answer.Status != "success" {
+		t.Errorf("%s: %s %v", query, body, err)
+		return nil
+	}
+	if err := json.Unmarshal(answer.Data.Result, &results); err != nil {
+		t.Errorf("%s: %s: %v", query, body, err)
+	}
+	return results
+}
+
+// firing returns the descriptions of the alerts that fire, by name.
+func (p watcher) firing(t *testing.T) map[string]string {
+	t.Helper()
+	var answer struct {
+		Data struct {
+			Alerts []struct {
+				Labels, Annotations map[string]string
+				State               string
+			}
+		}
+	}
+	_, body := send(t, http.MethodGet, p.url+"/api/v1/alerts", "")
+	if err := json.Unmarshal([]byte(body), &answer); err != nil {
+		t.Fatalf("%s: %v", body, err)
+	}
+	firing := make(map[string]string)
+	for _, a := range answer.Data.Alerts {
+		if a.State == "firing" {
+			firing[a.Labels["alertname"]] = a.Annotations["description"]
+		}
+	}
+	return firing
+}
+
+// wait waits until alerts fire, or do no more.
+func (p watcher) wait(t *testing.T, fire bool, alerts ...string) {
+	t.Helper()
+	var got map[string]string
+	if !eventually(func() bool {
+		got = p.firing(t)
+		for _, name := range alerts {
+			if _, fires := got[name]; fires != fire {
+				return false
+			}
+		}
+		return true
+	}) {
+		t.Fatalf("%v fire, want that %v do: %v", got, alerts, fire)
+	}
+	for name, description := range got {
+		if strings.Contains(description, "error") && strings.Contains(description, "template") {
+			t.Errorf("%s is described as %q", name, description)
+		}
+	}
+}
+
+// Each alert that can be provoked within a minute fires in a real Prometheus when a real
+// service is in that trouble, and those on a state clear when it is over. promtool has
+// nothing to say about the metrics, and each query of the dashboard finds something.
+func TestAlertsFire(t *testing.T) {
+	t.Parallel()
+	const plants = 400
+	s, _ := newSite(t, plants, false, "--request-timeout=3s", "--shutdown-timeout=3s")
+	owner := s.primary.URL("plantstore_owner", "plantstore")
+	conn := connect(t, owner)
+	prom := startPrometheus(t, s.admin)
+	prom.wait(t, false, "PlantstoreNotServing", "PlantstoreNotReady", "PlantstoreReplicaDown")
+	if !eventually(func() bool { return len(prom.ask(t, `plantstore:ledger_rows:max`)) == 1 }) {
+		t.Fatal("Prometheus does not scrape")
+	}
+	if !eventually(func() bool { return len(prom.firing(t)) == 0 }) {
+		t.Errorf("%v fire on a service that was just started, want none", prom.firing(t))
+	}
+
+	remove := func(token, key string, first, last int) (answers map[int]int) {
+		t.Helper()
+		answers = make(map[int]int)
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		for id := first; id <= last; id++ {
+			wg.Go(func() {
+				request, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, fmt.Sprintf("%s/plants/%d", s.public, id), nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				request.Header.Set("Authorization", "Bearer "+token)
+				if key != "" {
+					request.Header.Set("Idempotency-Key", key)
+				}
+				answer, err := http.DefaultClient.Do(request)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				answer.Body.Close()
+				mu.Lock()
+				defer mu.Unlock()
+				answers[answer.StatusCode]++
+			})
+		}
+		wg.Wait()
+		return answers
+	}
+	token := func(args ...string) string {
+		t.Helper()
+		out, stderr, code := command(t, append(append([]string{"token", "create"}, args...), "--database-url="+owner)...)
+		if code != 0 {
+			t.Fatal(stderr)
+		}
+		return strings.TrimSpace(out)
+	}
+
+	// All that anybody asks for is locked, and nothing was deleted yet.
+	locked, err := conn.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := locked.Exec(t.Context(), `SELECT FROM plants FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	t.Log("locked:", remove(s.token, "", 1, 12))
+	prom.wait(t, true, "PlantstoreLockedOut", "PlantstoreBusy")
+	if err := locked.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	// Some plants are locked for a second.
+	locked, err = conn.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := locked.Exec(t.Context(), `SELECT FROM plants WHERE id <= 20 FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	unlocked := make(chan error)
+	time.AfterFunc(time.Second, func() { unlocked <- locked.Rollback(t.Context()) })
+	t.Log("slow:", remove(s.token, "key", 1, 20))
+	if err := <-unlocked; err != nil {
+		t.Fatal(err)
+	}
+	prom.wait(t, true, "PlantstoreSlow", "PlantstoreSlowOften")
+	prom.wait(t, false, "PlantstoreLockedOut")
+
+	for range 2 {
+		t.Log("again:", remove(s.token, "key", 1, 20))
+	}
+	prom.wait(t, true, "PlantstoreReplays")
+
+	t.Log("budget:", remove(token("script", "--budget=1/1h"), "", 21, 23), remove(token("week", "--days=3"), "", 24, 24), remove(token("day", "--days=1"), "", 25, 25))
+	prom.wait(t, true, "PlantstoreBudgetUsedUp", "PlantstoreTokenExpires", "PlantstoreTokenExpiresSoon")
+
+	// The database counts nothing any more: that looks like a ledger that does not grow.
+	super := connect(t, s.primary.URL("postgres", "postgres"))
+	for _, sql := range []string{`ALTER SYSTEM SET track_counts = off`, `SELECT pg_reload_conf()`} {
+		execute(t, super, sql)
+	}
+	if !eventually(func() bool {
+		var setting string
+		if err := conn.QueryRow(t.Context(), `SHOW track_counts`).Scan(&setting); err != nil {
+			t.Fatal(err)
+		}
+		return setting == "off"
+	}) {
+		t.Fatal("track_counts stays on")
+	}
+	t.Log("uncounted:", remove(s.token, "", 101, plants))
+	prom.wait(t, true, "PlantstoreLedgerNotGrowing")
+
+	execute(t, conn, `ALTER TABLE plants DISABLE TRIGGER USER`)
+	prom.wait(t, true, "PlantstoreHindered", "PlantstoreNotServing", "PlantstoreNotReady")
+	t.Log("hindered:", remove(s.token, "", 26, 60))
+	prom.wait(t, true, "PlantstoreFailing", "PlantstoreFailingSlowly")
+	execute(t, conn, `ALTER TABLE plants ENABLE TRIGGER USER`)
+	prom.wait(t, false, "PlantstoreNotServing")
+
+	for _, change := range []struct {
+		sql  string
+		fire bool
+	}{{`UPDATE goose_db_version SET version_id = -version_id WHERE version_id = (SELECT max(version_id) FROM goose_db_version)`, true},
+		{`UPDATE goose_db_version SET version_id = -version_id WHERE version_id < 0`, false}} {
+		execute(t, conn, change.sql)
+		prom.wait(t, change.fire, "PlantstoreSchemaBehind", "PlantstoreNotServing")
+	}
+
+	for title, queries := range dashboardQueries(t) {
+		for _, query := range queries {
+			switch found := len(prom.ask(t, query)); {
+			case title == "Not ready, and why": // it is ready
+			case found == 0:
+				t.Errorf("dashboard.json, %s: %s finds nothing", title, query)
+			}
+		}
+	}
+	_, body := send(t, http.MethodGet, s.admin+"/metrics", "")
+	lint := exec.CommandContext(t.Context(), "promtool", "check", "metrics")
+	lint.Stdin = strings.NewReader(body)
+	if out, err := lint.CombinedOutput(); err != nil || len(bytes.TrimSpace(out)) != 0 {
+		t.Errorf("promtool check metrics: %v\n%s", err, out)
+	}
+
+	if err := s.primary.Stop(t.Context(), localpg.Immediate); err != nil {
+		t.Fatal(err)
+	}
+	prom.wait(t, true, "PlantstoreDatabaseDown", "PlantstoreNotServing", "PlantstoreNotReady")
+	if err := s.primary.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	prom.wait(t, false, "PlantstoreDatabaseDown", "PlantstoreNotServing", "PlantstoreNotReady")
+	s.process.stop(t)
+	prom.wait(t, true, "PlantstoreReplicaDown", "PlantstoreNotServing")
+}

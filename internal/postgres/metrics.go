@@ -145,6 +145,8 @@ const (
 	ledgerEvery = 15 * time.Second
 	// ledgerTimeout bounds that. A migration may have the table locked.
 	ledgerTimeout = 2 * time.Second
+	// ledgerAgain is when it is tried again after it failed.
+	ledgerAgain = time.Second
 )
 
 // WatchLedger reads the ledger's size from time to time, for the metrics, until ctx ends.
@@ -157,13 +159,15 @@ func (db *DB) WatchLedger(ctx context.Context) {
 				SELECT pg_total_relation_size('public.plant_deletions'::regclass), pg_stat_get_tuples_inserted('public.plant_deletions'::regclass)`)
 		})
 		cancel()
+		wait := ledgerAgain
 		if err == nil {
 			db.metrics.ledger.Store(&size)
+			wait = ledgerEvery
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(ledgerEvery):
+		case <-time.After(wait):
 		}
 	}
 }

@@ -236,3 +236,26 @@ func TestMetricsOfTheLedger(t *testing.T) {
 		t.Errorf("the ledger has %v bytes, want a page at least", got)
 	}
 }
+
+// Whatever is deleted before the ledger is first read is growth that nobody sees, and an
+// alert. So a database that comes late is asked soon.
+func TestTheLedgerIsReadAsSoonAsThereIsADatabase(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		down := s.unreachable(t)
+		down.Store(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		var watch sync.WaitGroup
+		watch.Go(func() { s.WatchLedger(ctx) })
+		defer watch.Wait()
+		defer cancel()
+		time.Sleep(time.Second)
+		down.Store(false)
+		time.Sleep(ledgerEvery / 3)
+		if got, ok := counts(t, s.DB)["ledger_bytes"]; !ok {
+			t.Errorf("the ledger has %v bytes (there: %v) after the database came, want some", got, ok)
+		}
+	})
+}

@@ -51,7 +51,7 @@ func manuals(t *testing.T) map[string]string {
 	t.Helper()
 	all := make(map[string]string)
 	err := fs.WalkDir(os.DirFS(readme.Top(t)), ".", func(name string, entry fs.DirEntry, err error) error {
-		if path.Base(name) == "README.md" {
+		if slices.Contains([]string{"README.md", "engines.md"}, path.Base(name)) {
 			all[name] = readme.Read(t, name)
 		}
 		return err
@@ -60,6 +60,30 @@ func manuals(t *testing.T) map[string]string {
 		t.Fatal(err)
 	}
 	return all
+}
+
+// Whoever reads that an engine can't, or not without a step, can look it up.
+func TestEveryNoOfAnEngineHasItsSource(t *testing.T) {
+	t.Parallel()
+	nos := 0
+	for _, row := range readme.Table(t, "deploy/engines.md", "engine") {
+		for _, cell := range row[1:] {
+			kind, _, _ := strings.Cut(cell, ":")
+			if !slices.Contains([]string{"yes", "a step", "no", "not looked into"}, kind) {
+				t.Errorf("%s: %q is no answer", row[0], kind)
+			}
+			if kind != "a step" && kind != "no" {
+				continue
+			}
+			nos++
+			if !strings.Contains(cell, "](https://") {
+				t.Errorf("%s: %q has no link", row[0], cell)
+			}
+		}
+	}
+	if nos == 0 {
+		t.Error("no engine lacks anything: the test does not find the cells")
+	}
 }
 
 // A command is named as code: in a sentence, or in a block that shows a shell.

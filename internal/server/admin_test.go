@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,6 +23,8 @@ func TestAdmin(t *testing.T) {
 	t.Parallel()
 	unready := testConfig()
 	unready.Ready = func(context.Context) error { return errors.New("schema is behind: 00007_x.sql is missing") }
+	profiled := testConfig()
+	profiled.Profiles = true
 	tests := []struct {
 		name           string
 		c              Config
@@ -34,6 +38,8 @@ func TestAdmin(t *testing.T) {
 		{"not ready", unready, "GET", "/readyz", 503, "schema is behind: 00007_x.sql is missing\n"},
 		{"HEAD", unready, "HEAD", "/readyz", 503, "schema is behind: 00007_x.sql is missing\n"}, // net/http drops the body
 		{"another method", testConfig(), "POST", "/readyz", 405, "Method Not Allowed\n"},
+		{"profiles, which nobody asked for", testConfig(), "GET", "/debug/pprof/cmdline", 404, "404 page not found\n"},
+		{"profiles", profiled, "GET", "/debug/pprof/cmdline", 200, strings.Join(os.Args, "\x00")},
 		{"the public interface", testConfig(), "DELETE", "/plants/1", 404, "404 page not found\n"},
 	}
 	for _, tt := range tests {

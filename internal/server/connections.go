@@ -40,7 +40,8 @@ type connections struct {
 
 type quietConn struct {
 	net.Conn
-	spared time.Time // until when it does not make room
+	spared  time.Time // until when it does not make room
+	leaving bool      // it makes room
 }
 
 // limited bounds the connections of a server to limit.
@@ -85,9 +86,11 @@ func (c *connections) admit() bool {
 			// The server notices, and we are told. What its client may be sending now
 			// is lost, as with any idle connection that a server ends.
 			hangUp(q.Conn)
-			if c.madeRoom != nil {
+			if !q.leaving && c.madeRoom != nil {
 				c.madeRoom()
 			}
+			q.leaving = true
+			e.Value = q
 			return false
 		}
 	}
@@ -118,7 +121,7 @@ func (c *connections) note(conn net.Conn, state http.ConnState) {
 		default:
 			spare = flushing
 		}
-		c.element[conn] = c.quiet.PushBack(quietConn{conn, time.Now().Add(spare)})
+		c.element[conn] = c.quiet.PushBack(quietConn{Conn: conn, spared: time.Now().Add(spare)})
 	case http.StateClosed, http.StateHijacked:
 		c.open--
 		delete(c.greeted, conn)

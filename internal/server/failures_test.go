@@ -91,6 +91,7 @@ func TestFailuresAreLimitedForEachAddress(t *testing.T) {
 		expect(here, "made-up", 42900)
 		time.Sleep(failuresEvery - failurePause)
 		expect(here, carol, 204)
+		s.shed(t, shedFailures, 5)
 	})
 }
 

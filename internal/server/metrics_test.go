@@ -1,8 +1,10 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -240,6 +242,8 @@ func TestMetricsOfReadiness(t *testing.T) {
 		defer mu.Unlock()
 		return answer
 	}
+	var log bytes.Buffer
+	c.Log = slog.New(slog.NewTextHandler(&log, nil))
 	synctest.Test(t, func(t *testing.T) {
 		s := New(c)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -259,7 +263,7 @@ func TestMetricsOfReadiness(t *testing.T) {
 			{nil, []string{"plantstore_database_up 1", "plantstore_ready 1"}},
 		} {
 			say(tt.err)
-			time.Sleep(2 * watchEvery)
+			time.Sleep(5 * watchEvery)
 			synctest.Wait()
 			var got []string
 			for _, prefix := range []string{"plantstore_database_up", "plantstore_not_ready", "plantstore_ready"} {
@@ -271,6 +275,15 @@ func TestMetricsOfReadiness(t *testing.T) {
 		}
 		cancel()
 		<-done
+		// Each once, and the same text is the same reason: the log is about the database.
+		if no, yes := strings.Count(log.String(), `msg="not ready"`), strings.Count(log.String(), "msg=ready"); no != 1 || yes != 2 {
+			t.Errorf("the log says %d times that it is not ready and %d times that it is, want 1 and 2:\n%s", no, yes, &log)
+		}
+		s.metrics.readiness(reasonUnreachable)
+		s.metrics.readiness(reasonDraining)
+		if diff := cmp.Diff([]string{"plantstore_database_up 0"}, samples(t, s, "plantstore_database_up")); diff != "" {
+			t.Errorf("shutting down beside a database that is down (-want +got):\n%s", diff)
+		}
 	})
 }
 

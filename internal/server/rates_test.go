@@ -47,6 +47,7 @@ func TestRateLimitOfAPrincipal(t *testing.T) {
 				t.Errorf("%s: %d of %d requests passed, want %d", tt.who, got, tt.want, tt.want)
 			}
 		}
+		s.shed(t, shedRate, 5*tries-70)
 	})
 }
 

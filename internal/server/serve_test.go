@@ -4,10 +4,12 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +17,8 @@ import (
 	"time"
 
 	"plantstore/internal/plant"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // slowPlants takes its time for every deletion.
@@ -47,6 +51,10 @@ func TestEndIsGraceful(t *testing.T) {
 
 		if status, _, body := exchangeRaw(t, dial(t, s.admin), readyz); status != 503 || string(body) != "shutting down\n" {
 			t.Errorf("/readyz: %d %q, want 503 and that it is shutting down", status, body)
+		}
+		want := []string{`plantstore_database_up 1`, `plantstore_not_ready{reason="shutting_down"} 1`}
+		if diff := cmp.Diff(want, append(counted(t, s.Server, "plantstore_database_up"), counted(t, s.Server, "plantstore_not_ready")...)); diff != "" {
+			t.Errorf("metrics during the drain delay (-want +got):\n%s", diff)
 		}
 		quick := s.ask(t, request{method: "GET", target: "/openapi.yaml"})
 		if got, want := quick.header.Get("Connection"), "close"; quick.status != 200 || got != want {
@@ -231,6 +239,15 @@ func isOpen(conn net.Conn) bool {
 	return errors.Is(err, os.ErrDeadlineExceeded)
 }
 
+// shed checks how many requests, or connections, were turned away for a cause.
+func (s *Server) shed(t *testing.T, cause string, want int) {
+	t.Helper()
+	line := fmt.Sprintf(`plantstore_sheds_total{cause=%q} %d`, cause, want)
+	if all := samples(t, s, "plantstore_sheds_total"); !slices.Contains(all, line) {
+		t.Errorf("%q, want %s", all, line)
+	}
+}
+
 func TestIdleConnectionsMakeRoom(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -259,6 +276,7 @@ func TestIdleConnectionsMakeRoom(t *testing.T) {
 		if !isOpen(conns[10]) || isOpen(conns[11]) {
 			t.Error("the connection that was of use just now made room, want the next one to")
 		}
+		s.shed(t, shedConnections, 11)
 	})
 }
 

@@ -72,6 +72,21 @@ func TestTraceOfADeletion(t *testing.T) {
 	}
 }
 
+// What the service did right is no error of its, whatever the client is told.
+func TestTraceOfANo(t *testing.T) {
+	t.Parallel()
+	spans := tracetest.NewInMemoryExporter()
+	c := testConfig()
+	c.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
+	c.Plants = fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) { return plant.Result{}, plant.ErrNotFound })
+	logOf(t, c, del())
+	for _, span := range spans.GetSpans() {
+		if span.Status.Code != codes.Unset {
+			t.Errorf("status of span %q: %v, want none", span.Name, span.Status)
+		}
+	}
+}
+
 // The client's request id goes before that of the trace.
 func TestTraceLeavesTheRequestID(t *testing.T) {
 	t.Parallel()

@@ -21,6 +21,7 @@ type deletionsRestore struct {
 	Yes        bool    `help:"With --by or --by-role: do not ask."`
 	As         string  `placeholder:"NAME" help:"Who is restoring, for the ledger. Default: the database role."`
 	Lossy      bool    `help:"Restore also what does not come back as it was, and list that."`
+	DryRun     bool    `help:"Do all of it, and take it back: says what a restore would do, or what is in its way."`
 	Superseded bool    `help:"With ids: restore also an earlier row of a plant that was deleted again later."`
 	// RunTriggers is about more than triggers, but they are what there usually is.
 	RunTriggers bool `help:"Run triggers and other functions of the table although roles that are not yours could have them act with your rights."`
@@ -33,6 +34,9 @@ Nothing at all is restored when one plant can't be: because it was restored alre
 its id is taken again, a row that it refers to is gone, or a value would not come
 back as it was, because its column is gone or of another type, or a trigger changes
 it. Each is named, with what is in the way.
+
+--dry-run is a restore that is taken back in the end, with the locks of one until then.
+Numbers that defaults take from sequences stay taken.
 
 What a deletion did to other tables is not in the ledger and does not come back:
 rows that ON DELETE CASCADE removed, columns that ON DELETE SET NULL emptied.`
@@ -55,6 +59,14 @@ func (c *deletionsRestore) Validate() error {
 	return nil
 }
 
+// was is a word for what was done or, of a dry run, would be.
+func (c *deletionsRestore) was(done string) string {
+	if !c.DryRun {
+		return done
+	}
+	return map[string]string{"was": "would be", "restored": "would restore", "took": "would take"}[done]
+}
+
 // bySomebody tells whether somebody's deletions are meant, and not those with ids.
 func (c *deletionsRestore) bySomebody() bool { return c.By != "" || c.ByRole != "" }
 
@@ -73,25 +85,25 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 			}
 		}
 		restored, err := ledger.Restore(ctx, ids, postgres.RestoreOptions{
-			As: c.As, Lossy: c.Lossy, Superseded: c.Superseded, RunTriggers: c.RunTriggers,
+			As: c.As, Lossy: c.Lossy, Superseded: c.Superseded, RunTriggers: c.RunTriggers, DryRun: c.DryRun,
 		})
 		if refused, ok := errors.AsType[*postgres.RefusedError](err); ok {
 			return c.refusal(refused.Refusals)
 		}
 		if strangers, ok := errors.AsType[*postgres.StrangersError](err); ok {
-			return fmt.Errorf("nothing was restored: inserting into public.plants would run this with your rights:\n  %s\n"+
-				"Restore as a role that has no more rights than those, or accept it with --run-triggers", strings.Join(strangers.Code, "\n  "))
+			return fmt.Errorf("nothing %s restored: inserting into public.plants would run this with your rights:\n  %s\n"+
+				"Restore as a role that has no more rights than those, or accept it with --run-triggers", c.was("was"), strings.Join(strangers.Code, "\n  "))
 		}
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(console.out, "restored %s\n", counted(restored.Plants, "plant"))
+		fmt.Fprintf(console.out, "%s %s\n", c.was("restored"), counted(restored.Plants, "plant"))
 		if len(restored.Defaulted) > 0 {
 			names := make([]string, len(restored.Defaulted))
 			for i, name := range restored.Defaulted {
 				names[i] = shown(name)
 			}
-			fmt.Fprintf(console.out, "new columns, took their default: %s\n", strings.Join(names, ", "))
+			fmt.Fprintf(console.out, "new columns, %s their default: %s\n", c.was("took"), strings.Join(names, ", "))
 		}
 		if len(restored.Losses) > 0 {
 			fmt.Fprintln(console.out, "not as it was, the ledger has the values:")
@@ -113,7 +125,7 @@ func (c *deletionsRestore) undoable(ctx context.Context, console *console, ledge
 		fmt.Fprintf(console.err, "left out, because deleted again since: %s\n", counted(undo.Superseded, "plant"))
 	}
 	ids := slices.DeleteFunc(undo.IDs, func(id int64) bool { return slices.Contains(c.Except, id) })
-	if len(ids) == 0 || c.Yes {
+	if len(ids) == 0 || c.Yes || c.DryRun {
 		return ids, nil
 	}
 	who := shown(c.By)
@@ -132,7 +144,7 @@ func (c *deletionsRestore) refusal(refusals []postgres.Refusal) error {
 	for _, r := range refusals {
 		ids[r.ID] = true
 	}
-	fmt.Fprintf(&b, "nothing was restored, because of %s:", counted(len(ids), "deletion"))
+	fmt.Fprintf(&b, "nothing %s restored, because of %s:", c.was("was"), counted(len(ids), "deletion"))
 	for i, r := range refusals {
 		switch {
 		case i == shown:

@@ -190,6 +190,28 @@ created_at  timestamp with time zone  2026-01-01 00:00:00\+00
   deletion 2, plant 2: a plant with this id exists again
 Mend that, or leave them out with --except.
 `, "deletions", "restore", "--by-role=plantstore_owner", "--since=2026-07-01", "--yes")
+	untouched := func() (state string) {
+		t.Helper()
+		if err := owner.QueryRow(t.Context(), `SELECT concat((SELECT string_agg(p::text, ' ' ORDER BY id) FROM plants p),
+			(SELECT string_agg(d::text, ' ' ORDER BY id) FROM plant_deletions d))`).Scan(&state); err != nil {
+			t.Fatal(err)
+		}
+		return state
+	}
+	before := untouched()
+	expect(1, "", `plantstore: nothing would be restored, because of 1 deletion:
+  deletion 4, plant 4: column "created_at" \(timestamp with time zone\) is gone: "2026-01-01 00:00:00\+00" has no place
+--lossy restores what is not as it was, too.
+`, "deletions", "restore", "4", "--dry-run")
+	expect(0, `would restore 1 plant
+new columns, would take their default: price
+not as it was, the ledger has the values:
+  deletion 4, plant 4: column "created_at" \(timestamp with time zone\) is gone: "2026-01-01 00:00:00\+00" has no place
+`, "", "deletions", "restore", "4", "--lossy", "--dry-run")
+	expect(0, "would restore 2 plants\n.*", "", "deletions", "restore", "--by-role=plantstore_owner", "--since=2026-07-01", "--except=2", "--lossy", "--dry-run")
+	if after := untouched(); after != before {
+		t.Errorf("a dry run changed something:\n%s", cmp.Diff(before, after))
+	}
 	expect(1, "", `plantstore: nothing was restored, because of 1 deletion:
   deletion 4, plant 4: column "created_at" \(timestamp with time zone\) is gone: "2026-01-01 00:00:00\+00" has no place
 --lossy restores what is not as it was, too.
@@ -282,6 +304,8 @@ func TestRestoreAsksBeforeItRunsTheCodeOfOthers(t *testing.T) {
   trigger evil on table public.plants calls shop."e\\x1bvil"\(\) for plantstore_app
 Restore as a role that has no more rights than those, or accept it with --run-triggers
 `, "deletions", "restore", "1")
+	expect(1, "", `plantstore: nothing would be restored: .*--run-triggers\n`, "deletions", "restore", "1", "--dry-run")
+	expect(0, "would restore 1 plant\n", "", "deletions", "restore", "1", "--run-triggers", "--dry-run")
 	expect(0, "restored 1 plant\n", "", "deletions", "restore", "1", "--run-triggers")
 }
 

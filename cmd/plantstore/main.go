@@ -89,7 +89,7 @@ type commands struct {
 	Migrate     migrateCommand     `cmd:"" help:"Change the database schema, or look at it."`
 	Token       tokenCommand       `cmd:"" help:"Make principals, issue their tokens and revoke them."`
 	Healthcheck healthcheckCommand `cmd:"" help:"Ask a running service whether it is ready; exit code 0 if so."`
-	Deletions   deletionsCommand   `cmd:"" help:"Look into the ledger of deletions, restore plants from it, and purge it."`
+	Deletions   deletionsCommand   `cmd:"" help:"Look into the ledger of deletions, restore plants from it, export it and purge it."`
 	Doctor      doctorCommand      `cmd:"" help:"Examine the database; say what is wrong and what helps. Exit code 0: nothing, 3: warnings, 1: problems."`
 	Completion  completionCommand  `cmd:"" help:"Print what completes this command line in bash and zsh: source <(plantstore completion)."`
 	Complete    completeCommand    `cmd:"" hidden:"" help:"Print the words that may come next."`

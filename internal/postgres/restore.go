@@ -3,6 +3,7 @@ package postgres
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -26,6 +27,11 @@ type RestoreOptions struct {
 	Superseded bool
 	// RunTriggers accepts what a *StrangersError is about.
 	RunTriggers bool
+	// DryRun takes everything back in the end.
+	DryRun bool
+	// Progress, if set, is told how many of how many plants are put back, and then
+	// how many of them are compared.
+	Progress func(what string, done, of int)
 }
 
 // Restored tells what a restore did.
@@ -67,9 +73,13 @@ func (e *RefusedError) Error() string {
 //
 // What else the deletion did is not in the ledger and does not come back: rows of
 // other tables that a foreign key removed or emptied along with the plant.
+//
+// A dry run is a restore that is taken back when all is done and compared. It takes
+// the same locks meanwhile. What is not part of a transaction stays done: numbers that
+// defaults took from sequences, or what a trigger does elsewhere.
 func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Restored, error) {
 	var done Restored
-	err := l.inTx(ctx, "restore", func(tx pgx.Tx) error {
+	err := transact(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
 		// COPY takes this lock anyway. Taken before the columns are read, it keeps
 		// ALTER TABLE out in between. A check put off to the commit could not tell
 		// which plant it failed for.
@@ -82,18 +92,24 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 		if err != nil {
 			return err
 		}
-		r := restore{tx: tx, options: o, batch: l.restoreBatch}
+		r := restore{tx: tx, options: o, batch: l.restoreBatch, of: len(entries)}
 		if err := r.plan(ctx, entries); err != nil {
 			return err
 		}
 		done, err = r.run(ctx, entries)
+		if err == nil && o.DryRun {
+			return errTakenBack
+		}
 		return err
 	})
-	if err != nil {
-		return Restored{}, err
+	if err != nil && !errors.Is(err, errTakenBack) {
+		return Restored{}, l.inWords("restore", err)
 	}
 	return done, nil
 }
+
+// errTakenBack ends the transaction of a dry run.
+var errTakenBack = errors.New("taken back")
 
 // recordedForm is how the trigger has values written down, and what else matters
 // for reading them. Rows that row level security hides are an error, not missing.
@@ -180,6 +196,15 @@ type restore struct {
 	batch   int // how many bytes of rows to hold at a time
 	table   table
 	plans   map[int64]*plan // by shape
+	// of is how many entries there are, inserted and compared how many were so far.
+	of, inserted, compared int
+}
+
+// tell reports progress.
+func (r *restore) tell(what string, done *int, more []entry) {
+	if *done += len(more); r.options.Progress != nil {
+		r.options.Progress(what, *done, r.of)
+	}
 }
 
 // run puts entries back, compares the table with them, and marks them.
@@ -269,10 +294,14 @@ func (r *restore) insert(ctx context.Context, entries []entry) (refused *pgconn.
 	if err != nil {
 		return nil, err
 	}
-	return r.onStoresPath(ctx, func() error {
+	refused, err = r.onStoresPath(ctx, func() error {
 		_, err := r.tx.Conn().PgConn().CopyFrom(ctx, bytes.NewReader(lines), r.plans[entries[0].Shape].copy)
 		return err
 	})
+	if refused == nil && err == nil {
+		r.tell("put back", &r.inserted, entries)
+	}
+	return refused, err
 }
 
 // onStoresPath runs do with the search path that the store's own functions

@@ -176,6 +176,7 @@ func (r *restore) compare(ctx context.Context, entries []entry) (losses []Refusa
 				return nil, nil, err
 			}
 			losses = append(losses, found...)
+			r.tell("compared", &r.compared, same)
 			if len(losses) >= enoughRefusals && !r.options.Lossy {
 				return losses, keptOut, nil
 			}

@@ -201,7 +201,8 @@ func (c *deletionsPurge) Run(ctx context.Context, console *console) error {
 		}
 		told := time.Now()
 		purged, err := ledger.Purge(ctx, time.Duration(c.OlderThan), func(purged int64) {
-			if time.Since(told) >= time.Second {
+			console.say("purged %s of %s", thousands(purged), thousands(total))
+			if console.line == nil && time.Since(told) >= time.Second {
 				told = time.Now()
 				fmt.Fprintf(console.err, "purged %d of %d\n", purged, total)
 			}

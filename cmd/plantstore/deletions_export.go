@@ -42,6 +42,7 @@ func (c *deletionsExport) Run(ctx context.Context, console *console) error {
 	return c.withLedger(ctx, func(ledger *postgres.Ledger) error {
 		out := bufio.NewWriterSize(console.out, 64<<10)
 		last := postgres.Cursor(c.After)
+		written := 0
 		err := ledger.Export(ctx, postgres.ExportOptions{
 			After: last, Follow: c.Follow,
 			Write: func(list []postgres.Recorded) error {
@@ -52,6 +53,8 @@ func (c *deletionsExport) Run(ctx context.Context, console *console) error {
 					out.WriteByte('\n')
 				}
 				last = list[len(list)-1].Cursor()
+				written += len(list)
+				console.say("wrote %s, to %s", counted(written, "line"), last)
 				return out.Flush()
 			},
 			Tell: func(what string) { fmt.Fprintln(console.err, what) },

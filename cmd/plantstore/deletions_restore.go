@@ -86,6 +86,9 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 		}
 		restored, err := ledger.Restore(ctx, ids, postgres.RestoreOptions{
 			As: c.As, Lossy: c.Lossy, Superseded: c.Superseded, RunTriggers: c.RunTriggers, DryRun: c.DryRun,
+			Progress: func(what string, done, of int) {
+				console.say("%s %s of %s", what, thousands(int64(done)), thousands(int64(of)))
+			},
 		})
 		if refused, ok := errors.AsType[*postgres.RefusedError](err); ok {
 			return c.refusal(refused.Refusals)

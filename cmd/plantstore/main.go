@@ -139,6 +139,11 @@ func run(ctx context.Context, again <-chan os.Signal, args []string, stdout, std
 			fmt.Fprintf(stderr, "plantstore: warning: %s\n", w)
 		}
 	}
+	if isTerminal(stderr) && !tellsItself(name) {
+		console.line = newStatusLine(stderr, command.Selected().FullPath())
+		defer console.line.end()
+		console.out, console.err = console.line.over(stdout), console.line.over(stderr)
+	}
 	done := make(chan error, 1)
 	go func() { done <- command.Run() }()
 	if name == "dev" {
@@ -150,6 +155,11 @@ func run(ctx context.Context, again <-chan os.Signal, args []string, stdout, std
 	case s := <-again:
 		return fmt.Errorf("ended at once by a second signal (%v): what was under way was cut off", s)
 	}
+}
+
+// tellsItself reports whether a command tells in its own way what it is at.
+func tellsItself(name string) bool {
+	return slices.Contains([]string{"serve", "dev", "healthcheck", "up", "down"}, name)
 }
 
 // isIncomplete reports whether a command or its argument is missing, or there is no

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -228,6 +229,42 @@ func TestProgress(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The status line comes after a second, gives way to what is written, does not break
+// into a question, and is gone in the end.
+func TestStatusLine(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var terminal bytes.Buffer
+		seen := func() string { // since it was asked last
+			time.Sleep(100 * time.Millisecond) // between two ticks
+			defer terminal.Reset()
+			return terminal.String()
+		}
+		expect := func(want string) {
+			t.Helper()
+			if got := seen(); got != want {
+				t.Errorf("on the terminal %q, want %q", got, want)
+			}
+		}
+		c := &console{line: newStatusLine(&terminal, "plantstore x")}
+		c.out = overStatus{c.line, &terminal, true}
+		time.Sleep(800 * time.Millisecond)
+		expect("")
+		time.Sleep(100 * time.Millisecond)
+		expect("\r\x1b[Kplantstore x 1.0s")
+		fmt.Fprint(c.out, "Restore? [y/N] ")
+		time.Sleep(900 * time.Millisecond)
+		expect("\r\x1b[KRestore? [y/N] ")
+		c.say("put back %d of %d", 5, 9)
+		time.Sleep(100 * time.Millisecond)
+		expect("\r\x1b[Kplantstore x: put back 5 of 9, 2.2s")
+		c.line.end()
+		expect("\r\x1b[K")
+
+		new(console).say("no terminal")
+	})
 }
 
 func TestIsTerminal(t *testing.T) {

@@ -24,7 +24,15 @@ import (
 // A console is where a command writes.
 type console struct {
 	out, err io.Writer
-	warnings []string // about how it was called, for a log
+	warnings []string    // about how it was called, for a log
+	line     *statusLine // nil where there is no terminal, or the command tells itself what it is at
+}
+
+// say tells at a terminal what the command is at.
+func (c *console) say(format string, args ...any) {
+	if c.line != nil {
+		c.line.say(fmt.Sprintf(format, args...))
+	}
 }
 
 // errUnread is why a command ended whose output goes to a program that has ended.

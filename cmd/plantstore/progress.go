@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 	"time"
@@ -106,4 +107,83 @@ func blockers(all []migrate.Blocker) string {
 		s[i] = b.String()
 	}
 	return strings.Join(s, "; and by ")
+}
+
+// A statusLine is the last line of a terminal while a command runs that takes longer
+// than a second: what it is at, and for how long. It does not stay. What else is
+// written takes its place, and it comes back below.
+type statusLine struct {
+	terminal io.Writer
+	name     string
+	began    time.Time
+	quit     chan struct{}
+	ticking  sync.WaitGroup
+
+	mu     sync.Mutex
+	at     string
+	drawn  bool
+	within bool // a line that is not whole yet, such as a question
+}
+
+func newStatusLine(terminal io.Writer, name string) *statusLine {
+	l := &statusLine{terminal: terminal, name: name, began: time.Now(), quit: make(chan struct{})}
+	l.ticking.Go(func() {
+		ticker := time.NewTicker(200 * time.Millisecond)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-l.quit:
+				return
+			case <-ticker.C:
+				l.mu.Lock()
+				if took := time.Since(l.began); took >= time.Second && !l.within {
+					l.drawn = true
+					fmt.Fprintf(l.terminal, "\r\x1b[K%s%s %.1fs", l.name, l.at, took.Seconds())
+				}
+				l.mu.Unlock()
+			}
+		}
+	})
+	return l
+}
+
+// say sets what the command is at. A question that was open is answered now.
+func (l *statusLine) say(at string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.at, l.within = ": "+at+",", false
+}
+
+// end takes the line away. It has to be called.
+func (l *statusLine) end() {
+	close(l.quit)
+	l.ticking.Wait()
+	l.clear()
+}
+
+func (l *statusLine) clear() {
+	if l.drawn {
+		l.drawn = false
+		fmt.Fprint(l.terminal, "\r\x1b[K")
+	}
+}
+
+// over returns a writer to w, which may be the same terminal.
+func (l *statusLine) over(w io.Writer) io.Writer { return overStatus{l, w, isTerminal(w)} }
+
+type overStatus struct {
+	line     *statusLine
+	w        io.Writer
+	terminal bool
+}
+
+func (o overStatus) Write(p []byte) (int, error) {
+	if !o.terminal {
+		return o.w.Write(p) // it may take long, and the line goes on
+	}
+	o.line.mu.Lock()
+	defer o.line.mu.Unlock()
+	o.line.clear()
+	o.line.within = len(p) > 0 && p[len(p)-1] != '\n'
+	return o.w.Write(p)
 }

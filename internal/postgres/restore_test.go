@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -563,5 +564,55 @@ func TestSessionSettingsDoNotChangeTheImage(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Right after many were deleted, the database has no statistics of the ledger.
+func TestARestoreReadsEachEntryAFewTimes(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	const n = 20_000
+	s.exec(t, `ALTER TABLE plant_deletions SET (autovacuum_enabled = off)`)
+	s.sample(t, n)
+	s.exec(t, `DELETE FROM plants`)
+	db, err := Open(t.Context(), pgtest.WithParameters(database.Owner, "application_name=restorer"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	l := db.Ledger()
+	undo, err := l.Undoable(t.Context(), Deleter{Role: "plantstore_owner"}, time.Now().Add(-time.Hour), time.Time{})
+	if err != nil || len(undo.IDs) != n {
+		t.Fatalf("%d to undo, %v; want %d", len(undo.IDs), err, n)
+	}
+	put, compared := 0, 0
+	if restored, err := l.Restore(t.Context(), undo.IDs, RestoreOptions{Progress: func(what string, done, of int) {
+		switch {
+		case of != n:
+			t.Errorf("%s %d of %d, want of %d", what, done, of, n)
+		case what == "put back":
+			put = done
+		default:
+			compared = done
+		}
+	}}); err != nil || restored.Plants != n || put != n || compared != n {
+		t.Fatalf("%+v, %v; told of %d put back and %d compared; want %d", restored, err, put, compared, n)
+	}
+	db.Close() // the sessions tell their statistics when they end
+	for {
+		var sessions, read int
+		if err := s.owner.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM pg_stat_activity WHERE application_name = 'restorer' AND datname = current_database()),
+			(SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'plant_deletions') +
+			(SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes WHERE relname = 'plant_deletions')`).Scan(&sessions, &read); err != nil {
+			t.Fatal(err)
+		}
+		if sessions > 0 {
+			continue
+		}
+		if read > 30*n {
+			t.Errorf("%d entries of the ledger were read for a restore of %d", read, n)
+		}
+		return
 	}
 }

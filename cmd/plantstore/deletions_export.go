@@ -52,10 +52,13 @@ func (c *deletionsExport) Run(ctx context.Context, console *console) error {
 					}
 					out.WriteByte('\n')
 				}
+				if err := out.Flush(); err != nil {
+					return err
+				}
 				last = list[len(list)-1].Cursor()
 				written += len(list)
 				console.say("wrote %s, to %s", counted(written, "line"), last)
-				return out.Flush()
+				return nil
 			},
 			Tell: func(what string) { fmt.Fprintln(console.err, what) },
 		})

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -48,6 +49,39 @@ func TestExportedLines(t *testing.T) {
 		"deletions", "export", "--after=1")
 	expect(1, "", `plantstore: export deletions: the last number that was handed out is 2, .*\n`, "deletions", "export", "--after=7@2026-11-01T12:00:01.123456Z")
 }
+
+// What could not be written is not told as written.
+func TestExportOntoAFullDisk(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	execute(t, connect(t, database.Owner), `INSERT INTO plants (id, name) SELECT i, repeat('fern ', 100) FROM generate_series(1, 1500) i; DELETE FROM plants`)
+	var out bytes.Buffer
+	full := writerFunc(func(p []byte) (int, error) {
+		if out.Len() > 1_000_000 { // in the second page
+			return 0, syscall.ENOSPC
+		}
+		return out.Write(p)
+	})
+	for _, follow := range []string{"--follow=true", "--follow=false"} {
+		out.Reset()
+		err := run(t.Context(), nil, []string{"deletions", "export", follow, "--database-url=" + database.Owner}, full, io.Discard)
+		lines := strings.SplitAfter(out.String(), "\n")
+		if len(lines) < 1000 {
+			t.Fatalf("%d lines, want a page of 1000", len(lines))
+		}
+		var d deletionJSON
+		if err := json.Unmarshal([]byte(lines[999]), &d); err != nil {
+			t.Fatal(err)
+		}
+		if err == nil || err.Error() != "export deletions: no space left on device; what was written ends with the cursor "+d.Cursor {
+			t.Errorf("export %s: %v; want it to end with the cursor %s", follow, err, d.Cursor)
+		}
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // An exporter is a follower that is a process of its own.
 type exporter struct {

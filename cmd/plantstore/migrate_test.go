@@ -237,18 +237,18 @@ func TestStatusLine(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var terminal bytes.Buffer
-		seen := func() string { // since it was asked last
-			time.Sleep(100 * time.Millisecond) // between two ticks
-			defer terminal.Reset()
-			return terminal.String()
-		}
-		expect := func(want string) {
+		var c *console
+		expect := func(want string) { // since it was called last
 			t.Helper()
-			if got := seen(); got != want {
+			time.Sleep(100 * time.Millisecond) // between two ticks
+			c.line.mu.Lock()
+			defer c.line.mu.Unlock()
+			if got := terminal.String(); got != want {
 				t.Errorf("on the terminal %q, want %q", got, want)
 			}
+			terminal.Reset()
 		}
-		c := &console{line: newStatusLine(&terminal, "plantstore x")}
+		c = &console{line: newStatusLine(&terminal, "plantstore x")}
 		c.out = overStatus{c.line, &terminal, true}
 		time.Sleep(800 * time.Millisecond)
 		expect("")

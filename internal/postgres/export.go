@@ -192,7 +192,7 @@ func (e *export) from() int64 {
 
 // ledgerLock is a condition on pg_locks: the lock that whoever writes to the ledger
 // has.
-const ledgerLock = `l.locktype = 'relation' AND l.relation = 'public.plant_deletions'::pg_catalog.regclass AND l.mode = 'RowExclusiveLock'
+const ledgerLock = `l.locktype = 'relation' AND l.relation = 'public.plant_deletions'::pg_catalog.regclass AND l.mode = 'RowExclusiveLock' AND l.granted
 	AND l.database = (SELECT b.oid FROM pg_database b WHERE b.datname = current_database())`
 
 // A survey is what there is to export, and who may hold smaller numbers than that.

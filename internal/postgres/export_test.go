@@ -321,6 +321,69 @@ func must[T any](v T, err error) T {
 	return v
 }
 
+// A standby shows what is committed, and not who has smaller numbers.
+func TestExportFromAStandby(t *testing.T) {
+	t.Parallel()
+	database, primary := ownStore(t, map[string]string{"max_prepared_transactions": "5"})
+	standby, err := primary.Standby(t.Context(), localpg.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { standby.Close() })
+	s := storeOn(t, database, "")
+	s.sample(t, 4)
+	there := pgtest.Pool(t, standby.URL("plantstore_owner", "plantstore"))
+	replayed := func() {
+		t.Helper()
+		var at string
+		if err := s.owner.QueryRow(t.Context(), `SELECT pg_current_wal_lsn()::text`).Scan(&at); err != nil {
+			t.Fatal(err)
+		}
+		for done := false; !done; time.Sleep(10 * time.Millisecond) {
+			if err := there.QueryRow(t.Context(), `SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn`, at).Scan(&done); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	early := session(t, database.Owner)
+	script(t, early, `BEGIN; DELETE FROM plants WHERE id = 1`)
+	s.exec(t, `DELETE FROM plants WHERE id = 2`)
+	replayed()
+	l := ledgerOf(t, pgtest.Database{Owner: standby.URL("plantstore_owner", "plantstore")})
+	l.heldUpAfter = 0
+	x := exportOf(t, l, Cursor{}, false)
+	if heard := x.hear(t, "held up"); !strings.Contains(heard, "of the primary") {
+		t.Errorf("told %q, want the primary to be named", heard)
+	}
+	script(t, early, `PREPARE TRANSACTION 'early'`)
+	time.Sleep(100 * time.Millisecond) // for it to go wrong
+	script(t, early, `COMMIT PREPARED 'early'`)
+	x.end(t)
+	if diff := cmp.Diff([]int64{1, 2}, x.plants()); diff != "" {
+		t.Errorf("exported plants (-want +got):\n%s", diff)
+	}
+
+	// It is promoted under a follower.
+	x = exportOf(t, l, x.list[1].Cursor(), true)
+	s.exec(t, `DELETE FROM plants WHERE id = 3`)
+	replayed()
+	if err := primary.Stop(t.Context(), localpg.Immediate); err != nil {
+		t.Fatal(err)
+	}
+	if err := standby.Promote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for deleted := false; !deleted; time.Sleep(10 * time.Millisecond) {
+		_, err := there.Exec(t.Context(), `DELETE FROM plants WHERE id = 4`)
+		deleted = err == nil
+	}
+	for deadline := time.Now().Add(patience); len(x.plants()) < 2 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	}
+	if diff := cmp.Diff([]int64{3, 4}, x.plants()); diff != "" {
+		t.Errorf("followed plants, told %q (-want +got):\n%s", x.told, diff)
+	}
+}
+
 // An export goes on after any of its lines.
 func TestExportGoesOnAfterACursor(t *testing.T) {
 	t.Parallel()

@@ -68,6 +68,8 @@ func TestNothingIsLookedUpWhereOthersCanWrite(t *testing.T) {
 		`set_config(text, text, boolean) RETURNS text`, `current_setting(text) RETURNS text`, `current_setting(text, boolean) RETURNS text`,
 		`concat(text, text) RETURNS text`, `pg_is_in_recovery() RETURNS boolean`, `row_security_active(text) RETURNS boolean`,
 		`to_regclass(text) RETURNS regclass`, `pg_current_xact_id() RETURNS xid8`, `now() RETURNS timestamptz`,
+		`has_sequence_privilege(oid, text) RETURNS boolean`, `pg_sequence_last_value(regclass) RETURNS bigint`, `pg_current_snapshot() RETURNS pg_snapshot`,
+		`current_database() RETURNS name`, `pg_get_serial_sequence(text, text) RETURNS text`, `clock_timestamp() RETURNS timestamptz`, `octet_length(text) RETURNS integer`,
 		`plantstore_token(bytea) RETURNS TABLE (id uuid, principal text, scopes text[], created_at timestamptz, expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz, budget bigint, budget_nanoseconds bigint)`,
 		`plantstore_prove(bigint[], text[], text[]) RETURNS void`, `plantstore_refuse(bigint, text, text, text) RETURNS boolean`,
 	} {
@@ -77,6 +79,7 @@ func TestNothingIsLookedUpWhereOthersCanWrite(t *testing.T) {
 	for _, o := range []struct{ name, left, right string }{
 		{"=", "bigint", "bigint"}, {"=", "text", "text"}, {"=", "oid", "oid"}, {"=", "oid", "regclass"}, {"=", "xid", "xid"},
 		{"=", `"char"`, `"char"`}, {"=", "integer", "integer"}, {"=", "smallint", "integer"}, {"<=", "bigint", "bigint"}, {"<", "timestamptz", "timestamptz"},
+		{"=", "name", "name"}, {"=", "timestamptz", "timestamptz"}, {"<", "bigint", "bigint"},
 	} {
 		name := map[string]string{"=": "eq", "<=": "le", "<": "lt"}[o.name]
 		sql.WriteString(`CREATE FUNCTION evil.` + name + `(a ` + o.left + `, b ` + o.right + `) RETURNS boolean LANGUAGE plpgsql AS
@@ -101,6 +104,10 @@ func TestNothingIsLookedUpWhereOthersCanWrite(t *testing.T) {
 			s.sample(t, 60)
 		}
 		deleteEveryWay(t, store{victim.DB, victim.plants, s.owner}, database)
+		x := exportOf(t, ledgerOf(t, pgtest.Database{Owner: pgtest.WithParameters(database.Owner, parameters)}), Cursor{}, false)
+		if x.end(t); len(x.plants()) != 60 {
+			t.Errorf("%d plants exported, want 60", len(x.plants()))
+		}
 	}
 	if got := stringsOf(t, super, `SELECT DISTINCT who::pg_catalog.text FROM evil.log`); len(got) > 0 {
 		t.Errorf("code of others ran as:\n%s", strings.Join(got, "\n"))

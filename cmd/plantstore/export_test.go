@@ -291,7 +291,6 @@ func TestAFollowerMissesNothingInOutages(t *testing.T) {
 	if told := e.err.String(); !strings.Contains(told, "waiting for the database: ") || !strings.Contains(told, "the database is back after ") {
 		t.Errorf("it told:\n%s\nwant that the database was away", told)
 	}
-	t.Logf("%d lines; it told:\n%s", len(got), e.err)
 	if err := e.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

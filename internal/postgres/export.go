@@ -146,8 +146,11 @@ func (e *export) round(ctx context.Context) (passing bool, err error) {
 	if err = e.on(ctx, conn); err == nil {
 		return false, nil
 	}
-	lost := conn.Conn().IsClosed() || errors.Is(err, errCutShort) || pgError(err) != nil && onlyRead(err).next == again
-	return lost && !e.broken, err
+	passing = conn.Conn().IsClosed() || errors.Is(err, errCutShort) || pgError(err) != nil && onlyRead(err).next == again
+	if conn.Conn().IsClosed() && pgError(err) == nil && !e.broken {
+		err = fmt.Errorf("the connection was lost: %w", err)
+	}
+	return passing && !e.broken, err
 }
 
 func (e *export) on(ctx context.Context, conn *pgxpool.Conn) error {

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"go.yaml.in/yaml/v3"
 
 	roles "plantstore/deploy/postgres"
 	"plantstore/internal/localpg"
@@ -210,4 +211,66 @@ func TestRolesStopAtTheFirstError(t *testing.T) {
 	if !strings.Contains(rest, "DO $$") || strings.Contains(roles.SQL, `\set`) {
 		t.Error("want ON_ERROR_STOP set in the file, and no command of psql in what is embedded")
 	}
+}
+
+// What CloudNativePG is told to do makes the roles and rights that roles.sql makes, and
+// the operator, who sets every attribute of a role, leaves them as they are.
+func TestKubernetesMakesTheRoles(t *testing.T) {
+	t.Parallel()
+	file, err := os.Open("../kubernetes/base/database.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	var cluster struct {
+		Kind string
+		Spec struct {
+			Bootstrap struct {
+				Initdb struct {
+					Database   string
+					Statements []string `yaml:"postInitApplicationSQL"`
+				}
+			}
+			Managed struct {
+				Roles []managedRole
+			}
+		}
+	}
+	if err := yaml.NewDecoder(file).Decode(&cluster); err != nil || cluster.Kind != "Cluster" {
+		t.Fatalf("the first object of database.yaml is a %q, %v; want a Cluster", cluster.Kind, err)
+	}
+	s := newServer(t)
+	const nobodyElse = `REVOKE ALL ON DATABASE store FROM PUBLIC; REVOKE ALL ON SCHEMA public FROM PUBLIC`
+	s.reset(t, nobodyElse)
+	if left := s.run(t, "postgres"); left != "" {
+		t.Fatal(left)
+	}
+	want := s.state(t)
+	s.reset(t, nobodyElse)
+	for _, sql := range cluster.Spec.Bootstrap.Initdb.Statements {
+		s.exec(t, "postgres", "store", strings.ReplaceAll(sql, " DATABASE "+cluster.Spec.Bootstrap.Initdb.Database+" ", " DATABASE store "))
+	}
+	if diff := cmp.Diff(want, s.state(t)); diff != "" {
+		t.Errorf("roles and rights (-roles.sql +CloudNativePG):\n%s", diff)
+	}
+	rows, err := s.connect(t, "postgres", "store").Query(t.Context(), `SELECT rolname, rolcanlogin, rolinherit, rolsuper, rolcreatedb, rolcreaterole, rolreplication, rolbypassrls
+		FROM pg_roles WHERE rolname LIKE 'plantstore%' ORDER BY rolname DESC`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := pgx.CollectRows(rows, pgx.RowToStructByPos[managedRole])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(made, cluster.Spec.Managed.Roles); diff != "" {
+		t.Errorf("roles (-made +managed):\n%s", diff)
+	}
+}
+
+// A managedRole is a role as CloudNativePG keeps it. What is not said is false, but for
+// inherit, which is true: so it has to be said.
+type managedRole struct {
+	Name                                                    string
+	Login, Inherit                                          bool
+	Superuser, CreateDB, CreateRole, Replication, BypassRLS bool
 }

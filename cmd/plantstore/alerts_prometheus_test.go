@@ -196,7 +196,7 @@ func TestAlertsFire(t *testing.T) {
 	if _, err := locked.Exec(t.Context(), `SELECT FROM plants FOR UPDATE`); err != nil {
 		t.Fatal(err)
 	}
-	t.Log("locked:", remove(s.token, "", 1, 12))
+	t.Log("locked:", remove(s.token, "", 1, 30))
 	prom.wait(t, true, "PlantstoreLockedOut", "PlantstoreBusy")
 	if err := locked.Rollback(t.Context()); err != nil {
 		t.Fatal(err)

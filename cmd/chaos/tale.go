@@ -253,7 +253,9 @@ func (h *hand) try(ctx context.Context, do deed) (made bool, err error) {
 	tag, err := results.Exec()
 	err = errors.Join(err, results.Close())
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "23503" {
-		return false, nil
+		// That the plant is gone may not be on the standby either.
+		_, err := h.conn.Exec(ctx, `SELECT pg_logical_emit_message(true, 'chaos', '')`)
+		return false, err
 	}
 	// A reference that is there already is as good as a new one.
 	return tag.RowsAffected() > 0 || do == refer, err

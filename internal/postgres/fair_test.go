@@ -582,6 +582,44 @@ func eagerly(t *testing.T, database pgtest.Database) {
 	}
 }
 
+// Where the table is locked, a batch waits for it once, and not for each of its members.
+// Otherwise the last of them would have no time left, and their fate would be unknown.
+func TestALockedTableHoldsABatchUpOnce(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	tx, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := tx.Exec(t.Context(), `LOCK TABLE public.plants IN EXCLUSIVE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	// batch tells how long a batch of n took until the last of its members had a verdict.
+	batch := func(n int) time.Duration {
+		conns := s.take(t, together)
+		var group sync.WaitGroup
+		for i := range n {
+			group.Go(func() {
+				if v := s.plants.group.join(in(t, patience), deletion(int64(i), "k")); v.next != alone || v.what != locked || !errors.Is(v.err, plant.ErrBusy) {
+					t.Errorf("member %d of %d of a locked table: %+v, want it to go on alone as locked", i, n, v)
+				}
+			})
+		}
+		s.plants.group.awaitMembers(n)
+		began := time.Now()
+		for _, conn := range conns {
+			conn.Release()
+		}
+		group.Wait()
+		return time.Since(began)
+	}
+	one, many := batch(1), batch(30)
+	if many > 10*one {
+		t.Errorf("a batch of 30 took %s until all were sent on, one of 1 took %s: want about the same", many, one)
+	}
+}
+
 // We give up before the server looks for deadlocks, and ends a transaction of the
 // store's.
 func TestNoWaitOutlastsTheSearchForDeadlocks(t *testing.T) {

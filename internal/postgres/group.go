@@ -224,6 +224,10 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 	}
 	if len(batch) > 1 {
 		_, v, settled := g.attempt(conn, batch, deleteTogether, limit)
+		if v.next == alone && v.unparsed {
+			tell(batch, v) // the table is locked, and so are all of its rows
+			return
+		}
 		if v.what == locked {
 			if free := g.sendLockedOn(conn, batch, v); len(free) < len(batch) {
 				batch = free
@@ -248,7 +252,7 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 	switch {
 	case settled:
 		return
-	case len(batch) == 1:
+	case len(batch) == 1, v.next == alone && v.unparsed:
 		tell(batch, v)
 		return
 	case blamed != nil:

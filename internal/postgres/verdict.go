@@ -54,6 +54,8 @@ type verdict struct {
 	// or type of package plant around the driver's text, or an error of no kind
 	// that plant knows, which is a fault of ours.
 	err error
+	// unparsed: not even the statements could be prepared.
+	unparsed bool
 	// waited is how long the attempt waited for a connection, or its batch to begin, and
 	// batch how many deletions that had.
 	waited time.Duration
@@ -133,6 +135,7 @@ func judge(err error, sent bool) verdict {
 		if v.next == ask {
 			v.next = again
 		}
+		v.unparsed = true
 		return v
 	case isConnect:
 		// Never got as far as a statement. A role that may not log in or a missing

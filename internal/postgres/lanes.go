@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"math"
+	"slices"
 	"time"
 )
 
@@ -15,10 +16,12 @@ import (
 //
 // A batch tells how long the database worked on it. What it took beyond that is the
 // road, unless it waited there for the others of its kind. Taken for the road, such
-// waiting would make for more lanes, and they for more waiting. So only a batch that had
-// the road to itself tells how long it is, and every so often one gets it to itself. Of
-// the others, many have to show that it is shorter: one may have shared the end of a
-// commit that another had waited for.
+// waiting would make for more lanes, and they for more waiting. So any batch can show
+// that the road is shorter than it was thought to be, but longer only one that had it
+// to itself. Every so often one gets it to itself. And no other makes it shorter than half
+// of what the last few of those took at least: a batch may have come for the end of a
+// commit that another had waited for. (All of it cost a tenth beside the database, where
+// a short road is best taken for none.)
 //
 // Beside the database there is one lane. At a millisecond's distance there are some
 // ten if eight clients ask at once, and fewer again if more of them make the batches,
@@ -35,8 +38,8 @@ type lanes struct {
 	alone   bool // the batch that was last to start has the road to itself
 	crowded int  // how many batches there were since one had
 
-	longest time.Duration // that a batch took beyond the work lately
-	seen    int           // of how many batches
+	lone  [4]time.Duration // what the last batches that had the road to themselves took for it
+	lones int              // how many those were
 }
 
 const (
@@ -50,8 +53,6 @@ const (
 	// mostCrowded is how many batches go beside others before one goes alone. That
 	// takes the time of two.
 	mostCrowded = 2000
-	// enough is how many batches one after the other show how long the road is at most.
-	enough = 64
 )
 
 // wanted is how many batches keep the database busy.
@@ -91,16 +92,17 @@ func (l *lanes) note(trip, work time.Duration) {
 		l.work = work
 	}
 	l.work += (min(work, 2*l.work) - l.work) / 8
+	if l.alone {
+		l.lone[l.lones%len(l.lone)] = road
+		l.lones++
+	}
 	switch {
 	case l.road == 0, l.alone && road < l.road, l.alone && l.crowded >= mostCrowded:
 		l.road = road
 	case l.alone:
 		l.road += (road - l.road) / 16
-	}
-	l.longest = max(l.longest, road)
-	if l.seen++; l.seen == enough {
-		l.road = min(l.road, l.longest)
-		l.longest, l.seen = 0, 0
+	default:
+		l.road = min(l.road, max(road, slices.Min(l.lone[:])/2))
 	}
 	l.crowded++
 	if l.alone {

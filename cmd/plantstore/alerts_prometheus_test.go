@@ -20,6 +20,8 @@ import (
 
 	"plantstore/internal/localpg"
 	"plantstore/internal/readme"
+
+	"plantstore/internal/pgtest"
 )
 
 // A watcher is a Prometheus that scrapes one service, and evaluates the shipped rules without their
@@ -139,7 +141,7 @@ func TestAlertsFire(t *testing.T) {
 	const plants = 400
 	s, _ := newSite(t, plants, false, "--request-timeout=3s", "--shutdown-timeout=3s")
 	owner := s.primary.URL("plantstore_owner", "plantstore")
-	conn := connect(t, owner)
+	conn := pgtest.Connect(t, owner)
 	prom := startPrometheus(t, s.admin)
 	prom.wait(t, false, "PlantstoreNotServing", "PlantstoreNotReady", "PlantstoreReplicaDown")
 	if !eventually(func() bool { return len(prom.ask(t, `plantstore:ledger_rows:max`)) == 1 }) {
@@ -228,7 +230,7 @@ func TestAlertsFire(t *testing.T) {
 	prom.wait(t, true, "PlantstoreBudgetUsedUp", "PlantstoreTokenExpires", "PlantstoreTokenExpiresSoon")
 
 	// The database counts nothing any more: that looks like a ledger that does not grow.
-	super := connect(t, s.primary.URL("postgres", "postgres"))
+	super := pgtest.Connect(t, s.primary.URL("postgres", "postgres"))
 	for _, sql := range []string{`ALTER SYSTEM SET track_counts = off`, `SELECT pg_reload_conf()`} {
 		execute(t, super, sql)
 	}

@@ -192,7 +192,7 @@ func misnamed(expr string, families map[string]*dto.MetricFamily, recorded map[s
 func TestAlertsAndDashboardNameWhatAServiceShows(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	execute(t, connect(t, database.Owner), `INSERT INTO plants (id, name) VALUES (1, 'Boston fern')`)
+	execute(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) VALUES (1, 'Boston fern')`)
 	p := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
 	public, admin := p.addresses(t)
 	waitReady(t, admin, http.StatusOK)

@@ -41,7 +41,7 @@ func replica(t *testing.T, database pgtest.Database) (cmd *exec.Cmd, public stri
 func TestABudgetStopsARunawayScript(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	owner := connect(t, database.Owner)
+	owner := pgtest.Connect(t, database.Owner)
 	const most, plants = 100, 400
 	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, %d) i`, 2*plants))
 	token := func(args ...string) string {

@@ -15,25 +15,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/jackc/pgx/v5"
 
 	"plantstore/internal/pgtest"
 )
 
-func connect(t *testing.T, url string) *pgx.Conn {
-	t.Helper()
-	conn, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close(context.Background()) })
-	return conn
-}
-
 func TestUndoAThousandDeletionsByteForByte(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	owner := connect(t, database.Owner)
+	owner := pgtest.Connect(t, database.Owner)
 	execute(t, owner, `
 		CREATE TABLE nurseries (id int PRIMARY KEY);
 		INSERT INTO nurseries SELECT generate_series(0, 9);
@@ -119,11 +108,11 @@ func TestUndoAThousandDeletionsByteForByte(t *testing.T) {
 func TestDeletions(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	owner := connect(t, database.Owner)
+	owner := pgtest.Connect(t, database.Owner)
 	execute(t, owner, `
 		INSERT INTO plants (id, name, created_at) SELECT i, 'Fern <' || i || '>', '2026-01-01Z' FROM generate_series(1, 5) i;
 		DELETE FROM plants WHERE id = 1; DELETE FROM plants WHERE id = 2; DELETE FROM plants WHERE id = 3`)
-	execute(t, connect(t, database.App), `
+	execute(t, pgtest.Connect(t, database.App), `
 		BEGIN; SELECT set_config('plantstore.principal', 'shop', true), set_config('plantstore.request_id', 'r-4', true),
 			set_config('plantstore.idempotency_key', 'k-4', true), set_config('plantstore.plant', '4', true);
 		DELETE FROM public.plants WHERE id = 4; COMMIT`)
@@ -252,12 +241,12 @@ func TestDeletionsAndTokensOfADatabaseThatIsNotMigrated(t *testing.T) {
 func TestDeletionsAreShownEscaped(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	owner := connect(t, database.Owner)
+	owner := pgtest.Connect(t, database.Owner)
 	execute(t, owner, strings.ReplaceAll(`
 		CREATE TYPE "ti<ESC>tle" AS ENUM ('x');
 		ALTER TABLE plants DROP created_at, ADD "co<ESC>lour" text, ADD label text GENERATED ALWAYS AS (upper(name)) STORED, ADD a text, ADD b text, ADD c text, ADD d text, ADD e "ti<ESC>tle"[];
 		INSERT INTO plants (id, name, "co<ESC>lour", b, c, d) VALUES (1, E'two\nlines\u202e', E'\x1b[2Jred', '', 'null', '"quoted"')`, "<ESC>", "\x1b"))
-	execute(t, connect(t, database.App), `
+	execute(t, pgtest.Connect(t, database.App), `
 		BEGIN; SELECT set_config('plantstore.principal', E'shop\x1b[2J\n4  4', true), set_config('plantstore.request_id', E'r\x07', true),
 			set_config('plantstore.idempotency_key', E'k\u009b', true), set_config('plantstore.plant', '1', true);
 		DELETE FROM public.plants WHERE id = 1; COMMIT`)
@@ -294,7 +283,7 @@ e             "public.\\"ti\\x1btle\\"\[\]"      null
 func TestRestoreAsksBeforeItRunsTheCodeOfOthers(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	execute(t, connect(t, database.Super), `
+	execute(t, pgtest.Connect(t, database.Super), `
 		CREATE SCHEMA shop AUTHORIZATION plantstore_app; GRANT USAGE ON SCHEMA shop TO PUBLIC; GRANT TRIGGER ON plants TO plantstore_app;
 		INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants; SET ROLE plantstore_app;
 		CREATE FUNCTION shop."e`+"\x1b"+`vil"() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';

@@ -44,7 +44,7 @@ func follow(t *testing.T, database pgtest.Database, remedy string) {
 				t.Fatalf("%s: exit code %d, %s", line, code, stderr)
 			}
 		default:
-			execute(t, connect(t, database.Owner), line)
+			execute(t, pgtest.Connect(t, database.Owner), line)
 		}
 	}
 }
@@ -72,7 +72,7 @@ func TestDoctorAndItsCommands(t *testing.T) {
 			if code, found := examine(t, database); code != 0 || len(found) > 0 {
 				t.Fatalf("exit code %d, %+v; want 0 and nothing", code, found)
 			}
-			execute(t, connect(t, database.Owner), tt.sql)
+			execute(t, pgtest.Connect(t, database.Owner), tt.sql)
 			code, found := examine(t, database)
 			if code != tt.code || len(found) == 0 {
 				t.Fatalf("exit code %d, %+v; want %d and something", code, found, tt.code)
@@ -102,7 +102,7 @@ func TestDoctorOnTheSchema(t *testing.T) {
 	if code, found := examine(t, database); code != 0 || len(found) > 0 {
 		t.Errorf("after the remedy: exit code %d, %+v; want 0 and nothing", code, found)
 	}
-	owner := connect(t, database.Owner)
+	owner := pgtest.Connect(t, database.Owner)
 	execute(t, owner, `CREATE TABLE saved AS TABLE plantstore_migrations; UPDATE plantstore_migrations SET checksum = repeat('0', 64) WHERE version = 3`)
 	code, found = examine(t, database)
 	if code != 1 || len(found) != 1 || found[0].Check != "schema" || !strings.HasPrefix(found[0].Message, "00003_record_deletions.sql has changed since it was applied") {
@@ -119,7 +119,7 @@ func TestDoctorOnTheSchema(t *testing.T) {
 func TestDoctorForAPerson(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	execute(t, connect(t, database.Owner), `CREATE TABLE order_items (plant bigint REFERENCES plants)`)
+	execute(t, pgtest.Connect(t, database.Owner), `CREATE TABLE order_items (plant bigint REFERENCES plants)`)
 	stdout, _, code := command(t, "doctor", "--database-url="+database.Super, "--service-url="+database.App)
 	want := `ok       cascades: deleting a plant changes no other table
 warning  foreign keys: each deletion scans public.order_items (0 bytes): foreign key order_items_plant_fkey has no index
@@ -147,7 +147,7 @@ warning  foreign keys: each deletion scans public.order_items (0 bytes): foreign
 func TestReadyzTellsWhatHinders(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	owner := connect(t, database.Owner)
+	owner := pgtest.Connect(t, database.Owner)
 	execute(t, owner, `ALTER TABLE plants DISABLE TRIGGER USER`)
 	p := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
 	_, admin := p.addresses(t)

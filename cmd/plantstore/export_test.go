@@ -20,13 +20,12 @@ import (
 
 	"plantstore/internal/localpg"
 	"plantstore/internal/pgtest"
-	"plantstore/internal/postgres"
 )
 
 func TestExportedLines(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	execute(t, connect(t, database.Owner), `
+	execute(t, pgtest.Connect(t, database.Owner), `
 		INSERT INTO plants (id, name, created_at) SELECT i, E'Fern <"\n' || i || '>', '2026-01-01Z' FROM generate_series(1, 3) i;
 		ALTER TABLE plants ADD price numeric, ADD label text GENERATED ALWAYS AS (upper(name)) STORED;
 		DELETE FROM plants WHERE id = 1; DELETE FROM plants WHERE id = 2;
@@ -54,7 +53,7 @@ func TestExportedLines(t *testing.T) {
 func TestExportOntoAFullDisk(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	execute(t, connect(t, database.Owner), `INSERT INTO plants (id, name) SELECT i, repeat('fern ', 100) FROM generate_series(1, 1500) i; DELETE FROM plants`)
+	execute(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) SELECT i, repeat('fern ', 100) FROM generate_series(1, 1500) i; DELETE FROM plants`)
 	var out bytes.Buffer
 	full := writerFunc(func(p []byte) (int, error) {
 		if out.Len() > 1_000_000 { // in the second page
@@ -139,7 +138,7 @@ func (e *exporter) next(t *testing.T) (d deletionJSON, ok bool) {
 func TestAFollowerEndsAndIsGoneOnFrom(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	execute(t, connect(t, database.Owner), `INSERT INTO plants (id, name) SELECT i, repeat('fern ', 100) FROM generate_series(1, 3000) i; DELETE FROM plants`)
+	execute(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) SELECT i, repeat('fern ', 100) FROM generate_series(1, 3000) i; DELETE FROM plants`)
 	var got []int64
 	after := ""
 	for round := 0; len(got) < 3000; round++ {
@@ -177,7 +176,7 @@ func TestAFollowerEndsAndIsGoneOnFrom(t *testing.T) {
 func TestExportIntoAPipeThatIsClosed(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	execute(t, connect(t, database.Owner), `INSERT INTO plants (id, name) SELECT i, repeat('fern ', 100) FROM generate_series(1, 3000) i; DELETE FROM plants`)
+	execute(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) SELECT i, repeat('fern ', 100) FROM generate_series(1, 3000) i; DELETE FROM plants`)
 	program := exec.CommandContext(t.Context(), os.Args[0], "deletions", "export", "--follow", "--database-url="+database.Owner)
 	log := new(syncBuffer)
 	program.Env, program.Stderr = append(os.Environ(), runMain+"=1"), log
@@ -263,20 +262,12 @@ func TestAFollowerMissesNothingInOutages(t *testing.T) {
 		}
 	}
 	tells("waiting for the database: ")
-	if err := standby.Promote(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	super := standby.URL("postgres", "postgres")
-	for _, sql := range []string{`ALTER SYSTEM RESET synchronous_standby_names`, `SELECT pg_reload_conf()`} {
-		if err := postgres.Script(t.Context(), super, sql); err != nil {
-			t.Fatal(err)
-		}
-	}
+	promote(t, standby)
 	c.more(t, 100)
 	c.end()
 	close(done)
 	others.Wait()
-	rows, err := connect(t, standby.URL("plantstore_owner", "plantstore")).Query(t.Context(), `SELECT id FROM plant_deletions WHERE plant IS NOT NULL ORDER BY id`)
+	rows, err := pgtest.Connect(t, standby.URL("plantstore_owner", "plantstore")).Query(t.Context(), `SELECT id FROM plant_deletions WHERE plant IS NOT NULL ORDER BY id`)
 	if err != nil {
 		t.Fatal(err)
 	}

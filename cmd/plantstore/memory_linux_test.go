@@ -35,7 +35,7 @@ func TestLargeRowsAreReadAFewAtATime(t *testing.T) {
 	t.Parallel()
 	const entries, each, bound = 160, 1 << 20, 200 << 20
 	database := pgtest.New(t)
-	execute(t, connect(t, database.Owner), fmt.Sprintf(`
+	execute(t, pgtest.Connect(t, database.Owner), fmt.Sprintf(`
 		INSERT INTO plant_shapes (attributes, names, types, generated) VALUES ('{}', '{id,name}', '{bigint,text}', '{f,f}');
 		INSERT INTO plant_deletions (plant_id, shape, plant, deleted_by)
 		SELECT i, 1, format('(%%s,"%%s")', i, repeat('e, ""', %d)), 'shop' FROM generate_series(1, %d) i`, each/5, entries))

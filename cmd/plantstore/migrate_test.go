@@ -124,7 +124,7 @@ func TestMigrateSaysWhatIsInTheWay(t *testing.T) {
 	t.Parallel()
 	database := pgtest.Empty(t)
 	url := "--database-url=" + database.Owner
-	super := connect(t, database.Super)
+	super := pgtest.Connect(t, database.Super)
 	execute(t, super, `CREATE TABLE plants (id bigint PRIMARY KEY);
 		CREATE RULE keep AS ON DELETE TO plants WHERE old.id < 10 DO INSTEAD NOTHING;
 		GRANT INSERT ON plants TO plantstore_owner;

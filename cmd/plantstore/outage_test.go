@@ -151,6 +151,20 @@ func ledgered(t *testing.T, pg *localpg.Server) (gone, left int) {
 	return gone, left
 }
 
+// promote makes a standby the primary. It has no standby to wait for.
+func promote(t *testing.T, standby *localpg.Server) {
+	t.Helper()
+	if err := standby.Promote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	super := standby.URL("postgres", "postgres")
+	for _, sql := range []string{`ALTER SYSTEM RESET synchronous_standby_names`, `SELECT pg_reload_conf()`} {
+		if err := postgres.Script(t.Context(), super, sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestARestartOfPostgresIsASlow204(t *testing.T) {
 	t.Parallel()
 	const plants = 100_000
@@ -182,16 +196,7 @@ func TestAFailoverIsASlow204(t *testing.T) {
 	if err := s.primary.Stop(t.Context(), localpg.Kill); err != nil {
 		t.Fatal(err)
 	}
-	// The new primary has no standby to wait for.
-	if err := standby.Promote(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	super := standby.URL("postgres", "postgres")
-	for _, sql := range []string{`ALTER SYSTEM RESET synchronous_standby_names`, `SELECT pg_reload_conf()`} {
-		if err := postgres.Script(t.Context(), super, sql); err != nil {
-			t.Fatal(err)
-		}
-	}
+	promote(t, standby)
 	c.more(t, 100)
 	c.end()
 	waitReady(t, s.admin, http.StatusOK)

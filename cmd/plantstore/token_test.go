@@ -16,7 +16,7 @@ import (
 func TestRotationWithAnOpenDeletion(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	owner := connect(t, database.Owner)
+	owner := pgtest.Connect(t, database.Owner)
 	execute(t, owner, `INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, 9) i`)
 	token := func(args ...string) string {
 		t.Helper()

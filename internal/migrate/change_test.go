@@ -45,7 +45,7 @@ func (e *events) of(kind migrate.EventKind) []migrate.Event {
 // the plants. The function that it returns ends it.
 func hold(t *testing.T, database pgtest.Database) (pid uint32, release func()) {
 	t.Helper()
-	conn := connect(t, database.Owner)
+	conn := pgtest.Connect(t, database.Owner)
 	exec(t, conn, `SET application_name = 'report'`)
 	exec(t, conn, `BEGIN ISOLATION LEVEL REPEATABLE READ`)
 	exec(t, conn, "SELECT count(*)\n\tFROM plants -- "+strings.Repeat("long ", 30))
@@ -66,7 +66,7 @@ func deletions(t *testing.T, database pgtest.Database, firstID int) (everybody f
 	done := make([]atomic.Int64, len(all))
 	var wg sync.WaitGroup
 	for i := range all {
-		conn := connect(t, database.App)
+		conn := pgtest.Connect(t, database.App)
 		wg.Go(func() {
 			for id := firstID + i; ctx.Err() == nil; id += len(all) {
 				began := time.Now()
@@ -118,7 +118,7 @@ const takesAccessExclusive = "-- +goose Up\nALTER TABLE public.plants ADD COLUMN
 func TestUpGivesWayToClients(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	conn := connect(t, database.Owner)
+	conn := pgtest.Connect(t, database.Owner)
 	exec(t, conn, `INSERT INTO plants (name) SELECT 'fern' FROM generate_series(1, 30000)`)
 
 	everybody, stop := deletions(t, database, 1)
@@ -190,7 +190,7 @@ func TestLockTimeout(t *testing.T) {
 		if _, err := set.Up(t.Context(), database.Owner, migrate.Options{LockTimeout: timeout}); err != nil {
 			t.Fatal(err)
 		}
-		conn := connect(t, database.Owner)
+		conn := pgtest.Connect(t, database.Owner)
 		if diff := cmp.Diff([]string{want, want}, query(t, conn, `SELECT value FROM a ORDER BY n`)); diff != "" {
 			t.Errorf("LockTimeout %s: lock_timeout of two migrations (-want +got):\n%s", timeout, diff)
 		}
@@ -224,7 +224,7 @@ func TestUpGivesUp(t *testing.T) {
 func TestHiddenBlocker(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	conn := connect(t, database.Super)
+	conn := pgtest.Connect(t, database.Super)
 	pid := conn.PgConn().PID()
 	exec(t, conn, `BEGIN; LOCK TABLE plants IN ACCESS SHARE MODE`)
 	_, err := extended(t, map[string]string{"00101_colour.sql": takesAccessExclusive}).
@@ -288,7 +288,7 @@ func TestInterrupted(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			database := pgtest.New(t)
-			super := connect(t, database.Super)
+			super := pgtest.Connect(t, database.Super)
 			waiting := sleeping
 			if tt.want == migrate.Incomplete {
 				// CREATE INDEX CONCURRENTLY waits for this one.
@@ -337,7 +337,7 @@ func TestSecondRunWaitsForTheFirst(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	set := extended(t, map[string]string{"00101_a.sql": sleeps})
-	super := connect(t, database.Super)
+	super := pgtest.Connect(t, database.Super)
 	first := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
@@ -401,7 +401,7 @@ func TestDownOfSomebodyElses(t *testing.T) {
 func TestARunThatLostItsLockEnds(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	super := connect(t, database.Super)
+	super := pgtest.Connect(t, database.Super)
 	set := extended(t, map[string]string{
 		"00101_a.sql": "-- +goose Up\nCREATE TABLE public.a ();\n", "00102_b.sql": "-- +goose Up\nCREATE TABLE public.b ();\n",
 	})
@@ -434,7 +434,7 @@ func TestChecksumsThatCannotBeRecorded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			database := pgtest.New(t)
-			exec(t, connect(t, database.Super), `TRUNCATE plantstore_migrations;
+			exec(t, pgtest.Connect(t, database.Super), `TRUNCATE plantstore_migrations;
 				CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''disk full''; END';
 				CREATE FUNCTION refuse_command() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''disk full''; END';`+refuse)
 			set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nCREATE TABLE public.a ();\n"})

@@ -1,7 +1,6 @@
 package migrate_test
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -18,16 +17,6 @@ import (
 )
 
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
-
-func connect(t *testing.T, url string) *pgx.Conn {
-	t.Helper()
-	conn, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close(context.Background()) })
-	return conn
-}
 
 func exec(t *testing.T, conn *pgx.Conn, sql string) {
 	t.Helper()
@@ -105,14 +94,14 @@ func upTo(t *testing.T, n int) []string {
 	if _, err := set.Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	return schema(t, connect(t, database.Owner))
+	return schema(t, pgtest.Connect(t, database.Owner))
 }
 
 // Each Down must undo its Up exactly, and each Up must work again after it.
 func TestEachDownUndoesItsUp(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	conn := connect(t, database.Owner)
+	conn := pgtest.Connect(t, database.Owner)
 	full := schema(t, conn)
 	empty := pgtest.Empty(t)
 	for n := len(migrate.All()) - 1; n >= 0; n-- {
@@ -136,7 +125,7 @@ func TestEachDownUndoesItsUp(t *testing.T) {
 			left = append(left, s)
 		}
 	}
-	if diff := cmp.Diff(schema(t, connect(t, empty.Owner)), left); diff != "" {
+	if diff := cmp.Diff(schema(t, pgtest.Connect(t, empty.Owner)), left); diff != "" {
 		t.Errorf("after all Downs (-empty database +got):\n%s", diff)
 	}
 	if changes, err := migrate.Service().Down(t.Context(), database.Owner, migrate.Options{}); err != nil || len(changes) != 0 {
@@ -164,7 +153,7 @@ func TestADownThatWouldLoseRowsRefuses(t *testing.T) {
 		t.Run(tt.refusal, func(t *testing.T) {
 			t.Parallel()
 			database := pgtest.New(t)
-			exec(t, connect(t, database.Owner), tt.row)
+			exec(t, pgtest.Connect(t, database.Owner), tt.row)
 			_, err := migrate.Service().DownTo(t.Context(), database.Owner, 0, migrate.Options{})
 			if err == nil || !strings.Contains(err.Error(), tt.refusal) {
 				t.Errorf("DownTo(0): %v, want %q", err, tt.refusal)
@@ -201,7 +190,7 @@ func TestAdoption(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			database := pgtest.Empty(t)
-			conn := connect(t, database.Owner)
+			conn := pgtest.Connect(t, database.Owner)
 			exec(t, conn, tt.table)
 			before := schema(t, conn)
 			_, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{})
@@ -258,7 +247,7 @@ func TestConcurrentUps(t *testing.T) {
 func TestStatusOnlyReads(t *testing.T) {
 	t.Parallel()
 	database := pgtest.Empty(t)
-	conn := connect(t, database.Owner)
+	conn := pgtest.Connect(t, database.Owner)
 	before := schema(t, conn)
 	if got := applied(t, database.Owner); got != 0 {
 		t.Errorf("%d migrations applied, want none", got)

@@ -21,7 +21,7 @@ import (
 func adopted(t *testing.T) (pgtest.Database, *pgx.Conn) {
 	t.Helper()
 	database := pgtest.Empty(t)
-	conn := connect(t, database.Owner)
+	conn := pgtest.Connect(t, database.Owner)
 	exec(t, conn, `
 		CREATE TABLE plants (sku text UNIQUE, id bigint PRIMARY KEY, price numeric);
 		INSERT INTO plants SELECT 'sku ' || n, n, n FROM generate_series(1, 2000) n`)
@@ -101,7 +101,7 @@ func TestLocksAreAsClaimed(t *testing.T) {
 				exec(t, conn, `DROP TABLE plants`)
 			}
 			exec(t, conn, `CREATE TABLE public.goose_db_version (id integer, version_id bigint, is_applied boolean, tstamp timestamp)`)
-			observer := connect(t, database.Super)
+			observer := pgtest.Connect(t, database.Super)
 			var major int
 			if err := observer.QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int / 10000`).Scan(&major); err != nil {
 				t.Fatal(err)
@@ -164,7 +164,7 @@ func query(t *testing.T, conn *pgx.Conn, sql string, args ...any) []string {
 func TestPlanOfANewDatabase(t *testing.T) {
 	t.Parallel()
 	database := pgtest.Empty(t)
-	conn := connect(t, database.Super)
+	conn := pgtest.Connect(t, database.Super)
 	before := schema(t, conn)
 	p, err := migrate.Service().Plan(t.Context(), database.Owner)
 	if err != nil {
@@ -232,7 +232,7 @@ func TestPlanOfAnAdoption(t *testing.T) {
 	if _, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(before, query(t, connect(t, database.Owner), storage)); diff != "" {
+	if diff := cmp.Diff(before, query(t, pgtest.Connect(t, database.Owner), storage)); diff != "" {
 		t.Errorf("the table was rewritten or read (-before +after):\n%s", diff)
 	}
 }
@@ -303,7 +303,7 @@ func TestTrouble(t *testing.T) {
 			if _, err := extended(t, tt.applied).Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
 				t.Fatal(err)
 			}
-			exec(t, connect(t, database.Super), tt.alter)
+			exec(t, pgtest.Connect(t, database.Super), tt.alter)
 			set := extended(t, tt.now)
 			got := troubles(plan(t, set, database.Owner))
 			if len(got) != len(tt.want) || len(got) > 0 && !strings.HasPrefix(got[0], tt.want[0]) {
@@ -337,7 +337,7 @@ func TestTrouble(t *testing.T) {
 func TestChecksums(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	conn := connect(t, database.Owner)
+	conn := pgtest.Connect(t, database.Owner)
 	baselines := func(want string) {
 		t.Helper()
 		got := strings.Join(query(t, conn, `SELECT version::text || CASE WHEN baseline THEN ' baseline' ELSE '' END

@@ -13,14 +13,14 @@ func TestPoolers(t *testing.T) {
 	database := pgtest.Empty(t)
 	t.Run("none", func(t *testing.T) {
 		t.Parallel()
-		if got, err := migrate.FindPooler(t.Context(), connect(t, database.Owner)); err != nil || got != migrate.NoPooler {
+		if got, err := migrate.FindPooler(t.Context(), pgtest.Connect(t, database.Owner)); err != nil || got != migrate.NoPooler {
 			t.Errorf("direct connection: %v, %v; want NoPooler", got, err)
 		}
 	})
 	t.Run("session", func(t *testing.T) {
 		t.Parallel()
 		through := pgtest.Pooler(t, database.Owner, pgtest.SessionMode)
-		if got, err := migrate.FindPooler(t.Context(), connect(t, through)); err != nil || got != migrate.SessionPooler {
+		if got, err := migrate.FindPooler(t.Context(), pgtest.Connect(t, through)); err != nil || got != migrate.SessionPooler {
 			t.Errorf("pooler in session mode: %v, %v; want SessionPooler", got, err)
 		}
 	})

@@ -68,7 +68,7 @@ var abilities = map[string]ability{
 func TestWhoCanDoWhat(t *testing.T) {
 	t.Parallel()
 	database := pgtest.Empty(t)
-	conn := connect(t, database.Super)
+	conn := pgtest.Connect(t, database.Super)
 	// Roles are the server's, not the database's.
 	shop, clerk := database.Name+"_shop", database.Name+"_clerk"
 	defer func() {
@@ -142,7 +142,7 @@ func canDo(t *testing.T, conn *pgx.Conn, role string, a ability) bool {
 
 func TestTheManualHasTheLedgersColumns(t *testing.T) {
 	t.Parallel()
-	conn := connect(t, pgtest.New(t).Owner)
+	conn := pgtest.Connect(t, pgtest.New(t).Owner)
 	for _, table := range []string{"plant_deletions", "plant_shapes"} {
 		var want []string
 		for _, row := range readme.Table(t, "migrations/README.md", "column of "+table) {

@@ -34,7 +34,7 @@ func TestNewStore(t *testing.T) {
 	}
 	defer func() {
 		drop := `DROP DATABASE ` + pgx.Identifier{name}.Sanitize() + ` WITH (FORCE)`
-		if _, err := connect(t, neighbour.Super).Exec(t.Context(), drop); err != nil {
+		if _, err := pgtest.Connect(t, neighbour.Super).Exec(t.Context(), drop); err != nil {
 			t.Error(err)
 		}
 	}()

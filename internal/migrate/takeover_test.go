@@ -16,10 +16,10 @@ import (
 func TestNothingOfOthersRuns(t *testing.T) {
 	t.Parallel()
 	database := pgtest.Empty(t)
-	exec(t, connect(t, database.Owner), `CREATE TABLE plants (id bigint PRIMARY KEY, name text); INSERT INTO plants VALUES (1, 'fern')`)
+	exec(t, pgtest.Connect(t, database.Owner), `CREATE TABLE plants (id bigint PRIMARY KEY, name text); INSERT INTO plants VALUES (1, 'fern')`)
 	sprung := pgtest.SetTraps(t, database)
 	set := extended(t, map[string]string{"00101_colour.sql": "-- +goose Up\nALTER TABLE public.plants ADD COLUMN colour text;\n-- +goose Down\nALTER TABLE public.plants DROP COLUMN colour;\n"})
-	safe := connect(t, pgtest.WithParameters(database.Super, "search_path=pg_catalog"))
+	safe := pgtest.Connect(t, pgtest.WithParameters(database.Super, "search_path=pg_catalog"))
 
 	if p := plan(t, set, database.Owner); len(p.Pending) != len(migrate.All())+1 || len(p.Trouble) != 0 {
 		t.Errorf("%d pending, trouble %v; want all pending, none", len(p.Pending), p.Trouble)
@@ -58,7 +58,7 @@ func TestNothingOfOthersRuns(t *testing.T) {
 	}
 
 	// A session that nobody pinned is caught.
-	naive := connect(t, database.Owner)
+	naive := pgtest.Connect(t, database.Owner)
 	if _, err := naive.Exec(t.Context(), `INSERT INTO goose_db_version (version_id) VALUES (length('x'))`); err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func TestForeignTables(t *testing.T) {
 		t.Run(table, func(t *testing.T) {
 			t.Parallel()
 			database := pgtest.Empty(t)
-			super := connect(t, database.Super)
+			super := pgtest.Connect(t, database.Super)
 			exec(t, super, `
 				CREATE FUNCTION trap() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''caught''; END';
 				CREATE VIEW `+table+` AS SELECT 1 AS id, 1::bigint AS version_id, trap() AS is_applied, now()::timestamp AS tstamp;
@@ -107,7 +107,7 @@ func TestForeignTables(t *testing.T) {
 func TestPoliciesOfOthersDoNotRun(t *testing.T) {
 	t.Parallel()
 	database := pgtest.Empty(t)
-	super := connect(t, database.Super)
+	super := pgtest.Connect(t, database.Super)
 	exec(t, super, `
 		CREATE FUNCTION trap() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''caught''; END';
 		CREATE TABLE plants (id bigint PRIMARY KEY);
@@ -139,7 +139,7 @@ func TestEncodings(t *testing.T) {
 		t.Run(encoding, func(t *testing.T) {
 			t.Parallel()
 			database := pgtest.EmptyWith(t, `ENCODING '`+encoding+`' LC_COLLATE 'C' LC_CTYPE 'C'`)
-			conn := connect(t, pgtest.WithParameters(database.Owner, "client_encoding=UTF8"))
+			conn := pgtest.Connect(t, pgtest.WithParameters(database.Owner, "client_encoding=UTF8"))
 			exec(t, conn, `CREATE TABLE plants (id bigint PRIMARY KEY, "größe" text); INSERT INTO plants VALUES (1, 'müßig')`)
 			if _, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
 				t.Fatal(err)

@@ -441,14 +441,7 @@ func TestPurgeForgetsBudgets(t *testing.T) {
 	if _, err := ledgerOf(t, database).Purge(t.Context(), IdempotencyHorizon, func(int64) {}); err != nil {
 		t.Fatal(err)
 	}
-	rows, err := s.owner.Query(t.Context(), `SELECT principal FROM plantstore_budgets ORDER BY principal`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	left, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
+	left := stringsOf(t, s.owner, `SELECT principal FROM plantstore_budgets ORDER BY principal`)
 	if diff := cmp.Diff([]string{"oidc:late", "oidc:lifted", "ours"}, left); diff != "" {
 		t.Errorf("budgets that are left (-want +got):\n%s", diff)
 	}

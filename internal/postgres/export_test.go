@@ -15,7 +15,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"plantstore/internal/localpg"
-	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
 )
 
@@ -93,33 +92,6 @@ func (x *exported) hear(t *testing.T, what string) string {
 	}
 }
 
-// ownStore starts a server with settings, and returns a store on it.
-func ownStore(t *testing.T, settings map[string]string) (pgtest.Database, *localpg.Server) {
-	t.Helper()
-	settings["fsync"] = "off"
-	server, err := localpg.Start(t.Context(), localpg.Options{Settings: settings})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { server.Close() })
-	if err := migrate.NewStore(t.Context(), server.URL, "plantstore"); err != nil {
-		t.Fatal(err)
-	}
-	return pgtest.Database{
-		Super: server.URL("postgres", "plantstore"), Owner: server.URL("plantstore_owner", "plantstore"), App: server.URL("plantstore_app", "plantstore"),
-	}, server
-}
-
-func session(t *testing.T, url string) *pgx.Conn {
-	t.Helper()
-	conn, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close(context.Background()) })
-	return conn
-}
-
 func script(t *testing.T, conn *pgx.Conn, sql string) {
 	t.Helper()
 	if _, err := conn.PgConn().Exec(t.Context(), sql).ReadAll(); err != nil {
@@ -174,7 +146,7 @@ func TestExportMissesNothingThatIsCommittedLate(t *testing.T) {
 			if tt.as == "" {
 				tt.as = database.Owner
 			}
-			other := session(t, tt.as)
+			other := pgtest.Connect(t, tt.as)
 			script(t, other, tt.open)
 			if _, err := owner.Exec(t.Context(), `DELETE FROM plants WHERE id = 2`); err != nil {
 				t.Fatal(err)
@@ -208,7 +180,7 @@ func TestExportWaitsForANumberThatComesBeforeItsTransactionId(t *testing.T) {
 	l.heldUpAfter = 0
 	s.sample(t, 3)
 	s.exec(t, `DELETE FROM plants WHERE id = 3`) // the first number of some is logged, for which the transaction gets its id
-	locker, inserter := session(t, database.Owner), session(t, database.Owner)
+	locker, inserter := pgtest.Connect(t, database.Owner), pgtest.Connect(t, database.Owner)
 	script(t, locker, `SELECT pg_advisory_lock(7)`)
 	inserted := make(chan error, 1)
 	go func() {
@@ -247,12 +219,12 @@ func TestExportIsHeldUpByNobodyElse(t *testing.T) {
 	l := ledgerOf(t, database)
 	l.heldUpAfter = 0
 	s.sample(t, 2)
-	script(t, session(t, database.Owner), `BEGIN; INSERT INTO plants (id, name) VALUES (99, 'x'); SELECT pg_current_xact_id(); LOCK TABLE plants IN ROW EXCLUSIVE MODE`)
-	script(t, session(t, database.Owner), `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT * FROM plant_deletions; LOCK TABLE plant_deletions IN SHARE ROW EXCLUSIVE MODE`)
-	locked := session(t, database.Owner)
+	script(t, pgtest.Connect(t, database.Owner), `BEGIN; INSERT INTO plants (id, name) VALUES (99, 'x'); SELECT pg_current_xact_id(); LOCK TABLE plants IN ROW EXCLUSIVE MODE`)
+	script(t, pgtest.Connect(t, database.Owner), `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT * FROM plant_deletions; LOCK TABLE plant_deletions IN SHARE ROW EXCLUSIVE MODE`)
+	locked := pgtest.Connect(t, database.Owner)
 	s.exec(t, `ROLLBACK`)
 	script(t, locked, `BEGIN; SELECT * FROM plants FOR UPDATE`)
-	script(t, session(t, database.Super), `BEGIN; CREATE TABLE elsewhere (i int)`)
+	script(t, pgtest.Connect(t, database.Super), `BEGIN; CREATE TABLE elsewhere (i int)`)
 	x := exportOf(t, l, Cursor{}, false)
 	x.end(t)
 	if len(x.told) > 0 {
@@ -345,7 +317,7 @@ func TestExportFromAStandby(t *testing.T) {
 			}
 		}
 	}
-	early := session(t, database.Owner)
+	early := pgtest.Connect(t, database.Owner)
 	script(t, early, `BEGIN; DELETE FROM plants WHERE id = 1`)
 	s.exec(t, `DELETE FROM plants WHERE id = 2`)
 	replayed()

@@ -45,7 +45,7 @@ func TestAQuestionOutlivesItsConnection(t *testing.T) {
 // Without its synchronous standby the database answers, and commits nothing.
 func TestNotReadyWithoutItsStandby(t *testing.T) {
 	t.Parallel()
-	database := ownServer(t)
+	database, _ := ownStore(t, nil)
 	s, super := storeOn(t, database, ""), pgtest.Pool(t, database.Super)
 	ready := func(names, reason string) {
 		t.Helper()

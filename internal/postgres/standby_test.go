@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"testing"
 	"time"
@@ -16,10 +17,12 @@ import (
 	"plantstore/internal/plant"
 )
 
-// ownServer starts a server of the test's own, with a store.
-func ownServer(t *testing.T) pgtest.Database {
+// ownStore starts a server of the test's own, with settings, and returns a store on it.
+func ownStore(t *testing.T, settings map[string]string) (pgtest.Database, *localpg.Server) {
 	t.Helper()
-	server, err := localpg.Start(t.Context(), localpg.Options{Settings: map[string]string{"fsync": "off"}})
+	all := map[string]string{"fsync": "off"}
+	maps.Copy(all, settings)
+	server, err := localpg.Start(t.Context(), localpg.Options{Settings: all})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +32,7 @@ func ownServer(t *testing.T) pgtest.Database {
 	}
 	return pgtest.Database{
 		Super: server.URL("postgres", "plantstore"), Owner: server.URL("plantstore_owner", "plantstore"), App: server.URL("plantstore_app", "plantstore"),
-	}
+	}, server
 }
 
 // requireStandby makes commits of a server wait for a standby of one of names.
@@ -46,7 +49,7 @@ func requireStandby(t *testing.T, super *pgxpool.Pool, names string) {
 // answered with success and a warning, and must not be believed.
 func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
 	t.Parallel()
-	database := ownServer(t)
+	database, _ := ownStore(t, nil)
 	before := storeOn(t, database, "")
 	before.sample(t, 21)
 	if _, err := before.plants.Delete(in(t, patience), deletion(21, "k")); err != nil {

@@ -112,6 +112,9 @@ func (f *logFormat) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// String is what UnmarshalText reads.
+func (n network) String() string { return netip.Prefix(n).String() }
+
 // A rateLimit is one on the command line.
 type rateLimit server.Rate
 
@@ -169,6 +172,9 @@ func (b *budget) UnmarshalText(text []byte) error {
 	*b = budget(parsed)
 	return err
 }
+
+// String is what UnmarshalText reads, and "none" for none.
+func (b budget) String() string { return plant.Budget(b).String() }
 
 // An age is a duration on the command line that may be in days.
 type age time.Duration

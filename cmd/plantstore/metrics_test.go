@@ -106,7 +106,8 @@ func TestManualHasTheMetrics(t *testing.T) {
 func TestServingTellsHow(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	p := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--rate-limit=5/s", "--drain-delay=0s")
+	p := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--rate-limit=5/s", "--drain-delay=0s",
+		"--trusted-proxies=10.0.0.0/8,2001:db8::7", "--oidc-issuer=http://localhost:1", "--oidc-audience=plants", "--oidc-budget=500/90m", "--profiles")
 	p.addresses(t)
 	p.stop(t)
 	var serving map[string]any
@@ -124,7 +125,8 @@ func TestServingTellsHow(t *testing.T) {
 	if got := serving["role"]; got != "plantstore_app" {
 		t.Errorf("role %v, want plantstore_app", got)
 	}
-	want := map[string]any{"database_url": "set", "addr": "127.0.0.1:0", "admin_addr": "127.0.0.1:0", "rate_limit": "5/s,burst=5", "drain_delay": "0s"}
+	want := map[string]any{"database_url": "set", "addr": "127.0.0.1:0", "admin_addr": "127.0.0.1:0", "rate_limit": "5/s,burst=5", "drain_delay": "0s",
+		"trusted_proxies": "[10.0.0.0/8 2001:db8::7/128]", "oidc_issuer": "http://localhost:1", "oidc_audience": "plants", "oidc_budget": "500/1h30m", "profiles": "true"}
 	if diff := cmp.Diff(want, serving["settings"]); diff != "" {
 		t.Errorf("settings (-want +got):\n%s", diff)
 	}

@@ -190,13 +190,13 @@ func changed(parsed *kong.Context) (settings []any) {
 // tracesTimeout bounds how long the end waits until the last traces are sent.
 const tracesTimeout = 5 * time.Second
 
-func endTraces(ctx context.Context, tracer *sdktrace.TracerProvider) error {
+// endTraces sends the last traces. That they are lost is no fault of the service's.
+func endTraces(ctx context.Context, log *slog.Logger, tracer *sdktrace.TracerProvider) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tracesTimeout)
 	defer cancel()
 	if err := tracer.Shutdown(ctx); err != nil {
-		return fmt.Errorf("the last traces were not sent: %w", err)
+		log.Warn("traces were not sent", "cause", err.Error())
 	}
-	return nil
 }
 
 // newLog returns a log that begins with the console's warnings.
@@ -224,7 +224,7 @@ type service struct {
 }
 
 // serve wires the service and runs it until ctx ends.
-func serve(ctx context.Context, f serveTuning, s service) (err error) {
+func serve(ctx context.Context, f serveTuning, s service) error {
 	db, log := s.db, s.log
 	db.LogFaults(log)
 	tokens := db.Tokens(f.TokenCacheTTL)
@@ -264,13 +264,13 @@ func serve(ctx context.Context, f serveTuning, s service) (err error) {
 	if s.issuer.URL != "" {
 		config.JWTs = auth.NewVerifier(s.issuer, f.TokenCacheTTL, log)
 	}
-	tracer, err := newTracer(ctx)
+	tracer, err := newTracer(ctx, log)
 	if err != nil {
 		return err
 	}
 	if tracer != nil {
 		config.Tracer = tracer
-		defer func() { err = errors.Join(err, endTraces(ctx, tracer)) }()
+		defer endTraces(ctx, log, tracer)
 	}
 	srv := server.New(config)
 

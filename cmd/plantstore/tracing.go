@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 
 	"go.opentelemetry.io/contrib/exporters/autoexport"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -13,8 +15,8 @@ import (
 
 // newTracer returns what makes traces and sends them where OpenTelemetry's standard
 // variables say. It returns nil unless one of them names an exporter or where to: then
-// nothing is traced, and that costs nothing.
-func newTracer(ctx context.Context) (*sdktrace.TracerProvider, error) {
+// nothing is traced, and that costs nothing. Traces that are lost are told to log.
+func newTracer(ctx context.Context, log *slog.Logger) (*sdktrace.TracerProvider, error) {
 	asked := false
 	for _, name := range []string{"OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"} {
 		asked = asked || os.Getenv(name) != ""
@@ -22,6 +24,9 @@ func newTracer(ctx context.Context) (*sdktrace.TracerProvider, error) {
 	if !asked || os.Getenv("OTEL_SDK_DISABLED") == "true" {
 		return nil, nil
 	}
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		log.Warn("traces were not sent", "cause", err.Error())
+	}))
 	exporter, err := autoexport.NewSpanExporter(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("traces can't be exported as the OTEL_* variables say: %w", err)

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"encoding/json"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -125,5 +128,57 @@ func TestTracesThatGoNowhere(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	if lines := strings.Split(strings.TrimSpace(string(out)), "\n"); err == nil || !strings.HasPrefix(lines[len(lines)-1], "plantstore: traces can't be exported as the OTEL_* variables say: ") {
 		t.Errorf("%v, %s; want an error, in one line", err, out)
+	}
+}
+
+// A collector that is gone, or silent, is no fault of the service's: it serves, its log
+// stays one of lines of JSON that say so, and it ends in order.
+func TestTracesThatNobodyTakes(t *testing.T) {
+	t.Parallel()
+	for _, silent := range []bool{false, true} {
+		t.Run(fmt.Sprint("silent ", silent), func(t *testing.T) {
+			t.Parallel()
+			testTracesThatNobodyTakes(t, silent)
+		})
+	}
+}
+
+func testTracesThatNobodyTakes(t *testing.T, silent bool) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if silent {
+		defer l.Close()
+	} else {
+		l.Close()
+	}
+	log := new(syncBuffer)
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "serve", "--database-url=host="+t.TempDir(), "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
+	cmd.Env = append(os.Environ(), runMain+"=1", "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+l.Addr().String(), "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf")
+	cmd.Stderr = log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	public, _ := (&process{log: log}).addresses(t)
+	if code, _ := send(t, http.MethodGet, public+"/nowhere", ""); code != http.StatusNotFound {
+		t.Errorf("answer %d without a collector, want 404", code)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("the service ended with %v, want in order", err)
+	}
+	told := false
+	for line := range strings.Lines(log.String()) {
+		var entry struct{ Level, Msg string }
+		if err := json.Unmarshal([]byte(line), &entry); err != nil {
+			t.Errorf("the log has %q, want JSON", line)
+		}
+		told = told || entry.Level == "WARN" && strings.HasPrefix(entry.Msg, "traces")
+	}
+	if !told {
+		t.Errorf("the log does not say that traces are lost:\n%s", log)
 	}
 }

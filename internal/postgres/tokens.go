@@ -371,8 +371,11 @@ func (t *Tokens) inTx(ctx context.Context, do func(pgx.Tx) error) error {
 	})
 }
 
-// inWords explains an error, unless it is one of those above.
+// inWords explains an error, unless it is one of those above, or none.
 func (t *Tokens) inWords(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
 	for _, ours := range []error{ErrPrincipalExists, ErrPrincipalName, ErrRoleName, ErrNoPrincipal, ErrRevoked, ErrNoBudget} {
 		if errors.Is(err, ours) {
 			return ours
@@ -415,15 +418,11 @@ func (t *Tokens) LiftBudget(ctx context.Context, principal string, lifted time.D
 		return err
 	}
 	if strings.HasPrefix(principal, auth.JWTPrefix) {
-		err := t.inTx(ctx, func(tx pgx.Tx) error {
+		return t.inWords("lift budget", t.inTx(ctx, func(tx pgx.Tx) error {
 			return lift(tx, `
 				INSERT INTO public.plantstore_budgets (principal, lifted_until) VALUES ($1::pg_catalog.text, now() + make_interval(secs => $2::pg_catalog.float8))
 				ON CONFLICT (principal) DO UPDATE SET lifted_until = EXCLUDED.lifted_until`)
-		})
-		if err != nil {
-			return t.inWords("lift budget", err)
-		}
-		return nil
+		}))
 	}
 	return t.change(ctx, "lift budget", principal, func(tx pgx.Tx) error {
 		return lift(tx, `
@@ -434,16 +433,12 @@ func (t *Tokens) LiftBudget(ctx context.Context, principal string, lifted time.D
 
 // change runs do while nobody else changes a principal. It returns ErrNoPrincipal.
 func (t *Tokens) change(ctx context.Context, doing, principal string, do func(pgx.Tx) error) error {
-	err := t.inTx(ctx, func(tx pgx.Tx) error {
+	return t.inWords(doing, t.inTx(ctx, func(tx pgx.Tx) error {
 		if err := lockPrincipal(ctx, tx, principal); err != nil {
 			return err
 		}
 		return do(tx)
-	})
-	if err != nil {
-		return t.inWords(doing, err)
-	}
-	return nil
+	}))
 }
 
 // A PrincipalTokens is a principal with every token that it ever had.

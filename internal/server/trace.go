@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"net/http"
 	"time"
 
@@ -25,14 +24,6 @@ func (s *Server) traced(next http.Handler) http.Handler {
 		otelhttp.WithTracerProvider(s.Tracer),
 		otelhttp.WithMeterProvider(metricnoop.NewMeterProvider()), // /metrics has them
 		otelhttp.WithPropagators(propagation.TraceContext{}))
-}
-
-// spanOf returns the span of a request, or one that does nothing.
-func (s *Server) spanOf(r *http.Request) trace.Span {
-	if s.Tracer == nil {
-		return trace.SpanFromContext(context.Background()) // does nothing
-	}
-	return trace.SpanFromContext(r.Context())
 }
 
 // name names a request's span after its route, and corrects what was read of the request

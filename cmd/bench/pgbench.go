@@ -51,7 +51,7 @@ DELETE FROM public.plants WHERE id = :id;
 const ledgeredDelete = nextID + `
 \set key 1000000000000000000 + :place
 \startpipeline
-SELECT set_config('plantstore.principal', 'pgbench', true), set_config('plantstore.plant', :id::text, true), set_config('plantstore.request_id', '01234567-89ab-7def-8123-456789abcdef', true), set_config('plantstore.idempotency_key', :key::text, true);
+SELECT set_config('plantstore.request', ARRAY[:id::text, 'pgbench', '01234567-89ab-7def-8123-456789abcdef', :key::text]::text, true);
 DELETE FROM public.plants WHERE id = :id;
 \endpipeline
 `

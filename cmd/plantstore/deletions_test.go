@@ -113,8 +113,7 @@ func TestDeletions(t *testing.T) {
 		INSERT INTO plants (id, name, created_at) SELECT i, 'Fern <' || i || '>', '2026-01-01Z' FROM generate_series(1, 5) i;
 		DELETE FROM plants WHERE id = 1; DELETE FROM plants WHERE id = 2; DELETE FROM plants WHERE id = 3`)
 	execute(t, pgtest.Connect(t, database.App), `
-		BEGIN; SELECT set_config('plantstore.principal', 'shop', true), set_config('plantstore.request_id', 'r-4', true),
-			set_config('plantstore.idempotency_key', 'k-4', true), set_config('plantstore.plant', '4', true);
+		BEGIN; SELECT set_config('plantstore.request', '{4,shop,r-4,k-4}', true);
 		DELETE FROM public.plants WHERE id = 4; COMMIT`)
 	execute(t, owner, `
 		UPDATE plant_deletions SET deleted_at = '2026-07-01 12:00:00.123456Z'::timestamptz + id * interval '1 hour'`)
@@ -247,8 +246,7 @@ func TestDeletionsAreShownEscaped(t *testing.T) {
 		ALTER TABLE plants DROP created_at, ADD "co<ESC>lour" text, ADD label text GENERATED ALWAYS AS (upper(name)) STORED, ADD a text, ADD b text, ADD c text, ADD d text, ADD e "ti<ESC>tle"[];
 		INSERT INTO plants (id, name, "co<ESC>lour", b, c, d) VALUES (1, E'two\nlines\u202e', E'\x1b[2Jred', '', 'null', '"quoted"')`, "<ESC>", "\x1b"))
 	execute(t, pgtest.Connect(t, database.App), `
-		BEGIN; SELECT set_config('plantstore.principal', E'shop\x1b[2J\n4  4', true), set_config('plantstore.request_id', E'r\x07', true),
-			set_config('plantstore.idempotency_key', E'k\u009b', true), set_config('plantstore.plant', '1', true);
+		BEGIN; SELECT set_config('plantstore.request', ARRAY['1', E'shop\x1b[2J\n4  4', E'r\x07', E'k\u009b']::text, true);
 		DELETE FROM public.plants WHERE id = 1; COMMIT`)
 	expect := expecting(t, database.Owner)
 	expect(0, `ID  PLANT  DELETED AT            BY                   REQUEST  RESTORED AT

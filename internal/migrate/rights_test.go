@@ -31,7 +31,7 @@ var abilities = map[string]ability{
 		done:     `SELECT count(*) = 1 FROM public.plant_deletions WHERE plant_id = 1 AND deleted_by = session_role`,
 	},
 	"name a principal": {
-		attempts: []string{`SET LOCAL plantstore.principal = 'alice'; SET LOCAL plantstore.plant = '1'; DELETE FROM public.plants WHERE id = 1`},
+		attempts: []string{`SET LOCAL plantstore.request = '{1,alice}'; DELETE FROM public.plants WHERE id = 1`},
 		done:     `SELECT count(*) = 1 FROM public.plant_deletions WHERE plant_id = 1 AND deleted_by = 'alice'`,
 	},
 	"delete plants without a record": {

@@ -123,7 +123,7 @@ func TestExportMissesNothingThatIsCommittedLate(t *testing.T) {
 		{name: "in a savepoint after one that failed", open: `BEGIN; SAVEPOINT a; DELETE FROM plants WHERE id = 1; ROLLBACK TO a; DELETE FROM plants WHERE id = 1`,
 			end: `COMMIT`, who: "process ", want: []int64{1, 2}},
 		{name: "a cascade", open: `BEGIN; DELETE FROM pots WHERE id = 1`, end: `COMMIT`, who: "process ", want: []int64{1, 2}},
-		{name: "by the service", as: database.App, open: `BEGIN; SELECT set_config('plantstore.principal', 'shop', true), set_config('plantstore.plant', '1', true);
+		{name: "by the service", as: database.App, open: `BEGIN; SELECT set_config('plantstore.request', '{1,shop}', true);
 			DELETE FROM public.plants WHERE id = 1`, end: `COMMIT`, who: "process ", want: []int64{1, 2}},
 		{name: "by the service, in a batch", as: database.App, open: `BEGIN; SELECT set_config('plantstore.batch',
 			'[{"plant": 1, "principal": "shop", "request_id": "r", "key": "k"}, {"plant": 3, "principal": "shop", "request_id": "r", "key": "k"}]', true);

@@ -76,7 +76,7 @@ var rules = []rule{
 		want: plant.ErrHindered},
 	{name: "an audit, and every trigger disabled", sql: archiving(`NULL`) + `ALTER TABLE public.plants DISABLE TRIGGER USER`, want: plant.ErrHindered},
 	{name: "an audit, and replica role", super: `ALTER DATABASE {database} SET session_replication_role = replica`, sql: archiving(`NULL`), want: plant.ErrHindered},
-	{name: "an audit that names another principal", sql: archiving(`PERFORM set_config('plantstore.principal', 'ceo', true), set_config('plantstore.batch', '', true)`),
+	{name: "an audit that names another principal", sql: archiving(`PERFORM set_config('plantstore.request', '{1,ceo}', true), set_config('plantstore.batch', '', true)`),
 		want: plant.ErrHindered},
 	{name: "the ledger's trigger disabled", sql: `ALTER TABLE public.plants DISABLE TRIGGER plantstore_record_deletion`, want: plant.ErrHindered},
 	{name: "every trigger disabled", sql: `ALTER TABLE public.plants DISABLE TRIGGER USER`, want: plant.ErrHindered},
@@ -187,6 +187,32 @@ func TestReplayWhileDeletionsAreNotRecorded(t *testing.T) {
 	}
 }
 
+// The store answers for the ledger's trigger, and the ledger has an entry of each key
+// from before.
+func TestEarlierEntriesProveNothing(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 30)
+	for _, err := range s.deleteAtOnce(t, ids(1, 30)) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.sample(t, 30)
+	s.exec(t, `ALTER TABLE public.plants DISABLE TRIGGER plantstore_record_deletion;
+		CREATE FUNCTION public.boast() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM set_config('plantstore.recorded', '30', true); RETURN NULL; END$$;
+		CREATE TRIGGER boast AFTER DELETE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION public.boast()`)
+	alone, err := s.plants.Delete(in(t, patience), request(1, 0))
+	if err != nil || !alone.Replayed || !s.has(t, 1) {
+		t.Errorf("Delete = %+v, %v, plant there %v; want a replay that leaves the plant alone", alone, err, s.has(t, 1))
+	}
+	for i, err := range s.deleteAtOnce(t, ids(1, 30)) {
+		if id := int64(i + 1); err != nil || !s.has(t, id) {
+			t.Errorf("together, plant %d: %v, there %v; want a replay that leaves it alone", id, err, s.has(t, id))
+		}
+	}
+}
+
 // A cascade takes a plant along whose own deletion had the same key.
 func TestACascadeOfAPlantWithTheSameKey(t *testing.T) {
 	t.Parallel()
@@ -267,7 +293,7 @@ func TestNobodyElseNamesAPrincipal(t *testing.T) {
 	for id := range int64(4) {
 		s.plant(t, id+1)
 	}
-	s.exec(t, `SET plantstore.principal = 'shop'; SET plantstore.plant = '1'; SET plantstore.request_id = 'r'; SET plantstore.idempotency_key = 'k';
+	s.exec(t, `SET plantstore.request = '{1,shop,r,k}';
 		DELETE FROM public.plants WHERE id = 1`)
 	s.exec(t, `SET plantstore.batch = '[{"plant": 2, "principal": "shop", "request_id": "r", "key": "k"}]'; DELETE FROM public.plants WHERE id = 2`)
 	// Nor does the service's role get more than one entry for a plant.

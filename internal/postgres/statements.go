@@ -133,19 +133,15 @@ func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeo
 		if err != nil {
 			return nil, 0, -1, err
 		}
-		id := strconv.FormatInt(int64(d.Plant), 10)
+		request := []string{strconv.FormatInt(int64(d.Plant), 10), d.Principal, d.RequestID, d.Key, strconv.Itoa(d.number)}
 		if i == 0 {
 			pipeline.Queue(bounds+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.batch', '', true),
-				pg_catalog.set_config('plantstore.plant', $3::pg_catalog.text, true), pg_catalog.set_config('plantstore.principal', $4::pg_catalog.text, true),
-				pg_catalog.set_config('plantstore.request_id', $5::pg_catalog.text, true), pg_catalog.set_config('plantstore.idempotency_key', $6::pg_catalog.text, true),
-				pg_catalog.set_config('plantstore.turn', $7::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $8::pg_catalog.text, true)`,
-				milliseconds(lockTimeout), milliseconds(statementTimeout), id, d.Principal, d.RequestID, d.Key, strconv.Itoa(d.number), budget)
+				pg_catalog.set_config('plantstore.request', $3::pg_catalog.text[]::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text, true)`,
+				milliseconds(lockTimeout), milliseconds(statementTimeout), request, budget)
 		} else {
 			pipeline.Queue(`SELECT set_config('plantstore.recorded', '', true),
-				set_config('plantstore.plant', $1::pg_catalog.text, true), set_config('plantstore.principal', $2::pg_catalog.text, true),
-				set_config('plantstore.request_id', $3::pg_catalog.text, true), set_config('plantstore.idempotency_key', $4::pg_catalog.text, true),
-				set_config('plantstore.turn', $5::pg_catalog.text, true), set_config('plantstore.budget', $6::pg_catalog.text, true)`,
-				id, d.Principal, d.RequestID, d.Key, strconv.Itoa(d.number), budget)
+				set_config('plantstore.request', $1::pg_catalog.text[]::pg_catalog.text, true), set_config('plantstore.budget', $2::pg_catalog.text, true)`,
+				request, budget)
 		}
 		pipeline.Queue(`DELETE FROM public.plants WHERE id = $1::bigint`, int64(d.Plant))
 		pipeline.Queue(proof, []int64{int64(d.Plant)}, []string{d.Principal}, []string{d.Key})
@@ -202,7 +198,7 @@ func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []turn, lockT
 		return nil, 0, -1, err
 	}
 	var pipeline pgx.Batch
-	pipeline.Queue(bounds+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.principal', '', true),
+	pipeline.Queue(bounds+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.request', '', true),
 		pg_catalog.set_config('plantstore.batch', $3::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text, true)`,
 		milliseconds(lockTimeout), milliseconds(statementTimeout), string(batch), budget)
 	pipeline.Queue(`DELETE FROM public.plants WHERE id = ANY ($1::bigint[]) RETURNING id`, asked.ids)

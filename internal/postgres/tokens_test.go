@@ -576,7 +576,7 @@ func TestAPrincipalIsNoRole(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, sql := range []string{
-		`SELECT set_config('plantstore.principal', $1, true), set_config('plantstore.plant', '1', true)`,
+		`SELECT set_config('plantstore.request', ARRAY['1', $1]::text, true)`,
 		`SELECT set_config('plantstore.batch', json_build_array(json_build_object('plant', 2, 'principal', $1::text, 'key', 'k'))::text, true)`,
 	} { // as the service says it, but without a request id
 		err := pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {

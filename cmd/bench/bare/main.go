@@ -68,8 +68,7 @@ func removePlain(ctx context.Context, pool *pgxpool.Pool, id int64) error {
 
 func removeWithSettings(ctx context.Context, pool *pgxpool.Pool, id int64) error {
 	var batch pgx.Batch
-	batch.Queue(`SELECT set_config('plantstore.principal', 'bare', true),
-		set_config('plantstore.request_id', 'none', true), set_config('plantstore.idempotency_key', '', true)`)
+	batch.Queue(`SELECT set_config('plantstore.request', '{NULL,bare,none}', true)`)
 	batch.Queue(`DELETE FROM plants WHERE id = $1`, id)
 	return pool.SendBatch(ctx, &batch).Close()
 }

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"plantstore/internal/pgtest"
@@ -51,6 +52,40 @@ func TestDatabaseURLsInFiles(t *testing.T) {
 				t.Errorf("exit code %d, %q; want %d, %q", code, stderr, tt.code, tt.stderr)
 			}
 		})
+	}
+}
+
+// The log tells of a URL what is no secret, and of a header for traces nothing.
+func TestTheLogHasNoSecretOfASetting(t *testing.T) {
+	t.Parallel()
+	variables := []string{"PLANTSTORE_OIDC_ISSUER=https://login.example", "PLANTSTORE_OIDC_AUDIENCE=plants",
+		"PLANTSTORE_JWKS_URL=https://svc:hunter2@127.0.0.1:1/keys?token=sekrit", "OTEL_EXPORTER_OTLP_ENDPOINT=http://svc:hunter2@127.0.0.1:1/?token=sekrit"}
+	s := startService(t, append(variables, "OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer sekrit"), "--database-url=host="+t.TempDir()+" password=hunter2")
+	send(t, http.MethodGet, s.public+"/nowhere", "")
+	if !eventually(func() bool {
+		return strings.Contains(s.log.String(), "the identity provider's keys can't be read: https://127.0.0.1:1/keys: ")
+	}) {
+		t.Error("the log does not tell where the keys can't be read")
+	}
+	s.end(t, 0)
+	for _, want := range []string{`"jwks_url":"https://127.0.0.1:1/keys"`, "traces were not sent"} {
+		if !strings.Contains(s.log.String(), want) {
+			t.Errorf("the log does not have %q:\n%s", want, s.log)
+		}
+	}
+	logs := map[string]string{"good headers": s.log.String()}
+	for _, headers := range []string{"authorization Bearer sekrit", "authorization=Bearer sekrit%zz", "sekrit sekrit=x"} {
+		stderr, code := runProcess(t, append(variables, "OTEL_EXPORTER_OTLP_HEADERS="+headers), "serve", "--database-url=host="+t.TempDir(), "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0")
+		if logs[headers] = stderr; code != exitUsage {
+			t.Errorf("%s: exit code %d, want %d; its log:\n%s", headers, code, exitUsage, stderr)
+		}
+	}
+	for name, log := range logs {
+		for _, secret := range []string{"svc", "hunter2", "sekrit"} {
+			if strings.Contains(log, secret) {
+				t.Errorf("%s: the log has %q:\n%s", name, secret, log)
+			}
+		}
 	}
 }
 

@@ -88,7 +88,7 @@ func (c *serveCommand) Validate() error {
 		return errors.New("--oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM) is empty")
 	}
 	if c.OIDCIssuer != "" && c.JWKSURL == "" {
-		if err := auth.CheckURL(c.OIDCIssuer, "https"); err != nil {
+		if err := auth.CheckIssuer(c.OIDCIssuer); err != nil {
 			return fmt.Errorf("--oidc-issuer (PLANTSTORE_OIDC_ISSUER): %w", err)
 		}
 	}
@@ -172,15 +172,19 @@ func listen(setting, addr string) (net.Listener, error) {
 }
 
 // changed returns the settings that are not their defaults, names and values in turn. A
-// database's URL has a password: it is set, and no more is told.
+// database's URL has a password: it is set, and no more is told. Nor are the secrets of
+// other URLs.
 func changed(parsed *kong.Context) (settings []any) {
 	for _, f := range parsed.Flags() {
 		value := fmt.Sprint(f.Target.Interface())
 		if strings.EqualFold(value, f.Default) || !f.HasDefault && f.Target.IsZero() {
 			continue
 		}
-		if f.Name == "database-url" {
+		switch {
+		case f.Name == "database-url":
 			value = "set"
+		case f.PlaceHolder == "URL":
+			value = auth.ShownURL(value)
 		}
 		settings = append(settings, slog.String(strings.ReplaceAll(f.Name, "-", "_"), value))
 	}

@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 
+	"github.com/go-logr/logr"
 	"go.opentelemetry.io/contrib/exporters/autoexport"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -24,12 +26,12 @@ func newTracer(ctx context.Context, log *slog.Logger) (*sdktrace.TracerProvider,
 	if !asked || os.Getenv("OTEL_SDK_DISABLED") == "true" {
 		return nil, nil
 	}
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		log.Warn("traces were not sent", "cause", err.Error())
-	}))
+	var wrong error
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { wrong = errors.Join(wrong, err) }))
+	otel.SetLogger(logr.FromSlogHandler(sdkLog(func(told string) { wrong = errors.Join(wrong, errors.New("failed to "+told)) })))
 	exporter, err := autoexport.NewSpanExporter(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("traces can't be exported as the OTEL_* variables say: %w", err)
+	if err = errors.Join(err, wrong); err != nil {
+		return nil, &exitError{exitUsage, fmt.Errorf("traces can't be exported as the OTEL_* variables say: %w", err)}
 	}
 	if autoexport.IsNoneSpanExporter(exporter) {
 		return nil, nil
@@ -41,5 +43,25 @@ func newTracer(ctx context.Context, log *slog.Logger) (*sdktrace.TracerProvider,
 	if err != nil {
 		return nil, fmt.Errorf("the OTEL_* variables say what traces can't carry: %w", err)
 	}
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		log.Warn("traces were not sent", "cause", err.Error())
+	}))
 	return sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about)), nil
 }
+
+// An sdkLog gets what OpenTelemetry's libraries log as errors: that they failed to read a
+// variable. What it has in it, such as a header for the collector, may be a secret, so it
+// gets the messages only, which are the libraries' own.
+type sdkLog func(told string)
+
+// Enabled implements slog.Handler.
+func (l sdkLog) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelError }
+
+// Handle implements slog.Handler.
+func (l sdkLog) Handle(_ context.Context, r slog.Record) error { l(r.Message); return nil }
+
+// WithAttrs implements slog.Handler.
+func (l sdkLog) WithAttrs([]slog.Attr) slog.Handler { return l }
+
+// WithGroup implements slog.Handler.
+func (l sdkLog) WithGroup(string) slog.Handler { return l }

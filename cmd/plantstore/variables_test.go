@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -26,12 +27,15 @@ func inProcess(t *testing.T, variables []string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// runProcess runs the program to its end.
+// runProcess runs the program to its end. One that does not end is killed, and has no
+// exit code: -1.
 func runProcess(t *testing.T, variables []string, args ...string) (stderr string, code int) {
 	t.Helper()
 	cmd := inProcess(t, variables, args...)
 	var b strings.Builder
 	cmd.Stderr = &b
+	kill := time.AfterFunc(patience, func() { _ = cmd.Cancel() })
+	defer kill.Stop()
 	_ = cmd.Run() // the exit code tells
 	return b.String(), cmd.ProcessState.ExitCode()
 }

@@ -7,7 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"regexp"
 	"strings"
@@ -310,5 +313,42 @@ func TestCheckURL(t *testing.T) {
 	}
 	if err := CheckURL("file:///etc/jwks.json", "https", "file"); err != nil {
 		t.Errorf("CheckURL of a file: %v, want none", err)
+	}
+}
+
+// No error of a fetch, and none of a setting, tells what may be secret in a URL.
+func TestErrorsTellNoSecretOfAURL(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/no":
+			http.Error(w, "no", http.StatusForbidden)
+		case "/none":
+			io.WriteString(w, `{"keys":[]}`)
+		case "/elsewhere":
+			http.Redirect(w, r, r.URL.String(), http.StatusFound)
+		case "/silence":
+			panic(http.ErrAbortHandler)
+		}
+	}))
+	defer server.Close()
+	host := strings.TrimPrefix(server.URL, "http://")
+	for _, path := range []string{"/no", "/none", "/elsewhere", "/silence", "/nonsense"} {
+		_, err := newIssuersKeys("https://login.example", "http://svc:hunter2@"+host+path+"?token=sekrit").fetch(t.Context())
+		if err == nil || !strings.HasPrefix(err.Error(), server.URL+path+": ") {
+			t.Errorf("fetch: %v, want an error of %s", err, server.URL+path)
+		}
+	}
+	_, refused := newIssuersKeys("https://login.example", "http://svc:hunter2@127.0.0.1:1/keys?token=sekrit").fetch(t.Context())
+	_, discovery := newIssuersKeys("http://svc:hunter2@127.0.0.1:1/?token=sekrit", "").fetch(t.Context())
+	_, unreadable := newIssuersKeys("https://login.example", "http://svc:hunter2@[::1?token=sekrit").fetch(t.Context())
+	for _, err := range []error{refused, discovery, unreadable, CheckURL("http://svc:hunter2@idp/keys?token=sekrit", "https"),
+		CheckURL("http://svc:hunter2@[::1?token=sekrit", "https"), CheckIssuer("https://svc:hunter2@idp"), CheckIssuer("https://idp/?token=sekrit"), CheckIssuer("https://idp/#sekrit")} {
+		if err == nil || strings.Contains(err.Error(), "svc") || strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "sekrit") {
+			t.Errorf("%v; want an error without a secret", err)
+		}
+	}
+	if err := CheckIssuer("https://login.example/realms/shop"); err != nil {
+		t.Errorf("CheckIssuer: %v, want none", err)
 	}
 }

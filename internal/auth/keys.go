@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync"
 	"time"
 
@@ -149,7 +150,7 @@ func (i issuersKeys) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
 	if from == "" {
 		provider, err := oidc.NewProvider(oidc.ClientContext(ctx, i.client), i.issuer)
 		if err != nil {
-			return nil, fmt.Errorf("discovery: %w", err)
+			return nil, fmt.Errorf("discovery: %w", withoutSecrets(err))
 		}
 		var found struct {
 			JWKS string `json:"jwks_uri"`
@@ -164,13 +165,14 @@ func (i issuersKeys) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
 	if err != nil {
-		return nil, err
+		return nil, withoutSecrets(err)
 	}
 	answer, err := i.client.Do(request)
 	if err != nil {
-		return nil, err
+		return nil, withoutSecrets(err)
 	}
 	defer answer.Body.Close()
+	from = ShownURL(from)
 	if answer.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("%s: %s", from, answer.Status)
 	}
@@ -194,6 +196,36 @@ func (i issuersKeys) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
 	return keys, nil
 }
 
+// ShownURL is what may be told of a URL: not the user, the password or the query, any
+// of which may be a secret.
+func ShownURL(text string) string {
+	u, err := url.Parse(text)
+	if err != nil {
+		return "a URL that can't be read"
+	}
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path, RawPath: u.RawPath}).String()
+}
+
+// withoutSecrets is an error of net/http's client, in which the URL is as ShownURL has it.
+func withoutSecrets(err error) error {
+	if e, ok := errors.AsType[*url.Error](err); ok {
+		return fmt.Errorf("%s: %w", ShownURL(e.URL), e.Err)
+	}
+	return err
+}
+
+// CheckIssuer returns an error for a URL at which no issuer can be: see CheckURL. Nor has
+// it a user, a query or a fragment (OpenID Connect Discovery, 3).
+func CheckIssuer(text string) error {
+	if err := CheckURL(text, "https"); err != nil {
+		return err
+	}
+	if u, err := url.Parse(text); err != nil || u.User != nil || strings.ContainsAny(text, "?#") {
+		return errors.New("an issuer's URL has no user, no query and no fragment")
+	}
+	return nil
+}
+
 // CheckURL returns an error for a URL that keys can't safely be fetched from: it has to
 // have one of the schemes, or to be http on this machine.
 func CheckURL(text string, schemes ...string) error {
@@ -211,5 +243,5 @@ func CheckURL(text string, schemes ...string) error {
 	if u.Scheme == "http" && here {
 		return nil
 	}
-	return fmt.Errorf("%q is no %s URL: whoever is between could put in keys of their own", text, schemes[0])
+	return fmt.Errorf("%q is no %s URL: whoever is between could put in keys of their own", ShownURL(text), schemes[0])
 }

@@ -164,3 +164,49 @@ func TestReadyzTellsWhatHinders(t *testing.T) {
 		t.Errorf("/readyz says %q, want %q", got, want)
 	}
 }
+
+// A lock on what readiness looks at makes nobody unready: deletions wait for locks. What
+// was found before holds until it can be looked at again.
+func TestReadyBesideALock(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	owner, super := pgtest.Connect(t, database.Owner), pgtest.Connect(t, database.Super)
+	p := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
+	_, admin := p.addresses(t)
+	waitReady(t, admin, http.StatusOK)
+	const all = `LOCK TABLE public.plants, public.plant_deletions, public.plant_shapes, public.api_tokens, public.goose_db_version IN ACCESS EXCLUSIVE MODE`
+	execute(t, super, `BEGIN; `+all)
+	want, state := http.StatusOK, "ready\n"
+	for range 2 {
+		var code int
+		var body string
+		if !eventually(func() bool {
+			code, body = send(t, http.MethodGet, admin+"/readyz", "")
+			return code == want && body == state
+		}) {
+			t.Errorf("/readyz beside a lock: %d %q, want %d %q", code, body, want, state)
+		}
+		execute(t, super, `ROLLBACK`)
+		execute(t, owner, `ALTER TABLE plants DISABLE TRIGGER plantstore_refuse_truncate`)
+		want, state = http.StatusServiceUnavailable, waitReady(t, admin, http.StatusServiceUnavailable)
+		execute(t, super, `BEGIN; `+all)
+	}
+	// What was not looked at yet is not told as well.
+	fresh := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
+	_, admin = fresh.addresses(t)
+	if !eventually(func() bool {
+		_, body := send(t, http.MethodGet, admin+"/readyz", "")
+		return body == "a table that the service has to look at is locked\n"
+	}) {
+		t.Error("/readyz of a service that starts beside a lock does not tell of it")
+	}
+	if !eventually(func() bool {
+		_, metrics := send(t, http.MethodGet, admin+"/metrics", "")
+		return strings.Contains(metrics, `plantstore_not_ready{reason="hindered"} 1`) && strings.Contains(metrics, "plantstore_database_up 1")
+	}) {
+		t.Error("the metrics don't say that it is hindered, and the database up")
+	}
+	execute(t, super, `ROLLBACK`)
+	execute(t, owner, `ALTER TABLE plants ENABLE TRIGGER plantstore_refuse_truncate`)
+	waitReady(t, admin, http.StatusOK)
+}

@@ -239,10 +239,13 @@ func serve(ctx context.Context, f serveTuning, s service) error {
 	}
 	ready := func(ctx context.Context) error {
 		err := db.Ready(ctx, versions)
+		if err == nil || errors.Is(err, postgres.ErrLocked) {
+			err = readiness.Check(ctx, db)
+		}
 		if e, ok := errors.AsType[*postgres.NotReadyError](err); ok {
 			return &server.NotReadyError{Reason: e.Reason, Err: e}
 		}
-		return readiness.Check(ctx, db)
+		return err
 	}
 	connections, err := clientConnections(f.MaxConnections, db.MaxConns())
 	if err != nil {

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"errors"
 	"regexp"
 	"slices"
@@ -362,5 +363,37 @@ func TestReadinessInASessionThatRecordsNothing(t *testing.T) {
 	got := unready(t, pgtest.WithParameters(database.Super, "session_replication_role=replica"))
 	if want := "session_replication_role is replica in this session: plants leave without a record: see 'plantstore doctor'"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// A database that does not answer hinders nobody: it is out of reach.
+func TestReadinessTellsWhyItCantLook(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	script(t, database.Super, `REVOKE USAGE ON SCHEMA public FROM plantstore_app, PUBLIC;`)
+	over, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	for _, tt := range []struct {
+		name, url string
+		ctx       context.Context
+		want      string
+	}{
+		{"nobody listens", "host=" + t.TempDir(), t.Context(), postgres.Unreachable},
+		{"no answer in time", database.App, over, postgres.Unreachable},
+		{"a right is missing", database.App, t.Context(), postgres.Hindered},
+	} {
+		db, err := postgres.Open(t.Context(), tt.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer db.Close()
+		readiness, err := NewReadiness(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = readiness.Check(tt.ctx, db)
+		if e, ok := errors.AsType[*postgres.NotReadyError](err); !ok || e.Reason != tt.want {
+			t.Errorf("%s: %#v, want the reason %s", tt.name, err, tt.want)
+		}
 	}
 }

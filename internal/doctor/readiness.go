@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 
@@ -17,6 +18,10 @@ type Readiness struct {
 	// catalogue and tables are the queries of the list that count here, each as one
 	// statement: those that read the catalogue, and then those that read tables.
 	catalogue, tables string
+
+	// found is what the last look found: nil, or why nothing can be deleted. A look that
+	// did not get to an end does not count.
+	found atomic.Pointer[error]
 }
 
 // NewReadiness prepares the queries.
@@ -33,26 +38,41 @@ func NewReadiness(ctx context.Context) (*Readiness, error) {
 		}
 	}
 	const also = "\nUNION ALL\n"
-	return &Readiness{shipped, strings.Join(catalogue, also), strings.Join(tables, also)}, err
+	return &Readiness{shipped: shipped, catalogue: strings.Join(catalogue, also), tables: strings.Join(tables, also)}, err
 }
 
+// lockTimeout bounds the wait for each table that is looked at.
+const lockTimeout = `SET LOCAL lock_timeout = '100ms'`
+
 // Check looks at a database as the service, at a few rows of the catalogue. The
-// error is a sentence for an operator.
+// error is a sentence for an operator; a *postgres.NotReadyError if the look did not
+// get to an end. If that was for a lock of somebody else's, what was found before it
+// holds: deletions wait for locks, so a lock makes nobody unready.
 func (r *Readiness) Check(ctx context.Context, db *postgres.DB) error {
 	var reasons []string
 	err := db.Lend(ctx, func(conn *pgx.Conn) error {
 		return migrate.Reading(ctx, conn, func(tx pgx.Tx) (err error) {
+			if _, err = tx.Exec(ctx, lockTimeout); err != nil {
+				return err
+			}
 			reasons, err = r.reasons(ctx, tx)
 			return err
 		})
 	})
-	switch {
-	case err != nil:
-		return errors.New(postgres.Explain(err))
-	case len(reasons) > 0:
-		return errors.New(strings.Join(reasons, "; ") + ": see 'plantstore doctor'")
+	if err != nil {
+		if err = db.NotReady(err); !errors.Is(err, postgres.ErrLocked) {
+			return err
+		}
+		if before := r.found.Load(); before != nil {
+			return *before
+		}
+		return err
 	}
-	return nil
+	if len(reasons) > 0 {
+		err = errors.New(strings.Join(reasons, "; ") + ": see 'plantstore doctor'")
+	}
+	r.found.Store(&err)
+	return err
 }
 
 func (r *Readiness) reasons(ctx context.Context, tx pgx.Tx) (reasons []string, err error) {

@@ -350,7 +350,7 @@ func (l *Ledger) inWords(doing string, err error) error {
 		return err
 	case sqlState(err) == insufficientPrivilege:
 		return fmt.Errorf("%s: %s: connect as the owner, see PLANTSTORE_MIGRATE_DATABASE_URL", doing, Explain(err))
-	case sqlState(err) == "55P03": // lock_not_available
+	case sqlState(err) == lockNotAvailable:
 		return fmt.Errorf("%s: somebody else holds a lock that is needed, try again: %s", doing, Explain(err))
 	}
 	return fmt.Errorf("%s: %w", doing, l.db.explain(err))

@@ -19,6 +19,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"plantstore/internal/plant"
 )
 
 // DB is a pool of connections to the store's database.
@@ -303,12 +305,31 @@ const (
 	ReadOnly       = "read_only"       // a standby, or a demoted primary
 	SchemaBehind   = "schema_behind"   // migrations are missing
 	StandbyMissing = "standby_missing" // no commit ends
+	Hindered       = "hindered"        // what doctor tells about
 )
+
+// ErrLocked: what a question reads is locked by somebody else.
+var ErrLocked = errors.New("a table that the service has to look at is locked")
 
 func (e *NotReadyError) Error() string { return e.text }
 
+// NotReady is what the error of a question about the database says of it: a
+// *NotReadyError or, if it was a lock that could not be had, ErrLocked. Deletions wait for
+// locks, so that says nothing of whether they can be made.
+func (db *DB) NotReady(err error) error {
+	v := judge(err, true)
+	switch {
+	case sqlState(err) == lockNotAvailable:
+		return ErrLocked
+	case pgError(err) != nil && !errors.Is(v.err, plant.ErrUnavailable) && !errors.Is(v.err, plant.ErrBusy):
+		return &NotReadyError{Hindered, db.explain(err).Error()}
+	}
+	return &NotReadyError{Unreachable, db.explain(err).Error()}
+}
+
 // Ready returns nil when a writable primary answers, has every migration of versions
-// and can commit; otherwise a *NotReadyError.
+// and can commit; otherwise a *NotReadyError, or ErrLocked if whether it has them can't
+// be read now.
 func (db *DB) Ready(ctx context.Context, versions []int64) error {
 	var readOnly, stuck bool
 	var standbys string
@@ -329,7 +350,7 @@ func (db *DB) Ready(ctx context.Context, versions []int64) error {
 	case stuck:
 		return &NotReadyError{StandbyMissing, fmt.Sprintf("no commit ends: synchronous_standby_names is %q, and no such standby answers", standbys)}
 	case err != nil:
-		return &NotReadyError{Unreachable, db.explain(err).Error()}
+		return db.NotReady(err)
 	case readOnly:
 		db.pool.Reset() // with several hosts, the next connection may find the new primary
 		return &NotReadyError{ReadOnly, fmt.Sprintf("the database at %s is read-only: a standby, or a demoted primary", db.host)}

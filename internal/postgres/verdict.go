@@ -21,6 +21,7 @@ const (
 	undefinedFunction     = "42883"
 	insufficientPrivilege = "42501"
 	invalidPassword       = "28P01"
+	lockNotAvailable      = "55P03"
 
 	// unrecorded is raised by our own functions in the database: a plant would
 	// leave without its record.
@@ -174,7 +175,7 @@ func judgeError(pg *pgconn.PgError) verdict {
 	case "53300", readOnlyTransaction, // too_many_connections
 		"42P05", "26000": // duplicate_prepared_statement, invalid_sql_statement_name: a pooler mixed sessions up
 		return verdict{next: again, err: wrap(plant.ErrUnavailable, pg)}
-	case "55P03", "57014", "40001", "40P01": // lock_not_available, query_canceled, serialization_failure, deadlock_detected
+	case lockNotAvailable, "57014", "40001", "40P01": // query_canceled, serialization_failure, deadlock_detected
 		return verdict{next: again, err: wrap(plant.ErrBusy, pg)}
 	case "0A000": // feature_not_supported: a rule that does not go together with RETURNING
 		return rule
@@ -255,7 +256,7 @@ func sendOn(v verdict, err error) verdict {
 	}
 	v.next = alone
 	switch sqlState(err) {
-	case "55P03": // lock_not_available
+	case lockNotAvailable:
 		v.what = locked
 	case "57014": // query_canceled
 		v.what = slow

@@ -58,6 +58,21 @@ func TestTraceReachesACollector(t *testing.T) {
 	public, admin := (&process{log: log}).addresses(t)
 	waitReady(t, admin, http.StatusOK)
 
+	// What one client sends takes nobody's traces away.
+	odd, err := http.NewRequestWithContext(t.Context(), http.MethodGet, public+"/%FF", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, header := range []string{"User-Agent", "X-Forwarded-For"} {
+		odd.Header.Set(header, "\xFF")
+	}
+	odd.Host = "\xFF"
+	if answer, err := http.DefaultClient.Do(odd); err != nil {
+		t.Error(err)
+	} else {
+		answer.Body.Close()
+	}
+
 	lock, err := super.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -107,6 +122,9 @@ func TestTraceReachesACollector(t *testing.T) {
 	}
 	if resource["service.name"] != "plantstore" || resource["deployment.environment"] != "test" {
 		t.Errorf("resource %v, want service plantstore in environment test", resource)
+	}
+	if spans["GET none"] == nil {
+		t.Errorf("spans %v, want that of the request with headers that are no UTF-8 among them", spans)
 	}
 	request, deletion := spans["DELETE /plants/:id"], spans["delete plant"]
 	if request == nil || deletion == nil || string(deletion.ParentSpanId) != string(request.SpanId) {

@@ -100,7 +100,7 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 			attrs = append(attrs, slog.String("principal", x.principal.Name))
 		}
 		if id := c.Param("id"); id != "" {
-			attrs = append(attrs, slog.String("plant_id", printable(id)))
+			attrs = append(attrs, slog.String("plant_id", printable(id, mostPrinted)))
 		}
 		attrs = appendCourse(attrs, x.course)
 		if status >= 500 || status == http.StatusUnauthorized {
@@ -116,17 +116,17 @@ func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 
 // mostPrinted is how many characters of a malformed id are logged.
 const mostPrinted = 64
 
-// printable is an id, or a path, as it is logged and traced. Who pastes a
-// token there by mistake must not find it in the log.
-func printable(id string) string {
-	if auth.HasToken(id) {
+// printable is what a client gave, as it is logged and traced: up to most characters of
+// it. Who pastes a token there by mistake must not find it in the log.
+func printable(given string, most int) string {
+	if auth.HasToken(given) {
 		return "(a token)"
 	}
-	id = strings.ToValidUTF8(id, "\uFFFD")
-	if cut := []rune(id); len(cut) > mostPrinted {
-		return string(cut[:mostPrinted]) + "..."
+	given = strings.ToValidUTF8(given, "\uFFFD")
+	if cut := []rune(given); len(cut) > most {
+		return string(cut[:most]) + "..."
 	}
-	return id
+	return given
 }
 
 // appendCourse adds what a deletion met on its way: most meet nothing.

@@ -26,12 +26,22 @@ func (s *Server) traced(next http.Handler) http.Handler {
 		otelhttp.WithPropagators(propagation.TraceContext{}))
 }
 
+// mostTraced is how many characters of a header a span has.
+const mostTraced = 256
+
 // name names a request's span after its route, and corrects what was read of the request
-// itself: anybody can write an X-Forwarded-For, and paste a token for an id.
+// itself: anybody can write an X-Forwarded-For, paste a token for an id, and send what is no
+// UTF-8, for which a collector would get nothing of the whole batch.
 func name(span trace.Span, c echo.Context, route, requestID string) {
-	span.SetName(c.Request().Method + " " + route)
+	r := c.Request()
+	span.SetName(r.Method + " " + route)
 	span.SetAttributes(attribute.String("http.route", route), attribute.String("plantstore.request_id", requestID),
-		attribute.String("client.address", c.RealIP()), attribute.String("url.path", printable(c.Request().URL.Path)))
+		attribute.String("client.address", c.RealIP()), attribute.String("url.path", printable(r.URL.Path, mostPrinted)))
+	for key, given := range map[attribute.Key]string{"user_agent.original": r.UserAgent(), "server.address": r.Host} {
+		if fit := printable(given, mostTraced); fit != given {
+			span.SetAttributes(key.String(fit))
+		}
+	}
 }
 
 // traceDeletion makes a span of a deletion that has ended, with its attempts as events.

@@ -4,7 +4,9 @@
 package auth
 
 import (
+	"encoding/hex"
 	"errors"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -78,9 +80,32 @@ func FromHeader(values []string) (string, error) {
 	return token, nil
 }
 
-// HasToken reports whether a text may hold a token, of ours or a JWT, and so must not be
-// logged.
-func HasToken(s string) bool { return strings.Contains(s, tokenPrefix) || IsJWT(s) }
+var (
+	// jwtShape is that of a signed JWT: its first part is a JSON object, in base64url.
+	jwtShape = regexp.MustCompile(`e[wy][\w-]+\.[\w-]+\.[\w-]*`)
+	escaped  = regexp.MustCompile(`%[0-9A-Fa-f]{2}`)
+)
+
+// HasToken reports whether a text may hold a token, of ours or a JWT, also one that is
+// percent-encoded, and so must not be logged.
+func HasToken(s string) bool {
+	for {
+		if strings.Contains(s, tokenPrefix) || strings.Count(s, ".") >= 2 && jwtShape.MatchString(s) {
+			return true
+		}
+		if !strings.Contains(s, "%") {
+			return false // almost always: every request has some of this
+		}
+		decoded := escaped.ReplaceAllStringFunc(s, func(code string) string {
+			b, _ := hex.DecodeString(code[1:])
+			return string(b)
+		})
+		if decoded == s {
+			return false
+		}
+		s = decoded
+	}
+}
 
 // isB64Token reports whether s is 1*( ALPHA / DIGIT / "-" / "." / "_" / "~" /
 // "+" / "/" ) *"=". How long it is does not matter: what reads headers bounds them.

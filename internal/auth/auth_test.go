@@ -2,6 +2,7 @@ package auth
 
 import (
 	"errors"
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
@@ -114,6 +115,25 @@ func TestTokenValidAt(t *testing.T) {
 	for _, tt := range tests {
 		if got := tt.token.ValidAt(now); got != tt.want {
 			t.Errorf("%s: ValidAt = %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestHasToken(t *testing.T) {
+	t.Parallel()
+	token, jwt := NewToken(), "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJzaG9wIn0.c2lnbmF0dXJl"
+	encoded := ""
+	for _, b := range []byte(token) {
+		encoded += fmt.Sprintf("%%%02x", b)
+	}
+	for text, want := range map[string]bool{
+		token: true, "/plants/" + token + "?": true, "%70st_" + token[4:]: true, encoded: true, strings.ReplaceAll(encoded, "%", "%25"): true, "%zz" + encoded: true,
+		jwt: true, "Bearer " + jwt: true, strings.ReplaceAll(jwt, ".", "%2E"): true, "ewogICJhbGciOiAibm9uZSIKfQ.e30.": true,
+		"": false, "1": false, "1.2.3": false, "192.0.2.7": false, "build.2026.11": false, "%": false, "%25": false, "0b8f-4.r1": false, "DELETE": false,
+		"curl/8.5.0": false, "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36": false,
+	} {
+		if got := HasToken(text); got != want {
+			t.Errorf("HasToken(%q): %v, want %v", text, got, want)
 		}
 	}
 }

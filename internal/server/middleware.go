@@ -79,7 +79,7 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		}
 		attrs := make([]slog.Attr, 0, 20)
 		attrs = append(attrs,
-			slog.String("method", c.Request().Method),
+			slog.String("method", printable(c.Request().Method, mostPrinted)),
 			slog.String("route", route),
 			slog.Int("status", status),
 			slog.Int("error", int(code)))
@@ -113,7 +113,7 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// mostPrinted is how many characters of a malformed id are logged.
+// mostPrinted is how many characters of a malformed id, or method, are logged.
 const mostPrinted = 64
 
 // printable is what a client gave, as it is logged and traced: up to most characters of
@@ -192,7 +192,7 @@ func routeOf(c echo.Context) string {
 // requestID returns the client's own X-Request-Id if it is fit to be logged and
 // stored, else a new one: that of the request's trace and span, if it is traced.
 func requestID(r *http.Request, traced trace.SpanContext) string {
-	if values := r.Header[headerRequestID]; len(values) == 1 && isRequestID(values[0]) {
+	if values := r.Header[headerRequestID]; len(values) == 1 && isRequestID(values[0]) && !auth.HasToken(values[0]) {
 		return values[0]
 	}
 	if traced.IsValid() {

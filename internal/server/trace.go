@@ -34,10 +34,10 @@ const mostTraced = 256
 // UTF-8, for which a collector would get nothing of the whole batch.
 func name(span trace.Span, c echo.Context, route, requestID string) {
 	r := c.Request()
-	span.SetName(r.Method + " " + route)
+	span.SetName(printable(r.Method, mostPrinted) + " " + route)
 	span.SetAttributes(attribute.String("http.route", route), attribute.String("plantstore.request_id", requestID),
 		attribute.String("client.address", c.RealIP()), attribute.String("url.path", printable(r.URL.Path, mostPrinted)))
-	for key, given := range map[attribute.Key]string{"user_agent.original": r.UserAgent(), "server.address": r.Host} {
+	for key, given := range map[attribute.Key]string{"user_agent.original": r.UserAgent(), "server.address": r.Host, "http.request.method_original": r.Method} {
 		if fit := printable(given, mostTraced); fit != given {
 			span.SetAttributes(key.String(fit))
 		}

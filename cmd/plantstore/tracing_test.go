@@ -138,15 +138,56 @@ func TestTraceReachesACollector(t *testing.T) {
 	}
 }
 
-// What the variables can't mean ends the start in one line.
+// What the variables can't mean ends the start like any bad setting: in one line.
 func TestTracesThatGoNowhere(t *testing.T) {
 	t.Parallel()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "serve", "--database-url=host="+t.TempDir(), "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0")
-	cmd.Env = append(os.Environ(), runMain+"=1", "OTEL_TRACES_EXPORTER=pigeon")
-	out, err := cmd.CombinedOutput()
-	if lines := strings.Split(strings.TrimSpace(string(out)), "\n"); err == nil || !strings.HasPrefix(lines[len(lines)-1], "plantstore: traces can't be exported as the OTEL_* variables say: ") {
-		t.Errorf("%v, %s; want an error, in one line", err, out)
+	const endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT"
+	for _, tt := range []struct{ variables, want string }{
+		{"OTEL_TRACES_EXPORTER=pigeon", "unknown exporter or metrics producer"},
+		{endpoint + "=collector:4318", endpoint + " is no http or https URL of a host, as http://collector:4318"},
+		{endpoint + "=http://", endpoint + " is no http or https URL of a host, as http://collector:4318"},
+		{endpoint + "=http://:4318", endpoint + " is no http or https URL of a host, as http://collector:4318"},
+		{endpoint + "=ftp://collector OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf", endpoint + " is no http or https URL of a host, as http://collector:4318"},
+		{endpoint + "=http:// OTEL_EXPORTER_OTLP_PROTOCOL=grpc", endpoint + " is no http or https URL of a host, as http://collector:4318"},
+		{"OTEL_TRACES_EXPORTER=otlp OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=unix:///run/collector", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is no http or https URL of a host, as http://collector:4318"},
+		{endpoint + "=http://c OTEL_EXPORTER_OTLP_PROTOCOL=smoke", "invalid OTLP protocol - should be one of ['grpc', 'http/protobuf']"},
+		{endpoint + "=http://c OTEL_EXPORTER_OTLP_CERTIFICATE=/nonexistent", "failed to read tls ca cert file"},
+		{endpoint + "=http://c OTEL_TRACES_SAMPLER=dice", "unsupported sampler: dice"},
+		{endpoint + "=http://c OTEL_TRACES_SAMPLER=traceidratio OTEL_TRACES_SAMPLER_ARG=2", "invalid trace ID ratio: greater than 1.0"},
+		{endpoint + "=http://c OTEL_RESOURCE_ATTRIBUTES=test", "error detecting resource: partial resource: missing value: [test]"},
+		{endpoint + "=http://c OTEL_BSP_SCHEDULE_DELAY=0", `OTEL_BSP_SCHEDULE_DELAY is "0": it must be a number from 1 to 2147483647`},
+		{endpoint + "=http://c OTEL_BSP_SCHEDULE_DELAY=-5", `OTEL_BSP_SCHEDULE_DELAY is "-5": it must be a number from 1 to 2147483647`},
+		{endpoint + "=http://c OTEL_BSP_MAX_QUEUE_SIZE=-1", `OTEL_BSP_MAX_QUEUE_SIZE is "-1": it must be a number from 1 to 1048576`},
+		{endpoint + "=http://c OTEL_BSP_MAX_QUEUE_SIZE=99999999999999999999", `OTEL_BSP_MAX_QUEUE_SIZE is "99999999999999999999": it must be a number from 1 to 1048576`},
+		{endpoint + "=http://c OTEL_BSP_MAX_EXPORT_BATCH_SIZE=0", `OTEL_BSP_MAX_EXPORT_BATCH_SIZE is "0": it must be a number from 1 to 1048576`},
+		{endpoint + "=http://c OTEL_BSP_EXPORT_TIMEOUT=10s", `OTEL_BSP_EXPORT_TIMEOUT is "10s": it must be a number from 0 to 2147483647`},
+		{endpoint + "=http://c OTEL_EXPORTER_OTLP_TIMEOUT=-1", `OTEL_EXPORTER_OTLP_TIMEOUT is "-1": it must be a number from 0 to 2147483647`},
+	} {
+		t.Run(tt.variables, func(t *testing.T) {
+			t.Parallel()
+			stderr, code := runProcess(t, strings.Fields(tt.variables), "serve", "--database-url=host="+t.TempDir(), "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0")
+			if want := "plantstore: traces can't be exported as the OTEL_* variables say: " + tt.want; code != exitUsage || lastLine(stderr) != want {
+				t.Errorf("exit code %d, %s\nwant      %d, %s", code, stderr, exitUsage, want)
+			}
+		})
 	}
+}
+
+// What a specification allows is taken.
+func TestTraceVariablesThatAreFine(t *testing.T) {
+	t.Parallel()
+	for _, variables := range []map[string]string{
+		{"OTEL_EXPORTER_OTLP_ENDPOINT": "https://collector.example/otlp", "OTEL_BSP_EXPORT_TIMEOUT": "0", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "-1"},
+		{"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+		{"OTEL_EXPORTER_OTLP_ENDPOINT": "unix:///run/collector", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
+		{"OTEL_EXPORTER_OTLP_ENDPOINT": "nowhere", "OTEL_TRACES_EXPORTER": "console"},
+	} {
+		if err := checkTraceVariables(func(name string) string { return variables[name] }); err != nil {
+			t.Errorf("%v: %v, want no error", variables, err)
+		}
+	}
+	s := startService(t, []string{"OTEL_TRACES_EXPORTER=pigeon", "OTEL_SDK_DISABLED=True"}, "--database-url=host="+t.TempDir())
+	s.end(t, 0)
 }
 
 // A collector that is gone, or silent, is no fault of the service's: it serves, its log

@@ -318,11 +318,13 @@ func (g *group) attempt(conn *pgx.Conn, batch []*member, del deleteFunc, stateme
 	}
 	began := time.Now()
 	deleted, work, at, err := del(ctx, conn, deletions, batchLockTimeout, statementTimeout)
+	trip := time.Since(began)
+	if err == nil || ctx.Err() != nil { // a commit that is cut off was waited for, too
+		g.db.metrics.roads.Observe(max(trip-work, 0).Seconds())
+	}
 	if err == nil {
-		trip := time.Since(began)
 		g.took(trip, work)
 		g.db.metrics.batches.Observe(float64(len(batch)))
-		g.db.metrics.roads.Observe(max(trip-work, 0).Seconds())
 		for i, m := range batch {
 			if deleted[i] {
 				m.verdict <- verdict{}

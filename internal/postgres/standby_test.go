@@ -114,3 +114,21 @@ func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
 		t.Errorf("%d ledger rows, want 21", got)
 	}
 }
+
+// Batches whose commit is given up are those that waited longest for it.
+func TestACommitThatIsCutOffWasWaitedFor(t *testing.T) {
+	t.Parallel()
+	database, _ := ownStore(t, nil)
+	s := storeOn(t, database, "")
+	const most = 1000
+	s.sample(t, most)
+	requireStandby(t, pgtest.Pool(t, database.Super), "nobody")
+	batches := 0
+	for v := (verdict{}); v.next != ask && batches < most; {
+		batches++ // before the server has read its settings again, commits don't wait
+		v = s.plants.group.join(in(t, patience), deletion(int64(batches), "k"))
+	}
+	if got := counts(t, s.DB)["commit_wait_seconds"]; got != float64(batches) || batches == most {
+		t.Errorf("%v waits for commits after %d batches, the last of which was cut off: want as many", got, batches)
+	}
+}

@@ -96,7 +96,8 @@ const defaultTimeout = 10 * time.Second
 // plant.ErrUnknown. Any other error is a fault of ours; nothing was deleted.
 func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Result, err error) {
 	var course plant.Course
-	var lockedSince time.Time // zero until it waits for a lock
+	var lockedSince time.Time // zero until it meets a lock
+	counted := false          // among those who wait for locks
 	defer func() {
 		if !lockedSince.IsZero() {
 			course.ForLock = time.Since(lockedSince)
@@ -143,8 +144,8 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 		if what == slow || what == locked {
 			land()
 		}
-		if what == locked && lockedSince.IsZero() {
-			lockedSince = began
+		if what == locked && !counted {
+			counted = true
 			p.locked.Add(1)
 			defer p.locked.Add(-1)
 		}
@@ -176,6 +177,9 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 		}
 		course.Note(began, v.failed())
 		course.ForConnection += v.waited
+		if lockedSince.IsZero() && (what == locked || v.what == locked) {
+			lockedSince = began.Add(v.waited)
+		}
 		course.Batch = max(v.batch, 1)
 		switch v.next {
 		case done:

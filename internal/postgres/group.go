@@ -31,7 +31,8 @@ import (
 //   - A member whose row is locked, or whose delete is slow, may hold the others
 //     up for batchLockTimeout or statementTimeout only, and no second time: it is
 //     sent back to its request, which waits on a connection of another share. The
-//     first to be locked takes along whoever else is seen to be.
+//     first to be locked takes along whoever else is seen to be: all, where it is
+//     a table that is locked.
 //   - A deletion that was refused before under the same key has another turn than
 //     the first: it meets the refusal, like an entry, and goes on alone.
 //   - A batch whose connection is lost leaves the fate of every member unknown.
@@ -275,8 +276,8 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 	}
 }
 
-// sendLockedOn tells those members of a batch whose rows are seen to be locked the
-// verdict v, that they are, and returns the others.
+// sendLockedOn tells those members of a batch whose rows, or tables, are seen to be
+// locked the verdict v, that they are, and returns the others.
 func (g *group) sendLockedOn(conn *pgx.Conn, batch []*member, v verdict) (free []*member) {
 	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 	defer cancel()
@@ -284,12 +285,12 @@ func (g *group) sendLockedOn(conn *pgx.Conn, batch []*member, v verdict) (free [
 	for i, m := range batch {
 		asked[i] = int64(m.deletion.Plant)
 	}
-	found, err := lockedRows(ctx, conn, asked)
+	found, all, err := lockedRows(ctx, conn, asked)
 	if err != nil {
 		return batch // nothing was learnt, and nothing done
 	}
 	for _, m := range batch {
-		if slices.Contains(found, int64(m.deletion.Plant)) {
+		if all || slices.Contains(found, int64(m.deletion.Plant)) {
 			m.verdict <- v
 		} else {
 			free = append(free, m)

@@ -86,6 +86,26 @@ func TestCourseOfALockedDeletion(t *testing.T) {
 	})
 }
 
+// The wait for a lock begins with the attempt that met it, which may be a batch's.
+func TestCourseOfALockThatABatchMet(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 2)
+	if _, err := s.plants.Delete(in(t, patience), deletion(2, "k")); err != nil { // and has a connection made
+		t.Fatal(err)
+	}
+	s.lock(t, 1)
+	result, err := s.plants.Delete(in(t, time.Second), deletion(1, "k"))
+	c := result.Course
+	if !errors.Is(err, plant.ErrBusy) || len(c.Attempts) < 2 {
+		t.Fatalf("Delete of a locked plant: %v, %+v; want ErrBusy after several attempts", err, c)
+	}
+	last := c.Attempts[len(c.Attempts)-1]
+	if want := last.Began.Add(last.Took).Sub(c.Attempts[0].Began) - c.ForConnection; c.ForLock < want {
+		t.Errorf("it waited %s for the lock, want %s at least: %+v", c.ForLock, want, c)
+	}
+}
+
 func TestCourseOfADeletionThatIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)

@@ -308,12 +308,22 @@ type history struct {
 // ended; of one that is under way the server holds the id locked. It takes no lock
 // and waits for none, and may miss some: rows that several have locked, and those of
 // other tables, which a cascade deletes.
-func lockedRows(ctx context.Context, conn *pgx.Conn, ids []int64) ([]int64, error) {
-	var found []int64
-	err := queryRow(ctx, conn, []any{&found}, `
+//
+// It also tells whether all of them are: whether somebody has locked one of the tables
+// that a deletion writes or looks into, or waits to lock it. Where plants itself is
+// locked against reading, that shows in the error.
+func lockedRows(ctx context.Context, conn *pgx.Conn, ids []int64) (found []int64, all bool, err error) {
+	err = queryRow(ctx, conn, []any{&found, &all}, `
 		SELECT ARRAY(SELECT p.id FROM public.plants p WHERE p.id = ANY ($1::bigint[])
-			AND p.xmax IN (SELECT l.transactionid FROM pg_locks l WHERE l.locktype = 'transactionid' AND l.granted))`, ids)
-	return found, err
+				AND p.xmax IN (SELECT l.transactionid FROM pg_locks l WHERE l.locktype = 'transactionid' AND l.granted)),
+			EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'relation' AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+				AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+				AND (l.relation IN ('public.plants'::pg_catalog.regclass, 'public.plant_deletions'::pg_catalog.regclass, 'public.plant_shapes'::pg_catalog.regclass)
+					OR l.relation IN (SELECT c.conrelid FROM pg_constraint c WHERE c.contype = 'f' AND c.confrelid = 'public.plants'::pg_catalog.regclass)))`, ids)
+	if sqlState(err) == lockNotAvailable {
+		return nil, true, nil
+	}
+	return found, all, err
 }
 
 // readHistory reads what became of a plant. It takes no lock.

@@ -226,6 +226,11 @@ func (db *DB) noteFault(kind string, err error) {
 // has replaced is of no interest soon.
 const lately = 24 * time.Hour
 
+// endsLately reports whether a token is one that ends, is good, and was in use lately.
+func (c *cached) endsLately(now time.Time) bool {
+	return !c.token.ExpiresAt.IsZero() && c.token.ValidAt(now) && now.Sub(c.readAt) <= lately
+}
+
 // Describe implements prometheus.Collector.
 func (t *Tokens) Describe(ch chan<- *prometheus.Desc) { ch <- descExpiry }
 
@@ -234,7 +239,7 @@ func (t *Tokens) Collect(ch chan<- prometheus.Metric) {
 	now, ends := time.Now(), make(map[string]time.Time)
 	for _, digest := range t.cache.Keys() {
 		c, ok := t.cache.Peek(digest)
-		if !ok || c.token.ExpiresAt.IsZero() || !c.token.ValidAt(now) || now.Sub(c.readAt) > lately {
+		if !ok || !c.endsLately(now) {
 			continue
 		}
 		principal := c.token.Principal.Name

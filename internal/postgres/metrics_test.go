@@ -232,6 +232,45 @@ func TestMetricsOfTokens(t *testing.T) {
 	}
 }
 
+// Nobody has to ask for a token for the metrics to tell that it is revoked, or ends sooner.
+// That is no use of it.
+func TestMetricsOfTokensThatNobodySends(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		owner, tokens := issuer(t, database), s.Tokens(5*time.Second)
+		ends := time.Now().Add(48 * time.Hour).Truncate(time.Second)
+		for _, name := range []string{"kept", "revoked", "rotated"} {
+			token := create(t, owner, name, ends)
+			if _, err := tokens.Authenticate(in(t, patience), token); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var watch sync.WaitGroup
+		watch.Go(func() { tokens.NoteUse(ctx) })
+		defer watch.Wait()
+		defer cancel()
+		if _, err := owner.Revoke(t.Context(), "revoked"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := owner.Rotate(t.Context(), "rotated", time.Hour, ends); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(reviewEvery + time.Second)
+		got := counts(t, tokens)
+		sooner := got["token_expires_timestamp_seconds rotated"]
+		if len(got) != 2 || got["token_expires_timestamp_seconds kept"] != float64(ends.Unix()) || sooner == 0 || sooner >= float64(ends.Unix()) {
+			t.Errorf("tokens %v, want one that ends at %d, and one that ends sooner", got, ends.Unix())
+		}
+		time.Sleep(lately)
+		if got := counts(t, tokens); len(got) > 0 {
+			t.Errorf("tokens %v a day after anybody sent one, want none", got)
+		}
+	})
+}
+
 // The ledger's growth is counted by the database, whatever the service believes.
 func TestMetricsOfTheLedger(t *testing.T) {
 	t.Parallel()

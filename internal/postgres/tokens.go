@@ -21,6 +21,8 @@ const (
 	cachedTokens = 1024
 	// lastUseEvery is how precisely a token's last use is known.
 	lastUseEvery = time.Minute
+	// reviewEvery is how often tokens that were in use lately are looked at again.
+	reviewEvery = time.Minute
 )
 
 // Tokens looks tokens up, and issues and revokes them.
@@ -152,32 +154,8 @@ func (t *Tokens) read(what purpose, digests []auth.Digest) (map[auth.Digest]auth
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), connectTimeout)
 	defer cancel()
-	wanted := make([][]byte, len(digests))
-	for i := range digests {
-		wanted[i] = digests[i][:]
-	}
-	pipeline := pinned()
-	pipeline.Queue(`
-		SELECT w.n, t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at, t.budget, t.budget_nanoseconds
-		FROM pg_catalog.unnest($1::pg_catalog.bytea[]) WITH ORDINALITY w (digest, n), LATERAL public.plantstore_token(w.digest) t`, wanted)
 	readAt := time.Now()
-	tokens := make(map[auth.Digest]auth.Token)
-	err := t.db.lend(ctx, what, func(conn *pgx.Conn) error {
-		results := conn.SendBatch(ctx, pipeline)
-		err := readRows(results, func(row pgx.CollectableRow) error {
-			var n int64
-			var token auth.Token
-			if err := row.Scan(append([]any{&n}, scanToken(&token)...)...); err != nil {
-				return err
-			}
-			tokens[digests[n-1]] = token
-			return nil
-		})
-		if closeErr := results.Close(); err == nil {
-			err = closeErr
-		}
-		return err
-	})
+	tokens, err := t.fetch(ctx, what, digests)
 	if err != nil {
 		return nil, err
 	}
@@ -196,6 +174,36 @@ func (t *Tokens) read(what purpose, digests []auth.Digest) (map[auth.Digest]auth
 		}
 	}
 	return tokens, nil
+}
+
+// fetch asks the database for tokens, and returns those that there are.
+func (t *Tokens) fetch(ctx context.Context, what purpose, digests []auth.Digest) (map[auth.Digest]auth.Token, error) {
+	wanted := make([][]byte, len(digests))
+	for i := range digests {
+		wanted[i] = digests[i][:]
+	}
+	pipeline := pinned()
+	pipeline.Queue(`
+		SELECT w.n, t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at, t.budget, t.budget_nanoseconds
+		FROM pg_catalog.unnest($1::pg_catalog.bytea[]) WITH ORDINALITY w (digest, n), LATERAL public.plantstore_token(w.digest) t`, wanted)
+	tokens := make(map[auth.Digest]auth.Token)
+	err := t.db.lend(ctx, what, func(conn *pgx.Conn) error {
+		results := conn.SendBatch(ctx, pipeline)
+		err := readRows(results, func(row pgx.CollectableRow) error {
+			var n int64
+			var token auth.Token
+			if err := row.Scan(append([]any{&n}, scanToken(&token)...)...); err != nil {
+				return err
+			}
+			tokens[digests[n-1]] = token
+			return nil
+		})
+		if closeErr := results.Close(); err == nil {
+			err = closeErr
+		}
+		return err
+	})
+	return tokens, err
 }
 
 // readRows calls scan for each row of the statement that comes after the first of a
@@ -229,12 +237,17 @@ func (t *Tokens) Knows(token string) bool {
 
 // NoteUse writes down the last use of the tokens that are authenticated, until
 // ctx ends. A use that cannot be written down is forgotten: it must cost no
-// request anything.
+// request anything. It also has the metrics learn what became of tokens that nobody
+// sends any more.
 func (t *Tokens) NoteUse(ctx context.Context) {
+	review := time.NewTicker(reviewEvery)
+	defer review.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-review.C:
+			t.review(ctx)
 		case id := <-t.used:
 			once, cancel := context.WithTimeout(ctx, connectTimeout)
 			// The condition holds when several replicas noticed the same use.
@@ -244,6 +257,39 @@ func (t *Tokens) NoteUse(ctx context.Context) {
 					WHERE id = $1::pg_catalog.uuid AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')`, pgtype.UUID{Bytes: id, Valid: true})
 			})
 			cancel()
+		}
+	}
+}
+
+// review reads those tokens again that the metrics tell of and that nobody asked for in a
+// while: they may be revoked, or end sooner. That is no use of them, and nothing that
+// is believed of a token is believed for longer.
+func (t *Tokens) review(ctx context.Context) {
+	now := time.Now()
+	var digests []auth.Digest
+	for _, digest := range t.cache.Keys() {
+		if c, ok := t.cache.Peek(digest); ok && c.endsLately(now) && now.Sub(c.readAt) >= max(t.ttl, reviewEvery/2) {
+			digests = append(digests, digest)
+		}
+	}
+	if len(digests) == 0 {
+		return
+	}
+	once, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	tokens, err := t.fetch(once, watched, digests)
+	if err != nil {
+		return // the next time will do
+	}
+	for _, digest := range digests {
+		token, ok := tokens[digest]
+		c, there := t.cache.Peek(digest)
+		switch {
+		case !there || !c.readAt.Before(now): // it was read meanwhile
+		case !ok:
+			t.cache.Remove(digest)
+		case token.RevokedAt != c.token.RevokedAt || token.ExpiresAt != c.token.ExpiresAt:
+			t.cache.Add(digest, &cached{token: token, readAt: c.readAt})
 		}
 	}
 }

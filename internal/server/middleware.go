@@ -93,7 +93,7 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 			slog.Float64("duration_ms", milliseconds(took)),
 			slog.String("request_id", x.requestID),
 			slog.String("client", c.RealIP()))
-		if traced := span.SpanContext(); traced.IsValid() {
+		if traced := span.SpanContext(); traced.IsSampled() {
 			attrs = append(attrs, slog.String("trace_id", traced.TraceID().String()))
 		}
 		if x.principal.Name != "" {
@@ -190,12 +190,12 @@ func routeOf(c echo.Context) string {
 }
 
 // requestID returns the client's own X-Request-Id if it is fit to be logged and
-// stored, else a new one: that of the request's trace and span, if it is traced.
+// stored, else a new one: that of the request's trace and span, if these are kept.
 func requestID(r *http.Request, traced trace.SpanContext) string {
 	if values := r.Header[headerRequestID]; len(values) == 1 && isRequestID(values[0]) && !auth.HasToken(values[0]) {
 		return values[0]
 	}
-	if traced.IsValid() {
+	if traced.IsSampled() {
 		return traced.TraceID().String() + "-" + traced.SpanID().String()
 	}
 	return newID()

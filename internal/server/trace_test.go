@@ -97,6 +97,17 @@ func TestTraceLeavesTheRequestID(t *testing.T) {
 	}
 }
 
+// What is not sampled leads nowhere.
+func TestNoTraceUnlessSampled(t *testing.T) {
+	t.Parallel()
+	c := testConfig()
+	c.Tracer = sdktrace.NewTracerProvider()
+	lines := logOf(t, c, del(strings.TrimSuffix(traceparent, "1")+"0"))
+	if _, ok := lines[0]["trace_id"]; ok || strings.Contains(lines[0]["request_id"].(string), clientsTrace) {
+		t.Errorf("log line %v, want no trace", lines[0])
+	}
+}
+
 // Without tracing, a traceparent means nothing.
 func TestNoTraceUnlessAskedFor(t *testing.T) {
 	t.Parallel()

@@ -5,8 +5,8 @@ import "time"
 // A Course tells how a deletion went, whatever came of it. It is for logs, metrics and
 // traces.
 type Course struct {
-	// Attempts are the first attempts, MostAttempts at most, and Tried is how many
-	// there were.
+	// Attempts are the first attempts and the last one, MostAttempts at most, and Tried is
+	// how many there were.
 	Attempts []Attempt
 	Tried    int
 	// Batch is how many deletions the last attempt had in its transaction: 1 is this
@@ -32,7 +32,5 @@ type Attempt struct {
 // Note adds an attempt that ends now.
 func (c *Course) Note(began time.Time, failed string) {
 	c.Tried++
-	if len(c.Attempts) < MostAttempts {
-		c.Attempts = append(c.Attempts, Attempt{began, time.Since(began), failed})
-	}
+	c.Attempts = append(c.Attempts[:min(len(c.Attempts), MostAttempts-1)], Attempt{began, time.Since(began), failed})
 }

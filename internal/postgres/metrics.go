@@ -45,7 +45,7 @@ func newMetrics() *metrics {
 		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(first, factor, buckets)})
 	}
 	return &metrics{
-		failed: counters("plantstore_failed_attempts_total", "Attempts at deletions after which another was needed, by reason.",
+		failed: counters("plantstore_failed_attempts_total", "Attempts at deletions that did not bring the outcome, by reason.",
 			"reason", failedLost, failedUnreachable, failedLocked, failedSlow, failedTogether, failedBusy),
 		faults: counters("plantstore_database_faults_total", "Connections to the database that could not be had, or were lost in use.",
 			"kind", faultConnect, faultLost),

@@ -106,6 +106,23 @@ func TestCourseOfALockThatABatchMet(t *testing.T) {
 	}
 }
 
+// Also the attempt with which the time was over has failed for a reason.
+func TestCourseOfADeletionWhoseTimeIsOver(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		for _, conn := range s.take(t, together) {
+			defer conn.Release()
+		}
+		result, err := s.plants.Delete(in(t, time.Second), deletion(1, "k"))
+		c := result.Course
+		if !errors.Is(err, plant.ErrBusy) || c.Tried != 1 || c.Attempts[0].Failed != failedBusy || counts(t, s.DB)["failed_attempts_total busy"] != 1 {
+			t.Errorf("Delete while no batch can run: %v, %+v; want ErrBusy after an attempt that failed as busy", err, c)
+		}
+	})
+}
+
 func TestCourseOfADeletionThatIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)

@@ -73,10 +73,11 @@ const (
 	failedBusy        = "busy"         // what else is rolled back and tried again
 )
 
-// failed returns which of these holds for an attempt; empty for the last one.
+// failed returns which of these holds for an attempt; empty for one that brought the
+// outcome. Time may have been over with it.
 func (v verdict) failed() string {
 	switch {
-	case v.next == done:
+	case v.next == done && !errors.Is(v.err, plant.ErrUnavailable) && !errors.Is(v.err, plant.ErrBusy):
 		return ""
 	case v.next == ask:
 		return failedLost

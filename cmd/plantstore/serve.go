@@ -106,8 +106,8 @@ func (c *serveCommand) Validate() error {
 			return err
 		}
 	}
-	if c.DrainDelay < 0 {
-		return fmt.Errorf("--drain-delay (PLANTSTORE_DRAIN_DELAY) is %s: it must not be negative", c.DrainDelay)
+	if c.DrainDelay < 0 || c.DrainDelay > 10*time.Minute {
+		return fmt.Errorf("--drain-delay (PLANTSTORE_DRAIN_DELAY) is %s: it must be from 0s to 10m", c.DrainDelay)
 	}
 	if err := c.serveTuning.Validate(); err != nil {
 		return err

@@ -56,7 +56,7 @@ func (s serviceProcess) end(t *testing.T, code int) {
 
 func TestSecondSignalIsTold(t *testing.T) {
 	t.Parallel()
-	s := startService(t, nil, "--database-url=host="+t.TempDir(), "--drain-delay=10h")
+	s := startService(t, nil, "--database-url=host="+t.TempDir(), "--drain-delay=10m")
 	s.signal(t, syscall.SIGTERM)
 	if !eventually(func() bool { return strings.Contains(s.log.String(), `"msg":"draining"`) }) {
 		t.Fatalf("it does not drain:\n%s", s.log)
@@ -92,7 +92,7 @@ func TestHangup(t *testing.T) {
 // Who starts a service behind a pipe and goes away does not cut its requests off.
 func TestServeDrainsWhenNobodyReadsItsLog(t *testing.T) {
 	t.Parallel()
-	for _, delay := range []string{"10h", "0s"} {
+	for _, delay := range []string{"10m", "0s"} {
 		log, stderr, err := os.Pipe()
 		if err != nil {
 			t.Fatal(err)

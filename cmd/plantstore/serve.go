@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -130,6 +131,7 @@ func (c *serveCommand) Run(ctx context.Context, console *console, parsed *kong.C
 	if err != nil {
 		return err
 	}
+	console.warnings = append(console.warnings, composeVariables(os.Environ())...)
 	log := newLog(console, c.LogFormat, c.LogLevel)
 	// The pool outlives ctx: requests in flight end first.
 	open := context.WithoutCancel(ctx)

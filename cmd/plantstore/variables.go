@@ -39,8 +39,8 @@ func checkVariables(app *kong.Application, environ []string) (warnings []string,
 		return nil, err
 	}
 	for _, entry := range environ {
-		name, _, _ := strings.Cut(entry, "=")
-		if !strings.HasPrefix(name, ourPrefix) || slices.Contains(known, name) || isOthers(name) {
+		name, value, _ := strings.Cut(entry, "=")
+		if !strings.HasPrefix(name, ourPrefix) || slices.Contains(known, name) || isOthers(name, value) {
 			continue
 		}
 		nearest := slices.MinFunc(known, func(a, b string) int { return editDistance(a, name) - editDistance(b, name) })
@@ -52,14 +52,49 @@ func checkVariables(app *kong.Application, environ []string) (warnings []string,
 	return warnings, nil
 }
 
+// composeNames are the variables with our prefix that docker-compose.yml takes from the
+// environment. It gives none of them to the service.
+var composeNames = map[string]string{
+	"PLANTSTORE_PORT": "PLANTSTORE_ADDR", "PLANTSTORE_ADMIN_PORT": "PLANTSTORE_ADMIN_ADDR",
+	"PLANTSTORE_APP_PASSWORD": "PGPASSWORD", "PLANTSTORE_OWNER_PASSWORD": "",
+	"PLANTSTORE_VERSION": "", "PLANTSTORE_COMMIT": "", "PLANTSTORE_TAG": "",
+}
+
+// composeVariables warns of variables that are meant for docker-compose.yml. Whoever sets
+// them for the service may believe that they count. In a shell from which both are run
+// they are no mistake, so other commands pass over them.
+func composeVariables(environ []string) (warnings []string) {
+	for _, entry := range environ {
+		name, value, _ := strings.Cut(entry, "=")
+		instead, ok := composeNames[name]
+		if !ok || isKubernetes(name, value) {
+			continue
+		}
+		warning := name + " is for docker-compose.yml and counts for nothing here"
+		if instead != "" {
+			warning += "; the setting is " + instead
+		}
+		warnings = append(warnings, warning)
+	}
+	return warnings
+}
+
 // isOthers reports whether a variable with our prefix is for somebody else: for our
-// tests, for docker-compose.yml, or Kubernetes' own about Services whose names begin
-// with plantstore.
-func isOthers(name string) bool {
-	rest := strings.TrimPrefix(name, ourPrefix)
-	kubernetes := regexp.MustCompile(`(?:^|_)(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?)$`)
-	return strings.HasPrefix(rest, "TEST_") || kubernetes.MatchString(rest) ||
-		slices.Contains([]string{"VERSION", "COMMIT", "TAG", "OWNER_PASSWORD", "APP_PASSWORD"}, rest)
+// tests, for docker-compose.yml, or Kubernetes' own.
+func isOthers(name, value string) bool {
+	_, compose := composeNames[name]
+	return strings.HasPrefix(name, ourPrefix+"TEST_") || compose || isKubernetes(name, value)
+}
+
+var (
+	kubernetesName = regexp.MustCompile(`_(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)$`)
+	kubernetesPort = regexp.MustCompile(`^(?:tcp|udp|sctp)://`)
+)
+
+// isKubernetes reports whether a variable with our prefix is one of those by which
+// Kubernetes tells of Services whose names begin with plantstore.
+func isKubernetes(name, value string) bool {
+	return kubernetesName.MatchString(name) || strings.HasSuffix(name, "_PORT") && kubernetesPort.MatchString(value)
 }
 
 // editDistance is how many letters have to be put in, left out or changed to get from one

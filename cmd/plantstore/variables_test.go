@@ -1,11 +1,13 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -70,6 +72,8 @@ func TestUnknownVariablesAreTold(t *testing.T) {
 		{"PLANTSTORE_SERVICE_PORT=80", ""},
 		{"PLANTSTORE_SERVICE_PORT_HTTP=80", ""},
 		{"PLANTSTORE_PORT=tcp://10.96.0.7:80", ""},
+		{"PLANTSTORE_WEB_PORT=8080", "PLANTSTORE_WEB_PORT is no setting of this release and counts for nothing; the nearest is PLANTSTORE_TLS_CERT"},
+		{"PLANTSTORE_WEB_PORT=tcp://10.96.0.9:80", ""},
 		{"PLANTSTORE_PORT_80_TCP=tcp://10.96.0.7:80", ""},
 		{"PLANTSTORE_PORT_80_TCP_PROTO=tcp", ""},
 		{"PLANTSTORE_PORT_80_TCP_PORT=80", ""},
@@ -103,6 +107,34 @@ func TestUnknownVariablesAreTold(t *testing.T) {
 		t.Errorf("the log lacks %q, or has a line that is none of a log:\n%s", want, s.log)
 	}
 	s.end(t, 0)
+}
+
+// What only docker-compose.yml takes does nothing to the service that has it, and to no
+// other command.
+func TestComposeVariablesAreTold(t *testing.T) {
+	t.Parallel()
+	variables := []string{"PLANTSTORE_PORT=8081", "PLANTSTORE_ADMIN_PORT=tcp://10.96.0.8:9090", "PLANTSTORE_TAG=v1", "PLANTSTORE_APP_PASSWORD=geheim"}
+	s := startService(t, variables, "--database-url=host="+t.TempDir())
+	s.end(t, 0)
+	var told []string
+	for line := range strings.Lines(s.log.String()) {
+		var entry struct{ Level, Msg string }
+		if err := json.Unmarshal([]byte(line), &entry); err == nil && entry.Level == "WARN" && strings.HasPrefix(entry.Msg, ourPrefix) {
+			told = append(told, entry.Msg)
+		}
+	}
+	slices.Sort(told)
+	want := []string{
+		"PLANTSTORE_APP_PASSWORD is for docker-compose.yml and counts for nothing here; the setting is PGPASSWORD",
+		"PLANTSTORE_PORT is for docker-compose.yml and counts for nothing here; the setting is PLANTSTORE_ADDR",
+		"PLANTSTORE_TAG is for docker-compose.yml and counts for nothing here",
+	}
+	if diff := cmp.Diff(want, told); diff != "" || strings.Contains(s.log.String(), "geheim") {
+		t.Errorf("warnings (-want +got), or a password in them:\n%s", diff)
+	}
+	if stderr, code := runProcess(t, variables, "version"); code != 0 || stderr != "" {
+		t.Errorf("version: exit code %d, %q; want 0 and no word", code, stderr)
+	}
 }
 
 // Who can't leave a variable out leaves it empty.

@@ -57,7 +57,7 @@ func TestGoodJWTs(t *testing.T) {
 		key       any // nil: the provider's first
 		alg       jose.SignatureAlgorithm
 		kid       string
-		claims    map[string]any
+		claims    map[string]any // a duration: from the moment at which the JWT is made
 		headers   map[string]any
 		principal string
 		want      int
@@ -71,8 +71,8 @@ func TestGoodJWTs(t *testing.T) {
 		{name: "audiences", claims: map[string]any{"aud": []string{"https://other.example", authtest.Audience}}, principal: "oidc:shop", want: 204},
 		{name: "subject of the usual characters", claims: map[string]any{"sub": "auth0|64 (x)@~"}, principal: "oidc:auth0|64 (x)@~", want: 204},
 		{name: "longest subject", claims: map[string]any{"sub": strings.Repeat("s", 255)}, principal: "oidc:" + strings.Repeat("s", 255), want: 204},
-		{name: "expired within the leeway", claims: map[string]any{"exp": time.Now().Add(-20 * time.Second).Unix()}, principal: "oidc:shop", want: 204},
-		{name: "not yet within the leeway", claims: map[string]any{"nbf": time.Now().Add(20 * time.Second).Unix()}, principal: "oidc:shop", want: 204},
+		{name: "expired within the leeway", claims: map[string]any{"exp": -20 * time.Second}, principal: "oidc:shop", want: 204},
+		{name: "not yet within the leeway", claims: map[string]any{"nbf": 20 * time.Second}, principal: "oidc:shop", want: 204},
 		{name: "scopes", claims: map[string]any{"scope": "plants:read plants:delete"}, principal: "oidc:shop", want: 204},
 		{name: "scp as a list", claims: map[string]any{"scope": nil, "scp": []string{"plants:delete"}}, principal: "oidc:shop", want: 204},
 		{name: "scp as a text", claims: map[string]any{"scope": nil, "scp": "plants:read plants:delete"}, principal: "oidc:shop", want: 204},
@@ -93,6 +93,11 @@ func TestGoodJWTs(t *testing.T) {
 				return plant.Result{}, nil
 			})
 			s := start(t, c)
+			for name, value := range tt.claims {
+				if d, ok := value.(time.Duration); ok {
+					tt.claims[name] = time.Now().Add(d).Unix()
+				}
+			}
 			got := s.ask(t, bearing(p.Sign(t, p.Claims("shop", tt.claims), tt.headers)))
 			if got.code() != tt.want || principal != tt.principal {
 				t.Errorf("answer %d for principal %q, want %d for %q", got.code(), principal, tt.want, tt.principal)

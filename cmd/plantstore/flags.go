@@ -75,7 +75,7 @@ func (f *ownerFlags) explained(err error) error { return explained(err, f.settin
 func urlOrFile(setting, url, file string) (string, error) {
 	switch {
 	case file == "":
-		return url, nil
+		return url, postgres.CheckURL(setting, url)
 	case url != "":
 		return "", fmt.Errorf("both %s and %[1]s_FILE are set: set one of them", setting)
 	}

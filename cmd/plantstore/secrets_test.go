@@ -89,6 +89,39 @@ func TestTheLogHasNoSecretOfASetting(t *testing.T) {
 	}
 }
 
+// Of a second line, or whatever else is no character of a URL, the driver makes part of
+// a name, and names are told.
+func TestAURLOfTwoLinesIsNotShown(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "url")
+	const has = " has a line break or another control character in it: the database's URL or DSN is one line\n"
+	for _, url := range []string{
+		"postgres://u:geheim@127.0.0.1:1/d\npostgres://u:geheim@127.0.0.1:1/d",
+		"postgres://u:geheim@127.0.0.1:1/d\rpassword=geheim",
+		"host=127.0.0.1 port=1 dbname=d\npostgres://u:geheim@127.0.0.1:1/d?sslmode=disable",
+		"postgres://u:geheim@127.0.0.1:1/d\x1b[2J",
+		"postgres://u:geheim@127.0.0.1:1/d\u0085geheim",
+	} {
+		writeFile(t, file, "\n"+url+"\n")
+		for _, args := range []string{"token list", "migrate plan", "doctor", "deletions export", "serve --addr=127.0.0.1:99999"} {
+			at, setting := "", "PLANTSTORE_MIGRATE_DATABASE_URL"
+			if strings.HasPrefix(args, "serve") {
+				at, setting = "serve: ", "DATABASE_URL"
+			}
+			for flag, want := range map[string]string{"--database-url=" + url: at + setting + has, "--database-url-file=" + file: at + "the file " + file + has} {
+				stdout, stderr, code := command(t, append(strings.Fields(args), flag)...)
+				if code != exitUsage || stdout != "" || stderr != "plantstore: "+want {
+					t.Errorf("%s %q: exit code %d, %q, %q\nwant %d and %q only", args, flag, code, stdout, stderr, exitUsage, want)
+				}
+			}
+		}
+	}
+	stderr, code := runProcess(t, []string{"PLANTSTORE_MIGRATE_DATABASE_URL=host=h", "DATABASE_URL=postgres://u:geheim@h/d\ngeheim"}, "doctor")
+	if want := "plantstore: DATABASE_URL" + has; code != exitUsage || stderr != want {
+		t.Errorf("doctor with the owner's and the service's: exit code %d, %q; want %d, %q", code, stderr, exitUsage, want)
+	}
+}
+
 // While the database has the new password already and the file does not, connections
 // are refused, and requests wait.
 func TestPasswordChangesUnderLoad(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -77,7 +78,17 @@ func ReadURL(file string) (string, error) {
 	if url == "" { // which would mean: whatever the PG* variables say
 		return "", fmt.Errorf("the file with the database's URL, %s, is empty", file)
 	}
-	return url, nil
+	return url, CheckURL("the file "+file, url)
+}
+
+// CheckURL refuses a URL or DSN that is not one line. Its error is a sentence for an
+// operator, and names the setting. The driver would make part of a name of what follows
+// the line, a password in it, and names are told.
+func CheckURL(setting, url string) error {
+	if strings.ContainsFunc(url, unicode.IsControl) {
+		return fmt.Errorf("%s has a line break or another control character in it: the database's URL or DSN is one line", setting)
+	}
+	return nil
 }
 
 func open(ctx context.Context, setting string, read func() (string, error)) (*DB, error) {

@@ -24,7 +24,8 @@ func main() {
 	identify()
 	tuneRuntime()
 	dropEmptyVariables()
-	// The first signal asks for an orderly end, a second one ends at once.
+	// The first signal asks for an orderly end, a second one ends at once. The end of
+	// the terminal is told by the kernel and by the shell, and stays a first one.
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, endings()...)
 	ctx, end := context.WithCancel(context.Background())
@@ -33,6 +34,9 @@ func main() {
 		<-signals
 		end()
 		for s := range signals {
+			if s == syscall.SIGHUP {
+				continue
+			}
 			select {
 			case again <- s:
 			default:

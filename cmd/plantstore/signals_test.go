@@ -67,13 +67,30 @@ func TestSecondSignalIsTold(t *testing.T) {
 	}
 }
 
-// The end of the terminal is a signal like the others, and none under nohup.
+// The end of the terminal asks for an orderly end, and none under nohup. It comes more
+// than once, from the kernel and from the shell, and never means "at once".
 func TestHangup(t *testing.T) {
 	t.Parallel()
 	s := startService(t, nil, "--database-url=host="+t.TempDir())
 	s.signal(t, syscall.SIGHUP)
 	if err := s.cmd.Wait(); err != nil || !strings.Contains(s.log.String(), `"msg":"stopped"`) {
 		t.Errorf("after SIGHUP: %v, want an orderly end; its log:\n%s", err, s.log)
+	}
+
+	for _, first := range []syscall.Signal{syscall.SIGHUP, syscall.SIGTERM} {
+		s := startService(t, nil, "--database-url=host="+t.TempDir(), "--drain-delay=10h")
+		s.signal(t, first)
+		if !eventually(func() bool { return strings.Contains(s.log.String(), `"msg":"draining"`) }) {
+			t.Fatalf("after %v, it does not drain:\n%s", first, s.log)
+		}
+		for range 3 {
+			s.signal(t, syscall.SIGHUP)
+			send(t, http.MethodGet, s.public+"/nowhere", "") // it lives, and has had time for the signal
+		}
+		s.end(t, 1) // what is left of ten hours
+		if want := "plantstore: ended at once by a second signal (terminated)"; !strings.HasPrefix(lastLine(s.log.String()), want) {
+			t.Errorf("after %v, SIGHUP and SIGTERM: last line %q, want %q", first, lastLine(s.log.String()), want)
+		}
 	}
 
 	log := new(syncBuffer)

@@ -324,22 +324,26 @@ func (e *export) read(ctx context.Context, conn *pgxpool.Conn, upTo int64) (list
 }
 
 // checkCursor looks for the deletion that was exported last. That it was purged is
-// told, unless nothing that is missed can have been. An entry that is too young for
-// that was lost, and its number may have been handed out again.
+// told, unless nothing that is missed can have been. One that is too young for that was
+// lost. So was one whose number has another entry, however old: it was handed out again,
+// and so were those after it.
 func (e *export) checkCursor(ctx context.Context, tx pgx.Tx) error {
 	if e.After == (Cursor{}) {
 		return nil
 	}
-	var there, young bool
+	var same *bool // nil: the number has no entry
+	var young bool
 	err := tx.QueryRow(ctx, `
-		SELECT EXISTS (SELECT FROM public.plant_deletions d WHERE d.id = $1 AND d.deleted_at = $2 AND d.plant IS NOT NULL),
-			$2 > clock_timestamp() - make_interval(secs => $3)`, e.After.ID, e.After.DeletedAt, IdempotencyHorizon.Seconds()).Scan(&there, &young)
+		SELECT (SELECT d.deleted_at = $2 AND d.plant IS NOT NULL FROM public.plant_deletions d WHERE d.id = $1),
+			$2 > clock_timestamp() - make_interval(secs => $3)`, e.After.ID, e.After.DeletedAt, IdempotencyHorizon.Seconds()).Scan(&same, &young)
+	const lost = "the database lost it, as in a failover to a standby that was behind or when it was restored from a backup, or this is another database"
 	switch {
-	case err != nil || there:
+	case err != nil || same != nil && *same:
 		return err
+	case same != nil:
+		return fmt.Errorf("deletion %s is not in the ledger, which has another entry with its number: %s; %s", e.After, lost, goBack)
 	case young:
-		return fmt.Errorf("deletion %s is not in the ledger, and too young to have been purged: the database lost it, as in a failover to a standby that was behind, "+
-			"or this is another database, or a standby that is behind; %s", e.After, goBack)
+		return fmt.Errorf("deletion %s is not in the ledger, and too young to have been purged: %s, or a standby that is behind; %s", e.After, lost, goBack)
 	case !e.toldPurge && time.Since(e.caughtUp) > IdempotencyHorizon/2:
 		e.toldPurge = true
 		e.Tell(fmt.Sprintf("deletion %s is not in the ledger any more: it was purged, and whatever was purged after it is missing here", e.After))

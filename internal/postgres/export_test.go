@@ -477,7 +477,8 @@ func TestAFollowerIsNotToldOfAPurgeOfWhatItHas(t *testing.T) {
 // another, an export ends instead of missing something.
 func TestExportRefusesALedgerInDisorder(t *testing.T) {
 	t.Parallel()
-	young := Cursor{2, time.Now().Add(-time.Hour)}
+	young, old := Cursor{2, time.Now().Add(-time.Hour)}, Cursor{2, time.Now().Add(-30 * 24 * time.Hour)}
+	const again = `DELETE FROM plant_deletions; ALTER TABLE plant_deletions ALTER id RESTART; ` // as in a backup
 	for _, tt := range []struct {
 		name, sql string
 		after     Cursor
@@ -491,6 +492,9 @@ func TestExportRefusesALedgerInDisorder(t *testing.T) {
 		{"another database", ``, Cursor{99, time.Now().Add(-30 * 24 * time.Hour)}, "the last number that was handed out is 3"},
 		{"lost", `DELETE FROM plant_deletions WHERE id = 2`, young, "the database lost it"},
 		{"another entry", ``, young, "the database lost it"},
+		{"another entry, long ago", ``, old, "the database lost it"},
+		{"numbers handed out again", again + `DELETE FROM plants WHERE id IN (2, 5); DELETE FROM plants WHERE id = 6`, old, "which has another entry with its number: the database lost it"},
+		{"numbers handed out again, to a refusal", again + `DELETE FROM plants WHERE id = 2; SELECT plantstore_refuse(9, 'shop', 'r', 'key'); DELETE FROM plants WHERE id = 5`, old, "the database lost it"},
 		{"hidden", `ALTER TABLE plant_deletions ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY`, Cursor{}, "row-level security"},
 		{"damaged", `UPDATE plant_deletions SET plant = '(1' WHERE id = 2`, Cursor{}, "the row of deletion 2 is damaged"},
 		{"gone", `DROP TABLE plant_deletions`, Cursor{}, "the schema is behind"},

@@ -8,12 +8,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 )
 
-// folderPrefix begins the names of servers' folders, and of nothing else's.
+// folderPrefix begins the names of servers' folders. Digits follow.
 const folderPrefix = "plantstore-postgres-"
 
 // makeFolder makes a folder for a server in dir and locks it.
@@ -68,7 +69,8 @@ func RemoveLeftovers(dir string) (removed []string, err error) {
 	}
 	for _, entry := range entries {
 		info, err := entry.Info()
-		if err != nil || !info.IsDir() || !strings.HasPrefix(entry.Name(), folderPrefix) {
+		number, ok := strings.CutPrefix(entry.Name(), folderPrefix)
+		if err != nil || !info.IsDir() || !ok || number == "" || strings.Trim(number, "0123456789") != "" {
 			continue // or gone meanwhile
 		}
 		// What others made is not ours, whatever its name is.
@@ -81,14 +83,27 @@ func RemoveLeftovers(dir string) (removed []string, err error) {
 		if err != nil {
 			continue // its process lives
 		}
-		err = removeDying(folder)
-		lock.Close()
-		if err != nil {
-			return removed, fmt.Errorf("remove what a killed process left: %w", err)
+		ours := isServers(folder)
+		if ours {
+			err = removeDying(folder)
 		}
-		removed = append(removed, folder)
+		lock.Close()
+		switch {
+		case err != nil:
+			return removed, fmt.Errorf("remove what a killed process left: %w", err)
+		case ours:
+			removed = append(removed, folder)
+		}
 	}
 	return removed, nil
+}
+
+// isServers reports whether a folder is one that a server was or would have been in: it
+// has data, or nothing yet.
+func isServers(folder string) bool {
+	entries, err := os.ReadDir(folder)
+	isData := func(e os.DirEntry) bool { return e.Name() == dataFolder && e.IsDir() }
+	return err == nil && (len(entries) == 0 || slices.ContainsFunc(entries, isData))
 }
 
 // removeDying removes a folder in which a server may still write, because it is about

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -32,15 +33,24 @@ func TestRemoveLeftovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { closeServer(t, lives) })
-	// Neither of these is a server of ours.
-	others := []string{filepath.Join(dir, "postgres-1"), filepath.Join(dir, folderPrefix+"link")}
-	if err := os.Mkdir(others[0], 0o700); err != nil {
+	// None of these is a server of ours.
+	for _, other := range []string{"postgres-1/data", folderPrefix + "backup/data", folderPrefix + "1-2/data", folderPrefix + "/data", folderPrefix + "17/notes", folderPrefix + "18/data.old"} {
+		if err := os.MkdirAll(filepath.Join(dir, other), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, folderPrefix+"18", dataFolder), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(others[0], others[1]); err != nil {
+	if err := os.Symlink("postgres-1", filepath.Join(dir, folderPrefix+"19")); err != nil {
 		t.Fatal(err)
 	}
 	before := entries(t, dir)
+	// This is one that was killed at once.
+	begun := filepath.Join(dir, folderPrefix+"20")
+	if err := os.Mkdir(begun, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	executable, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -50,12 +60,12 @@ func TestRemoveLeftovers(t *testing.T) {
 	if out, err := killed.CombinedOutput(); err == nil {
 		t.Fatalf("it was not killed: %s", out)
 	}
-	if after := entries(t, dir); len(after) != len(before)+1 {
-		t.Fatalf("there are %v, want those and one more: %v", after, before)
+	if after := entries(t, dir); len(after) != len(before)+2 {
+		t.Fatalf("there are %v, want those and two more: %v", after, before)
 	}
 	removed, err := RemoveLeftovers(dir)
-	if err != nil || len(removed) != 1 {
-		t.Errorf("RemoveLeftovers = %v, %v; want one folder", removed, err)
+	if err != nil || len(removed) != 2 || !slices.Contains(removed, begun) {
+		t.Errorf("RemoveLeftovers = %v, %v; want %s and another one", removed, err, begun)
 	}
 	if diff := cmp.Diff(before, entries(t, dir)); diff != "" {
 		t.Errorf("what is there (-want +got):\n%s", diff)

@@ -31,6 +31,9 @@ import (
 // superuser is the role that initdb makes.
 const superuser = "postgres"
 
+// dataFolder is where a server's folder has the data.
+const dataFolder = "data"
+
 // Options are for Start. The zero value is fine.
 type Options struct {
 	// Dir is where the server's folder is made; empty means os.TempDir. The path
@@ -65,7 +68,7 @@ const closePatience = 5 * time.Second
 // A Server is a data folder and, unless stopped, the PostgreSQL that serves it.
 // Its methods may be called from several goroutines; they take turns.
 type Server struct {
-	dir        string // holds the socket and the folder "data"
+	dir        string // holds the socket and dataFolder
 	programs   string // folder of the PostgreSQL programs
 	version    string
 	credential *syscall.Credential // nil: this process's own
@@ -358,4 +361,4 @@ func (s *Server) Close() error {
 	return stopped
 }
 
-func (s *Server) data() string { return filepath.Join(s.dir, "data") }
+func (s *Server) data() string { return filepath.Join(s.dir, dataFolder) }

@@ -260,6 +260,9 @@ func TestStatusLine(t *testing.T) {
 		c.say("put back %d of %d", 5, 9)
 		time.Sleep(100 * time.Millisecond)
 		expect("\r\x1b[Kplantstore x: put back 5 of 9, 2.2s")
+		c.say("%s", strings.Repeat("ü", 100))
+		time.Sleep(100 * time.Millisecond)
+		expect("\r\x1b[Kplantstore x: " + strings.Repeat("ü", 54) + " 2.4s") // 68 characters: a longer line would break, and its first part stay
 		c.line.end()
 		expect("\r\x1b[K")
 

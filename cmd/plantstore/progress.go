@@ -109,6 +109,10 @@ func blockers(all []migrate.Blocker) string {
 	return strings.Join(s, "; and by ")
 }
 
+// statusWidth is how many characters a statusLine has at the most, without the time
+// behind them: a line that a terminal of 80 columns breaks can't be taken away.
+const statusWidth = 68
+
 // A statusLine is the last line of a terminal while a command runs that takes longer
 // than a second: what it is at, and for how long. It does not stay. What else is
 // written takes its place, and it comes back below.
@@ -138,7 +142,8 @@ func newStatusLine(terminal io.Writer, name string) *statusLine {
 				l.mu.Lock()
 				if took := time.Since(l.began); took >= time.Second && !l.within {
 					l.drawn = true
-					fmt.Fprintf(l.terminal, "\r\x1b[K%s%s %.1fs", l.name, l.at, took.Seconds())
+					text := []rune(l.name + l.at)
+					fmt.Fprintf(l.terminal, "\r\x1b[K%s %.1fs", string(text[:min(len(text), statusWidth)]), took.Seconds())
 				}
 				l.mu.Unlock()
 			}

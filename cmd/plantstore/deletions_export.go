@@ -57,7 +57,7 @@ func (c *deletionsExport) Run(ctx context.Context, console *console) error {
 				}
 				last = list[len(list)-1].Cursor()
 				written += len(list)
-				console.say("wrote %s, to %s", counted(written, "line"), last)
+				console.say("wrote %s", counted(written, "line"))
 				return nil
 			},
 			Tell: func(what string) { fmt.Fprintln(console.err, what) },
@@ -67,7 +67,7 @@ func (c *deletionsExport) Run(ctx context.Context, console *console) error {
 			return nil
 		case ctx.Err() != nil:
 			return fmt.Errorf("interrupted: go on with --after=%s", last)
-		case last != postgres.Cursor{}:
+		case written > 0:
 			return fmt.Errorf("%w; what was written ends with the cursor %s", err, last)
 		}
 		return err

@@ -46,7 +46,8 @@ func TestExportedLines(t *testing.T) {
 	}
 	expect(2, "", `.*plantstore: --after: "1" is no cursor: want that of a line that was exported, as 4711@2026-07-01T12:00:00.000000Z, or nothing for all[^\n]*\n`,
 		"deletions", "export", "--after=1")
-	expect(1, "", `plantstore: export deletions: the last number that was handed out is 2, .*\n`, "deletions", "export", "--after=7@2026-11-01T12:00:01.123456Z")
+	expect(1, "", `plantstore: export deletions: the last number that was handed out is 2, so this is not the ledger that deletion 7 is from, or its numbers begin anew: go on from an earlier cursor, or from the beginning\n`,
+		"deletions", "export", "--after=7@2026-11-01T12:00:01.123456Z")
 }
 
 // What could not be written is not told as written.

@@ -38,12 +38,12 @@ build: ## Build the program: .bin/plantstore
 
 install: .bin/plantstore
 install: ## Install what was built under PREFIX (/usr/local), with its systemd unit; DESTDIR goes in front
-	install -D -m 755 .bin/plantstore $(DESTDIR)$(PREFIX)/bin/plantstore
-	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/share/plantstore
-	sed 's|/usr/local|$(PREFIX)|' deploy/systemd/plantstore.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/plantstore.service
-	install -m 644 deploy/postgres/roles.sql $(DESTDIR)$(PREFIX)/share/plantstore/roles.sql
-	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
-	.bin/plantstore completion >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/plantstore
+	sed 's|/usr/local|$(PREFIX)|' deploy/systemd/plantstore.service >.bin/plantstore.service
+	.bin/plantstore completion >.bin/plantstore.completion
+	install -D -m 755 .bin/plantstore "$(DESTDIR)$(PREFIX)/bin/plantstore"
+	install -D -m 644 .bin/plantstore.service "$(DESTDIR)$(PREFIX)/lib/systemd/system/plantstore.service"
+	install -D -m 644 .bin/plantstore.completion "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/plantstore"
+	install -D -m 644 deploy/postgres/roles.sql "$(DESTDIR)$(PREFIX)/share/plantstore/roles.sql"
 
 .bin/plantstore:
 	$(BUILD)

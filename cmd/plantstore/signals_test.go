@@ -5,16 +5,19 @@ package main
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
 
 	"plantstore/internal/postgres"
+	"plantstore/internal/readme"
 )
 
 // A serviceProcess is "plantstore serve" as a process of its own.
@@ -104,6 +107,43 @@ func TestHangup(t *testing.T) {
 	(&process{log: log}).addresses(t)
 	s.signal(t, syscall.SIGHUP)
 	s.end(t, 0) // it would be the second signal
+}
+
+// Go ends a program that crashes with the exit code of a bad setting, which the unit of
+// systemd does not start again. What it sets tells them apart.
+func TestTheUnitStartsWhatCrashedAgain(t *testing.T) {
+	t.Parallel()
+	unit := readme.Read(t, "deploy/systemd/plantstore.service")
+	if !strings.Contains(unit, "\nStartLimitIntervalSec=0\n") || !strings.Contains(unit, "\nRestart=always\n") || !strings.Contains(unit, fmt.Sprintf("\nRestartPreventExitStatus=%d\n", exitUsage)) {
+		t.Errorf("the unit does not start the service again, or also with a bad setting (exit code %d):\n%s", exitUsage, unit)
+	}
+	var variables []string
+	for _, m := range regexp.MustCompile(`(?m)^Environment=(GO.*)$`).FindAllStringSubmatch(unit, -1) {
+		variables = append(variables, m[1])
+	}
+	if !strings.Contains(unit, "\nLimitCORE=0\n") {
+		t.Error("the unit has a crash write the memory to disk, passwords and tokens included: want LimitCORE=0")
+	}
+	log := new(syncBuffer)
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", `ulimit -c 0; exec "$0" "$@"`,
+		os.Args[0], "serve", "--database-url=host="+t.TempDir(), "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0")
+	cmd.Env, cmd.Stderr = append(append(os.Environ(), runMain+"=1"), variables...), log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	s := serviceProcess{cmd: cmd, log: log}
+	(&process{log: log}).addresses(t)
+	s.signal(t, syscall.SIGQUIT) // Go's way to ask for a crash
+	_ = cmd.Wait()               // how it ended tells
+	if !strings.Contains(log.String(), "\ngoroutine ") {
+		t.Errorf("no trace:\n%s", log)
+	}
+	if got := s.cmd.ProcessState; got.ExitCode() == exitUsage {
+		t.Errorf("with %q, a crash ends with %v, want another end than that of a bad setting", variables, got)
+	}
+	if stderr, code := runProcess(t, variables, "serve", "--rate-limit=fast"); code != exitUsage {
+		t.Errorf("with %q, a bad setting: exit code %d, %s; want %d", variables, code, stderr, exitUsage)
+	}
 }
 
 // Who starts a service behind a pipe and goes away does not cut its requests off.

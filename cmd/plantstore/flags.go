@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/alecthomas/kong"
+
 	"plantstore/internal/plant"
 	"plantstore/internal/postgres"
 	"plantstore/internal/server"
@@ -32,7 +34,9 @@ const (
 )
 
 // AfterApply reads the files, and makes DatabaseURL the owner's.
-func (f *ownerFlags) AfterApply() (err error) {
+func (f *ownerFlags) AfterApply(parsed *kong.Context) (err error) {
+	preferFlag(parsed, "database-url", &f.DatabaseURL, &f.DatabaseURLFile)
+	preferFlag(parsed, "service-url", &f.ServiceURL, &f.ServiceURLFile)
 	f.setting, f.serviceSetting = ownerSetting, postgres.ServiceSetting
 	if f.DatabaseURLFile != "" {
 		f.setting = "the file " + f.DatabaseURLFile
@@ -70,6 +74,20 @@ func isDatabaseNamed() bool {
 
 // explained is an error of the database in words for an operator.
 func (f *ownerFlags) explained(err error) error { return explained(err, f.setting) }
+
+// preferFlag takes a database URL, or the file that holds it, for not set where a
+// variable has it and the command line has the other one.
+func preferFlag(parsed *kong.Context, name string, url, file *string) {
+	given := func(name string) bool {
+		return slices.ContainsFunc(parsed.Path, func(p *kong.Path) bool { return p.Flag != nil && p.Flag.Name == name })
+	}
+	switch byURL, byFile := *url != "" && given(name), *file != "" && given(name+"-file"); {
+	case byURL && !byFile:
+		*file = ""
+	case byFile && !byURL:
+		*url = ""
+	}
+}
 
 // urlOrFile returns a database URL that may be in a file.
 func urlOrFile(setting, url, file string) (string, error) {

@@ -76,7 +76,8 @@ func (f *serveTuning) Validate() error {
 }
 
 // Validate refuses values that can't work.
-func (c *serveCommand) Validate() error {
+func (c *serveCommand) Validate(parsed *kong.Context) error {
+	preferFlag(parsed, "database-url", &c.DatabaseURL, &c.DatabaseURLFile)
 	if _, err := urlOrFile("DATABASE_URL", c.DatabaseURL, c.DatabaseURLFile); err != nil {
 		return err
 	}

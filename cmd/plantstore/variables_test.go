@@ -137,6 +137,59 @@ func TestComposeVariablesAreTold(t *testing.T) {
 	}
 }
 
+// A flag goes before the variables of the URL and of its file; two variables contradict
+// each other.
+func TestAURLFlagGoesBeforeAFileVariable(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	file := filepath.Join(t.TempDir(), "url")
+	writeFile(t, file, database.Owner)
+	const (
+		nowhere = "host=/nonexistent"
+		noPort  = `--addr (PLANTSTORE_ADDR) is "127.0.0.1:99999"` // so the URL is taken
+	)
+	for _, tt := range []struct {
+		args, variables string
+		code            int
+		want            string
+	}{
+		{"token list --database-url=$OWNER", "PLANTSTORE_MIGRATE_DATABASE_URL_FILE=/nonexistent", 0, ""},
+		{"token list --database-url-file=$FILE", "PLANTSTORE_MIGRATE_DATABASE_URL=" + nowhere, 0, ""},
+		{"token list --database-url=$OWNER", "PLANTSTORE_MIGRATE_DATABASE_URL_FILE=/nonexistent PLANTSTORE_MIGRATE_DATABASE_URL=" + nowhere, 0, ""},
+		{"token list --service-url=$OWNER", "DATABASE_URL_FILE=/nonexistent", 0, ""},
+		{"token list --service-url-file=$FILE", "DATABASE_URL=" + nowhere, 0, ""},
+		{"token list --database-url=", "PLANTSTORE_MIGRATE_DATABASE_URL_FILE=$FILE", 0, ""},
+		{"token list --database-url=" + nowhere, "PLANTSTORE_MIGRATE_DATABASE_URL_FILE=$FILE", 1, "is PLANTSTORE_MIGRATE_DATABASE_URL right?"},
+		{"token list", "DATABASE_URL=$OWNER DATABASE_URL_FILE=$FILE", 2, "both DATABASE_URL and DATABASE_URL_FILE are set"},
+		{"token list --service-url=$OWNER", "PLANTSTORE_MIGRATE_DATABASE_URL=$OWNER PLANTSTORE_MIGRATE_DATABASE_URL_FILE=$FILE", 2,
+			"both PLANTSTORE_MIGRATE_DATABASE_URL and PLANTSTORE_MIGRATE_DATABASE_URL_FILE are set"},
+		{"token list --database-url=$OWNER --database-url-file=$FILE", "", 2, "both PLANTSTORE_MIGRATE_DATABASE_URL and PLANTSTORE_MIGRATE_DATABASE_URL_FILE are set"},
+		{"serve --addr=127.0.0.1:99999 --database-url=host=h", "DATABASE_URL_FILE=/nonexistent", 2, noPort},
+		{"serve --addr=127.0.0.1:99999 --database-url-file=$FILE", "DATABASE_URL=postgres://h:p", 2, noPort},
+		{"serve --addr=127.0.0.1:99999", "DATABASE_URL=host=h DATABASE_URL_FILE=$FILE", 2, "both DATABASE_URL and DATABASE_URL_FILE are set"},
+	} {
+		t.Run(tt.args+" with "+tt.variables, func(t *testing.T) {
+			t.Parallel()
+			fields := func(s string) (list []string) {
+				for _, field := range strings.Fields(s) {
+					list = append(list, strings.NewReplacer("$OWNER", database.Owner, "$FILE", file).Replace(field))
+				}
+				return list
+			}
+			stderr, code := runProcess(t, fields(tt.variables), fields(tt.args)...)
+			if code != tt.code || !strings.Contains(stderr, tt.want) || (stderr == "") != (tt.want == "") {
+				t.Errorf("exit code %d, %q; want %d, %q", code, stderr, tt.code, tt.want)
+			}
+		})
+	}
+	// What the service connects to is what it says.
+	s := startService(t, []string{"DATABASE_URL_FILE=/nonexistent"}, "--database-url="+database.App)
+	s.end(t, 0)
+	if log := s.log.String(); !strings.Contains(log, `"database":"`+database.Name+`"`) || strings.Contains(log, "/nonexistent") {
+		t.Errorf("want database %s, and no word of the file that does not count:\n%s", database.Name, log)
+	}
+}
+
 // Who can't leave a variable out leaves it empty.
 func TestEmptyVariablesAreNotSet(t *testing.T) {
 	t.Parallel()

@@ -16,6 +16,7 @@ import (
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
+	"plantstore/internal/readme"
 )
 
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
@@ -174,6 +175,41 @@ func TestRoles(t *testing.T) {
 			}
 			s.exec(t, "plantstore_app", "store", `DELETE FROM public.plants WHERE id = 1`)
 		})
+	}
+}
+
+// The operator's manual says who may grant what doctor asks for.
+func TestWhoMayGrantStatistics(t *testing.T) {
+	t.Parallel()
+	const grant = `GRANT pg_read_all_stats TO plantstore_owner`
+	if guide := readme.Read(t, "deploy/README.md"); !strings.Contains(guide, "psql -d plantstore -c '"+grant+"'\n") {
+		t.Fatalf("deploy/README.md does not have %q", grant)
+	}
+	s := newServer(t)
+	s.reset(t, ``)
+	if left := s.run(t, "owner"); left != "" {
+		t.Fatal(left)
+	}
+	may := func(role string) bool {
+		t.Helper()
+		_, err := s.connect(t, role, "store").Exec(t.Context(), grant)
+		if pg, ok := errors.AsType[*pgconn.PgError](err); err != nil && (!ok || pg.Code != "42501") {
+			t.Fatal(err)
+		}
+		return err == nil
+	}
+	var version int
+	if err := s.connect(t, "postgres", "store").QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int / 10000`).Scan(&version); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := may("owner"), version < 16; got != want {
+		t.Errorf("on PostgreSQL %d, CREATEROLE is enough: %v, want %v", version, got, want)
+	}
+	s.exec(t, "postgres", "store", `GRANT pg_read_all_stats TO owner WITH ADMIN OPTION`)
+	for _, role := range []string{"owner", "postgres"} {
+		if !may(role) {
+			t.Errorf("%s may not, want it to be allowed", role)
+		}
 	}
 }
 

@@ -334,7 +334,7 @@ func (e *export) checkCursor(ctx context.Context, tx pgx.Tx) error {
 	var same *bool // nil: the number has no entry
 	var young bool
 	err := tx.QueryRow(ctx, `
-		SELECT (SELECT d.deleted_at = $2 AND d.plant IS NOT NULL FROM public.plant_deletions d WHERE d.id = $1),
+		SELECT (SELECT d.deleted_at = $2 FROM public.plant_deletions d WHERE d.id = $1),
 			$2 > clock_timestamp() - make_interval(secs => $3)`, e.After.ID, e.After.DeletedAt, IdempotencyHorizon.Seconds()).Scan(&same, &young)
 	const lost = "the database lost it, as in a failover to a standby that was behind or when it was restored from a backup, or this is another database"
 	switch {

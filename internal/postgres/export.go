@@ -143,14 +143,14 @@ func (e *export) round(ctx context.Context) (passing bool, err error) {
 		return judge(err, false).next == again, err
 	}
 	defer conn.Release()
-	if err = e.on(ctx, conn); err == nil {
-		return false, nil
+	if err = e.on(ctx, conn); err == nil || e.broken {
+		return false, err
 	}
 	passing = conn.Conn().IsClosed() || errors.Is(err, errCutShort) || pgError(err) != nil && onlyRead(err).next == again
-	if conn.Conn().IsClosed() && pgError(err) == nil && !e.broken {
+	if conn.Conn().IsClosed() && pgError(err) == nil {
 		err = fmt.Errorf("the connection was lost: %w", err)
 	}
-	return passing && !e.broken, err
+	return passing, err
 }
 
 func (e *export) on(ctx context.Context, conn *pgxpool.Conn) error {
@@ -218,7 +218,8 @@ func (e *export) survey(ctx context.Context, conn *pgx.Conn) (survey, error) {
 		WITH numbers AS (SELECT q.* FROM pg_sequence q WHERE q.seqrelid = to_regclass(pg_get_serial_sequence('public.plant_deletions', 'id')))
 		SELECT coalesce((SELECT max(d.id) FROM public.plant_deletions d), $1::bigint), pg_is_in_recovery(),
 			ARRAY(SELECT l.virtualtransaction FROM pg_locks l WHERE `+ledgerLock+`),
-			pg_snapshot_xmax(pg_current_snapshot())::pg_catalog.text::bigint,
+			-- The snapshot's own end is that of the last transaction that has ended; age tells how many have begun since.
+			pg_snapshot_xmax(pg_current_snapshot())::pg_catalog.text::bigint + age(pg_snapshot_xmax(pg_current_snapshot())::pg_catalog.xid),
 			coalesce((SELECT n.seqcache > 1 OR n.seqincrement < 1 OR n.seqcycle FROM numbers n), false),
 			(SELECT CASE WHEN has_sequence_privilege(n.seqrelid, 'SELECT, USAGE') THEN pg_sequence_last_value(n.seqrelid) END FROM numbers n),
 			EXISTS (SELECT FROM pg_subscription_rel r WHERE r.srrelid = 'public.plant_deletions'::pg_catalog.regclass)`,

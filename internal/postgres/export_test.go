@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"plantstore/internal/localpg"
 	"plantstore/internal/pgtest"
@@ -167,7 +168,44 @@ func TestExportMissesNothingThatIsCommittedLate(t *testing.T) {
 			if diff := cmp.Diff(tt.want, x.plants()); diff != "" {
 				t.Errorf("exported plants (-want +got):\n%s", diff)
 			}
+			if len(x.told) != 2 || !strings.HasPrefix(x.told[1], "going on after ") {
+				t.Errorf("told %q, want once that it is held up, and that it goes on", x.told)
+			}
 		})
+	}
+}
+
+// What was not on the standby could be gone after a failover, and so is not exported.
+func TestExportWaitsForTheStandbyOfCommits(t *testing.T) {
+	t.Parallel()
+	database, _ := ownStore(t, nil)
+	s := storeOn(t, database, "")
+	s.sample(t, 1)
+	s.exec(t, `DELETE FROM plants`)
+	super := pgtest.Pool(t, database.Super)
+	requireStandby(t, super, "nobody")
+	// The wait is cancelled, and what it waits for not believed.
+	done := make(chan error, 1)
+	go func() {
+		done <- ledgerOf(t, database).Export(t.Context(), ExportOptions{
+			Write: func(list []Recorded) error { return fmt.Errorf("exported %d deletions, want none", len(list)) },
+			Tell:  func(what string) { t.Errorf("told %q, want nothing", what) },
+		})
+	}()
+	cancelled := false
+	for !cancelled && len(done) == 0 {
+		if err := super.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE pg_cancel_backend(pid)) > 0 FROM pg_stat_activity WHERE wait_event = 'SyncRep'`).Scan(&cancelled); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := <-done; !cancelled || err == nil || !strings.Contains(err.Error(), errCutShort.Error()) {
+		t.Errorf("Export: %v, its wait was cancelled: %v; want it to wait, and not to believe", err, cancelled)
+	}
+	requireStandby(t, super, "")
+	x := exportOf(t, ledgerOf(t, database), Cursor{}, false)
+	x.end(t)
+	if diff := cmp.Diff([]int64{1}, x.plants()); diff != "" {
+		t.Errorf("exported plants once no standby is asked for (-want +got):\n%s", diff)
 	}
 }
 
@@ -317,9 +355,10 @@ func TestExportFromAStandby(t *testing.T) {
 			}
 		}
 	}
-	early := pgtest.Connect(t, database.Owner)
+	early, late := pgtest.Connect(t, database.Owner), pgtest.Connect(t, database.Owner)
+	script(t, late, `BEGIN; SELECT pg_current_xact_id()`) // so the one that is open is the newest
 	script(t, early, `BEGIN; DELETE FROM plants WHERE id = 1`)
-	s.exec(t, `DELETE FROM plants WHERE id = 2`)
+	script(t, late, `DELETE FROM plants WHERE id = 2; COMMIT`)
 	replayed()
 	l := ledgerOf(t, pgtest.Database{Owner: standby.URL("plantstore_owner", "plantstore")})
 	l.heldUpAfter = 0
@@ -432,6 +471,23 @@ func TestExportTellsOfAPurge(t *testing.T) {
 	if err != nil || len(overtaken.told) != 1 || !strings.Contains(overtaken.told[0], "it was purged") || !slices.Equal(overtaken.plants(), []int64{4, 6}) {
 		t.Errorf("overtaken by a purge: plants %d, told %q, %v; want 4 and 6, and to be told", overtaken.plants(), overtaken.told, err)
 	}
+
+	// That it goes on being overtaken is told once.
+	s.sample(t, 3)
+	s.exec(t, `DELETE FROM plants`)
+	s.exec(t, `UPDATE plant_deletions SET deleted_at = now() - interval '30 days' + id * interval '1 day'`)
+	overtaken = &exported{}
+	err = l.Export(t.Context(), ExportOptions{
+		Write: func(list []Recorded) error {
+			overtaken.list = append(overtaken.list, list...)
+			_, err := s.owner.Exec(t.Context(), `DELETE FROM plant_deletions WHERE id <= $1`, list[len(list)-1].ID)
+			return err
+		},
+		Tell: func(what string) { overtaken.told = append(overtaken.told, what) },
+	})
+	if err != nil || len(overtaken.told) != 1 || len(overtaken.list) != 4 {
+		t.Errorf("overtaken again and again: plants %d, told %q, %v; want 4 deletions, and to be told once", overtaken.plants(), overtaken.told, err)
+	}
 }
 
 // A follower that had all there was misses nothing when that is purged.
@@ -529,9 +585,18 @@ func TestExportEndsWithItsConsumer(t *testing.T) {
 	s, l := newLedger(t)
 	s.sample(t, 1)
 	s.exec(t, `DELETE FROM plants`)
-	err := l.Export(t.Context(), ExportOptions{Follow: true, Tell: func(string) {}, Write: func([]Recorded) error { return errors.New("the disk is full") }})
-	if err == nil || !strings.Contains(err.Error(), "the disk is full") {
-		t.Errorf("Export: %v, want the consumer's error", err)
+	lost := &pgconn.PgError{Code: "57P01", Message: "the disk is full"} // in a database of the consumer's, which is none of ours
+	for _, failure := range []error{errors.New("the disk is full"), lost} {
+		asked := 0
+		err := l.Export(t.Context(), ExportOptions{Follow: true, Tell: func(string) {}, Write: func([]Recorded) error {
+			if asked++; asked > 1 {
+				return errors.New("asked again")
+			}
+			return failure
+		}})
+		if err == nil || !strings.Contains(err.Error(), "the disk is full") {
+			t.Errorf("Export: %v, want the consumer's error", err)
+		}
 	}
 }
 

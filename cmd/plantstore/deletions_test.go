@@ -348,6 +348,18 @@ func TestMoment(t *testing.T) {
 }
 
 // A restore of somebody's deletions goes on after a yes only.
+// What fails in the middle says how far it got.
+func TestAPurgeThatFails(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	execute(t, pgtest.Connect(t, database.Owner), `
+		INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, 1500) i; DELETE FROM plants;
+		UPDATE plant_deletions SET deleted_at = now() - interval '30 days';
+		CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'kept'; END $$;
+		CREATE TRIGGER kept BEFORE DELETE ON plant_deletions FOR EACH ROW WHEN (OLD.id > 1000) EXECUTE FUNCTION kept()`)
+	expecting(t, database.Owner)(1, "", `.*plantstore: .*kept.*; 1000 of 1500 are purged, run it again for the rest\n`, "deletions", "purge", "--older-than=8d")
+}
+
 func TestAsk(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("refused")

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -76,6 +77,37 @@ func TestExportOntoAFullDisk(t *testing.T) {
 		if err == nil || err.Error() != "export deletions: no space left on device; what was written ends with the cursor "+d.Cursor {
 			t.Errorf("export %s: %v; want it to end with the cursor %s", follow, err, d.Cursor)
 		}
+		// The last lines are written at the end.
+		few := fmt.Sprintf("--after=1490@%s", cursorTime(t, database.Owner, 1490))
+		err = run(t.Context(), nil, []string{"deletions", "export", follow, few, "--database-url=" + database.Owner},
+			writerFunc(func([]byte) (int, error) { return 0, syscall.ENOSPC }), io.Discard)
+		if err == nil || err.Error() != "export deletions: no space left on device" {
+			t.Errorf("export %s %s: %v; want that no space is left, and no word of what was written", follow, few, err)
+		}
+	}
+}
+
+// cursorTime is when a deletion was, as in its cursor.
+func cursorTime(t *testing.T, url string, id int64) (at string) {
+	t.Helper()
+	if err := pgtest.Connect(t, url).QueryRow(t.Context(), `SELECT to_char(deleted_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') FROM plant_deletions WHERE id = $1`, id).Scan(&at); err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// What is cut short is not whole, and says where to go on.
+func TestAnInterruptedExportSaysWhereToGoOn(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	execute(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, 1500) i; DELETE FROM plants`)
+	ctx, interrupt := context.WithCancel(t.Context())
+	err := run(ctx, nil, []string{"deletions", "export", "--database-url=" + database.Owner}, writerFunc(func(p []byte) (int, error) {
+		interrupt() // in the first page of a thousand
+		return len(p), nil
+	}), io.Discard)
+	if want := "interrupted: go on with --after=1000@" + cursorTime(t, database.Owner, 1000); err == nil || err.Error() != want {
+		t.Errorf("export: %v, want %s", err, want)
 	}
 }
 
@@ -293,5 +325,8 @@ func TestAFollowerMissesNothingInOutages(t *testing.T) {
 	}
 	if err := e.Wait(); err != nil {
 		t.Errorf("it ended with %v", err)
+	}
+	if told := e.err.String(); strings.Count(told, "is back after ") != strings.Count(told, "waiting for the database: ") {
+		t.Errorf("it told:\n%s\nwant the end of each outage once", told)
 	}
 }

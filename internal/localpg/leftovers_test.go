@@ -1,6 +1,7 @@
 package localpg
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -44,6 +45,12 @@ func TestRemoveLeftovers(t *testing.T) {
 	}
 	if err := os.Symlink("postgres-1", filepath.Join(dir, folderPrefix+"19")); err != nil {
 		t.Fatal(err)
+	}
+	if os.Geteuid() == 0 { // who may give a folder to somebody else
+		others := filepath.Join(dir, folderPrefix+"21")
+		if err := errors.Join(os.MkdirAll(filepath.Join(others, dataFolder), 0o700), os.Chown(others, 4711, 4711)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	before := entries(t, dir)
 	// This is one that was killed at once.

@@ -81,7 +81,7 @@ func TestHangup(t *testing.T) {
 	}
 
 	for _, first := range []syscall.Signal{syscall.SIGHUP, syscall.SIGTERM} {
-		s := startService(t, nil, "--database-url=host="+t.TempDir(), "--drain-delay=10h")
+		s := startService(t, nil, "--database-url=host="+t.TempDir(), "--drain-delay=10m")
 		s.signal(t, first)
 		if !eventually(func() bool { return strings.Contains(s.log.String(), `"msg":"draining"`) }) {
 			t.Fatalf("after %v, it does not drain:\n%s", first, s.log)
@@ -90,7 +90,7 @@ func TestHangup(t *testing.T) {
 			s.signal(t, syscall.SIGHUP)
 			send(t, http.MethodGet, s.public+"/nowhere", "") // it lives, and has had time for the signal
 		}
-		s.end(t, 1) // what is left of ten hours
+		s.end(t, 1) // what is left of ten minutes
 		if want := "plantstore: ended at once by a second signal (terminated)"; !strings.HasPrefix(lastLine(s.log.String()), want) {
 			t.Errorf("after %v, SIGHUP and SIGTERM: last line %q, want %q", first, lastLine(s.log.String()), want)
 		}
@@ -186,7 +186,7 @@ func TestServeDrainsWhenNobodyReadsItsLog(t *testing.T) {
 			t.Errorf("while it drains: %d, want 401", code)
 		}
 		s.signal(t, syscall.SIGINT)
-		s.end(t, 1) // what is left of ten hours
+		s.end(t, 1) // what is left of ten minutes
 	}
 }
 

@@ -77,13 +77,13 @@ func TestExportOntoAFullDisk(t *testing.T) {
 		if err == nil || err.Error() != "export deletions: no space left on device; what was written ends with the cursor "+d.Cursor {
 			t.Errorf("export %s: %v; want it to end with the cursor %s", follow, err, d.Cursor)
 		}
-		// The last lines are written at the end.
-		few := fmt.Sprintf("--after=1490@%s", cursorTime(t, database.Owner, 1490))
-		err = run(t.Context(), nil, []string{"deletions", "export", follow, few, "--database-url=" + database.Owner},
-			writerFunc(func([]byte) (int, error) { return 0, syscall.ENOSPC }), io.Discard)
-		if err == nil || err.Error() != "export deletions: no space left on device" {
-			t.Errorf("export %s %s: %v; want that no space is left, and no word of what was written", follow, few, err)
-		}
+	}
+	// The last lines are written at the end.
+	few := "--after=1490@" + cursorTime(t, database.Owner, 1490)
+	err := run(t.Context(), nil, []string{"deletions", "export", few, "--database-url=" + database.Owner},
+		writerFunc(func([]byte) (int, error) { return 0, syscall.ENOSPC }), io.Discard)
+	if err == nil || err.Error() != "export deletions: no space left on device" {
+		t.Errorf("export %s: %v; want that no space is left, and no word of what was written", few, err)
 	}
 }
 

@@ -18,11 +18,13 @@ const module = "plantstore/"
 // A package that is not here may not exist.
 var mayImport = map[string][]string{
 	"cmd/plantstore":         {"internal/auth", "internal/doctor", "internal/localpg", "internal/migrate", "internal/plant", "internal/postgres", "internal/server"},
-	"cmd/chaos":              {"cmd/internal/programs", "internal/auth", "internal/localpg", "internal/migrate", "internal/pgtest", "internal/plant", "internal/postgres"},
+	"cmd/chaos":              {"cmd/internal/programs", "cmd/internal/witness", "internal/localpg", "internal/migrate", "internal/pgtest", "internal/postgres"},
 	"cmd/bench":              {"cmd/internal/programs", "internal/auth", "internal/localpg", "internal/migrate", "internal/plant", "internal/postgres"},
 	"cmd/bench/bare":         {},
 	"cmd/bench/distance":     {},
+	"cmd/drill":              {"cmd/internal/programs", "cmd/internal/witness", "deploy/postgres", "internal/localpg", "internal/migrate", "internal/postgres"},
 	"cmd/internal/programs":  {},
+	"cmd/internal/witness":   {"internal/auth", "internal/plant", "internal/postgres"},
 	"deploy/postgres":        {},
 	"deploy/sbom":            {},
 	"internal/plant":         {},
@@ -42,7 +44,7 @@ var mayImport = map[string][]string{
 // onlyIn says which packages may import a module of somebody else's, tests aside.
 var onlyIn = map[string][]string{
 	"github.com/labstack/echo/":  {"internal/server", "cmd/bench/bare"},
-	"github.com/jackc/pgx/":      {"internal/postgres", "internal/doctor", "internal/migrate", "internal/pgtest", "cmd/chaos", "cmd/bench", "cmd/bench/bare"},
+	"github.com/jackc/pgx/":      {"internal/postgres", "internal/doctor", "internal/migrate", "internal/pgtest", "cmd/chaos", "cmd/drill", "cmd/bench", "cmd/bench/bare", "cmd/internal/witness"},
 	"github.com/pressly/goose/":  {"internal/migrate"},
 	"github.com/testcontainers/": {"internal/pgtest"},
 	"github.com/prometheus/":     {"internal/server", "internal/postgres", "cmd/plantstore"},

@@ -14,6 +14,8 @@ import (
 	"plantstore/cmd/internal/programs"
 	"plantstore/internal/localpg"
 	"plantstore/internal/pgtest"
+
+	"plantstore/cmd/internal/witness"
 )
 
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
@@ -69,7 +71,7 @@ func TestCheckerCatchesSabotage(t *testing.T) {
 					return // TestNoAnswerLies says so
 				}
 				r := runAndLog(t, c, servers)
-				if slices.ContainsFunc(r.violations, func(v violation) bool { return v.rule == test.rule }) {
+				if slices.ContainsFunc(r.violations, func(v witness.Violation) bool { return v.Rule == test.rule }) {
 					return
 				}
 				c.seed = newSeed()
@@ -205,8 +207,8 @@ func TestHistoryFile(t *testing.T) {
 	t.Parallel()
 	var got strings.Builder
 	err := writeHistory(&got, []fault{{"refuse", 1, 2}},
-		[]deletion{{Plant: 7, Key: "k", Answers: []answer{{Start: 1, End: 3, Status: 204}}}},
-		[]tale{{Plant: 8, Tale: []op{{Do: refer, Start: 1, End: 2, Made: true}, {Do: deleteIt, Start: 3, End: 4, Answer: answer{Status: 409, Code: 40900}}}}})
+		[]witness.Deletion{{Plant: 7, Key: "k", Answers: []witness.Answer{{Start: 1, End: 3, Status: 204}}}},
+		[]tale{{Plant: 8, Tale: []op{{Do: refer, Start: 1, End: 2, Made: true}, {Do: deleteIt, Start: 3, End: 4, Answer: witness.Answer{Status: 409, Code: 40900}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
+	"plantstore/cmd/internal/witness"
 )
 
 // This is the contract of the service as a thing that does one operation at a time.
@@ -64,18 +66,18 @@ func (s plantState) step(o op) (bool, plantState) {
 	}
 	ok := true
 	replay := o.Key > 0 && s.deletedBy[o.Key]
-	switch o.Answer.effect() {
-	case deleted:
+	switch o.Answer.Effect() {
+	case witness.Deleted:
 		ok = o.Answer.Replayed == replay && (replay || s.delete(o))
-	case notThere:
+	case witness.NotThere:
 		ok = !replay && !s.there && (o.Answer.Code == 40402) == (s.deletions > 0)
 		s.refused[o.Key] = o.Nth
-	case referred:
+	case witness.Referred:
 		ok = !replay && s.there && s.reference != absent
 		s.refused[o.Key] = o.Nth
-	case unknown:
+	case witness.Unknown:
 		s.delete(o)
-	case notDeleted:
+	case witness.NotDeleted:
 		if o.Key > 0 {
 			s.delete(o) // it speaks of its own attempts only
 		}
@@ -159,8 +161,8 @@ func (o op) label() string {
 
 // endless reports whether the operation may have its effect at any time.
 func (o op) endless() bool {
-	e := o.Answer.effect()
-	return o.Lost || o.Do == deleteIt && (e == unknown || e == wrong || e == notDeleted && o.Key > 0)
+	e := o.Answer.Effect()
+	return o.Lost || o.Do == deleteIt && (e == witness.Unknown || e == witness.Wrong || e == witness.NotDeleted && o.Key > 0)
 }
 
 // linearTimeout bounds the search for an order. Tales are short: it takes
@@ -183,11 +185,11 @@ func order(t *tale, end look) (porcupine.CheckResult, porcupine.LinearizationInf
 }
 
 // lookAt is what the database holds of a plant.
-func (s state) lookAt(plant int64) look {
-	l := look{there: s.plants[plant], deletions: len(s.ledger[plant])}
-	for _, e := range s.ledger[plant] {
+func lookAt(s witness.State, plant int64) look {
+	l := look{there: s.Plants[plant], deletions: len(s.Ledger[plant])}
+	for _, e := range s.Ledger[plant] {
 		for key := 1; key <= keysOfATale; key++ {
-			if e.key == keyOf(plant, key) {
+			if e.Key == keyOf(plant, key) {
 				l.deletedBy[key] = true
 			}
 		}
@@ -197,12 +199,12 @@ func (s state) lookAt(plant int64) look {
 
 // draw draws the first tale that has no order into a file, for a browser.
 func (r *report) draw(w io.Writer, path string) error {
-	i := slices.IndexFunc(r.violations, func(v violation) bool { return v.rule == "h" })
+	i := slices.IndexFunc(r.violations, func(v witness.Violation) bool { return v.Rule == "h" })
 	if i < 0 {
 		return nil
 	}
-	t := r.tale(r.violations[i].plant)
-	_, info := order(t, r.state.lookAt(t.Plant))
+	t := r.tale(r.violations[i].Plant)
+	_, info := order(t, lookAt(r.state, t.Plant))
 	if err := porcupine.VisualizePath(contract(), info, path); err != nil {
 		return fmt.Errorf("draw a tale: %w", err)
 	}
@@ -210,20 +212,41 @@ func (r *report) draw(w io.Writer, path string) error {
 	return err
 }
 
-// tale checks one plant's: rules f and h.
-func (c *checker) tale(t *tale) {
-	for i, o := range t.Tale {
-		if o.Do == deleteIt {
-			c.proper(t.Plant, i+1, o.Answer)
+// events are what happened in a run.
+type events struct {
+	principal string // whose history it is; nobody else deleted any plants
+	history   []witness.Deletion
+	tales     []tale
+	faults    []fault
+}
+
+// check returns the violations of a run in which plants first to last were put into the
+// store: those of the rules of violation, and of
+//
+//	h  what was told of one plant, whoever did what to it, could have been told if
+//	   everything had been done one after the other
+func check(e events, s witness.State, first, last int64) []witness.Violation {
+	r := witness.Run{
+		Principal: e.principal, History: e.history,
+		Others: make(map[int64]bool, len(e.tales)), Hindered: merge(ofKind(e.faults, triggerOff)),
+	}
+	var found []witness.Violation
+	for i := range e.tales {
+		t := &e.tales[i]
+		r.Others[t.Plant] = true
+		for n, o := range t.Tale {
+			if o.Do == deleteIt {
+				found = append(found, r.Proper(t.Plant, n+1, o.Answer)...)
+			}
+		}
+		switch result, _ := order(t, lookAt(s, t.Plant)); result {
+		case porcupine.Illegal:
+			found = append(found, witness.Violation{Rule: "h", Plant: t.Plant, Text: "there is no order of these operations in which each has its outcome"})
+		case porcupine.Unknown:
+			found = append(found, witness.Violation{Rule: "h", Plant: t.Plant, Text: fmt.Sprintf("no order of these operations was found in %v", linearTimeout)})
 		}
 	}
-	result, _ := order(t, c.state.lookAt(t.Plant))
-	switch result {
-	case porcupine.Illegal:
-		c.violate("h", t.Plant, "there is no order of these operations in which each has its outcome")
-	case porcupine.Unknown:
-		c.violate("h", t.Plant, "no order of these operations was found in %v", linearTimeout)
-	}
+	return append(found, r.Check(s, first, last)...)
 }
 
 // describe is the tale for people.

@@ -8,15 +8,25 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
+	"plantstore/cmd/internal/witness"
 )
 
+// Answers, by what they are.
 var (
-	refused409 = answer{Status: 409, Code: 40900}
-	busy       = answer{Status: 503, Code: 50301}
+	yes         = witness.Answer{Status: 204}
+	replay      = witness.Answer{Status: 204, Replayed: true}
+	never       = witness.Answer{Status: 404, Code: 40401}
+	earlier     = witness.Answer{Status: 404, Code: 40402}
+	unavailable = witness.Answer{Status: 503, Code: 50300}
+	inDoubt     = witness.Answer{Status: 504, Code: 50400}
+	lost        = witness.Answer{Lost: "unexpected EOF"}
+	refused409  = witness.Answer{Status: 409, Code: 40900}
+	busy        = witness.Answer{Status: 503, Code: 50301}
 )
 
 // del is a deletion with a key, or none if that is zero.
-func del(key, nth int, a answer) op { return op{Do: deleteIt, Key: key, Nth: nth, Answer: a} }
+func del(key, nth int, a witness.Answer) op { return op{Do: deleteIt, Key: key, Nth: nth, Answer: a} }
 
 func made(do deed) op    { return op{Do: do, Made: true} }
 func notMade(do deed) op { return op{Do: do} }
@@ -123,9 +133,9 @@ func TestCheckTale(t *testing.T) {
 		{Do: unrefer, Made: true, Start: 4, End: 5},
 	}}
 	e := events{principal: principal, tales: []tale{told}}
-	s := state{plants: map[int64]bool{}, ledger: map[int64][]entry{1: {{principal, keyOf(1, 1), requestID(1, 1)}}}}
+	s := witness.State{Plants: map[int64]bool{}, Ledger: map[int64][]witness.Entry{1: {{By: principal, Key: keyOf(1, 1), Request: witness.RequestID(1, 1)}}}}
 	r := &report{events: e, state: s, violations: check(e, s, 1, 1)}
-	if len(r.violations) != 1 || r.violations[0].rule != "h" {
+	if len(r.violations) != 1 || r.violations[0].Rule != "h" {
 		t.Fatalf("violations %+v, want one of rule h", r.violations)
 	}
 	var printed strings.Builder
@@ -141,7 +151,7 @@ func TestCheckTale(t *testing.T) {
 		t.Errorf("the drawing (%v) lacks the answer", err)
 	}
 
-	s.plants[1], s.ledger = true, nil
+	s.Plants[1], s.Ledger = true, nil
 	if found := check(e, s, 1, 1); len(found) != 0 {
 		t.Errorf("without a late deletion: violations %+v, want none", found)
 	}
@@ -154,16 +164,16 @@ func TestCheckTale(t *testing.T) {
 // TestHinderedOnlyWithoutTheTrigger is about rule f and the code 50304.
 func TestHinderedOnlyWithoutTheTrigger(t *testing.T) {
 	t.Parallel()
-	e := events{principal: principal, history: []deletion{{Plant: 1, Key: "key-1", Answers: []answer{
+	e := events{principal: principal, history: []witness.Deletion{{Plant: 1, Key: "key-1", Answers: []witness.Answer{
 		{Status: 503, Code: 50304, Start: 10, End: 12}, {Status: 204, Start: 20, End: 21},
 	}}}}
-	s := state{ledger: map[int64][]entry{1: {by(2)}}}
+	s := witness.State{Ledger: map[int64][]witness.Entry{1: {{By: principal, Key: "key-1", Request: witness.RequestID(1, 2)}}}}
 	e.faults = []fault{{triggerOff, 5, 11}}
 	if found := check(e, s, 1, 1); len(found) != 0 {
 		t.Errorf("while it was disabled: violations %+v, want none", found)
 	}
 	e.faults = []fault{{"refuse", 5, 11}, {triggerOff, 13, 14}}
-	if found := check(e, s, 1, 1); len(found) != 1 || found[0].rule != "f" {
+	if found := check(e, s, 1, 1); len(found) != 1 || found[0].Rule != "f" {
 		t.Errorf("while it was not: violations %+v, want one of rule f", found)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
+
+	"plantstore/cmd/internal/witness"
 )
 
 // Size of the plot, and how finely it shows the points: of those that would lie on
@@ -24,18 +26,18 @@ const (
 type series struct {
 	name  string
 	color color.Color
-	has   func(answer) bool
+	has   func(witness.Answer) bool
 }
 
 func allSeries() []series {
-	is := func(effects ...effect) func(answer) bool {
-		return func(a answer) bool { return slices.Contains(effects, a.effect()) }
+	is := func(effects ...witness.Effect) func(witness.Answer) bool {
+		return func(a witness.Answer) bool { return slices.Contains(effects, a.Effect()) }
 	}
 	return []series{
-		{"deleted (204)", color.RGBA{0x2c, 0x7f, 0x4f, 0xff}, is(deleted)},
-		{"404, 409", color.RGBA{0x2b, 0x5d, 0xb3, 0xff}, is(notThere, referred)},
-		{"503", color.RGBA{0xd9, 0x82, 0x1c, 0xff}, is(notDeleted)},
-		{"504, or no answer", color.RGBA{0xc0, 0x22, 0x2a, 0xff}, is(unknown, wrong)},
+		{"deleted (204)", color.RGBA{0x2c, 0x7f, 0x4f, 0xff}, is(witness.Deleted)},
+		{"404, 409", color.RGBA{0x2b, 0x5d, 0xb3, 0xff}, is(witness.NotThere, witness.Referred)},
+		{"503", color.RGBA{0xd9, 0x82, 0x1c, 0xff}, is(witness.NotDeleted)},
+		{"504, or no answer", color.RGBA{0xc0, 0x22, 0x2a, 0xff}, is(witness.Unknown, witness.Wrong)},
 	}
 }
 
@@ -89,10 +91,10 @@ func (r *report) plot(path string) error {
 }
 
 // answers are those to all requests that were sent.
-func (r *report) answers() []answer {
-	var all []answer
+func (r *report) answers() []witness.Answer {
+	var all []witness.Answer
 	for i := range r.events.history {
-		all = append(all, r.events.history[i].requests()...)
+		all = append(all, r.events.history[i].Requests()...)
 	}
 	for i := range r.events.tales {
 		for _, o := range r.events.tales[i].Tale {
@@ -101,10 +103,10 @@ func (r *report) answers() []answer {
 			}
 		}
 	}
-	return slices.DeleteFunc(all, func(a answer) bool { return a.Unsent })
+	return slices.DeleteFunc(all, func(a witness.Answer) bool { return a.Unsent })
 }
 
-func milliseconds(a answer) float64 {
+func milliseconds(a witness.Answer) float64 {
 	return float64(a.End-a.Start) / float64(time.Millisecond)
 }
 

@@ -9,14 +9,16 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"plantstore/cmd/internal/witness"
 )
 
 func TestPlot(t *testing.T) {
 	t.Parallel()
 	second := func(n int) time.Duration { return time.Duration(n) * time.Second }
 	r := &report{took: second(20), kinds: kinds(), events: events{
-		history: []deletion{{Plant: 1, Answers: []answer{{Start: second(1), End: second(2), Status: 504, Code: 50400}, {Start: second(3), End: second(4), Status: 204}}}},
-		tales:   []tale{{Plant: 2, Tale: []op{{Do: refer}, {Do: deleteIt, Answer: answer{Start: second(5), End: second(5), Status: 409, Code: 40900}}}}},
+		history: []witness.Deletion{{Plant: 1, Answers: []witness.Answer{{Start: second(1), End: second(2), Status: 504, Code: 50400}, {Start: second(3), End: second(4), Status: 204}}}},
+		tales:   []tale{{Plant: 2, Tale: []op{{Do: refer}, {Do: deleteIt, Answer: witness.Answer{Start: second(5), End: second(5), Status: 409, Code: 40900}}}}},
 		faults:  []fault{{"freeze", second(1), second(3)}, {"refuse", second(2), second(4)}},
 	}}
 	path := filepath.Join(t.TempDir(), "chaos.svg")

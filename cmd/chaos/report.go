@@ -1,16 +1,19 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
-	"sort"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"plantstore/cmd/internal/witness"
 )
 
 // A report is what came of a run.
@@ -19,8 +22,8 @@ type report struct {
 	took       time.Duration
 	kinds      []kind // those that were to happen
 	events     events
-	state      state
-	violations []violation
+	state      witness.State
+	violations []witness.Violation
 }
 
 // verdict returns nil if no promise was broken and the run was worth its name.
@@ -83,16 +86,16 @@ func (r *report) print(w io.Writer) {
 			fmt.Fprintf(w, "and %d more\n", len(r.violations)-i)
 			break
 		}
-		fmt.Fprint(w, describe(v, r.deletion(v.plant), r.state))
-		if t := r.tale(v.plant); t != nil {
-			fmt.Fprint(w, t.describe(r.state.lookAt(v.plant)))
+		fmt.Fprint(w, v.Describe(r.deletion(v.Plant), r.state))
+		if t := r.tale(v.Plant); t != nil {
+			fmt.Fprint(w, t.describe(lookAt(r.state, v.Plant)))
 		}
 	}
 }
 
 // deletion is that of a plant, or nil if nobody asked for it.
-func (r *report) deletion(plant int64) *deletion {
-	i, ok := slices.BinarySearchFunc(r.events.history, plant, func(d deletion, plant int64) int {
+func (r *report) deletion(plant int64) *witness.Deletion {
+	i, ok := slices.BinarySearchFunc(r.events.history, plant, func(d witness.Deletion, plant int64) int {
 		return cmp.Compare(d.Plant, plant)
 	})
 	if !ok {
@@ -124,7 +127,7 @@ func (r *report) printCounts(w io.Writer) {
 		if d.Back {
 			late++
 		}
-		for _, a := range d.requests() {
+		for _, a := range d.Requests() {
 			requests++
 			answers[a.String()]++
 		}
@@ -136,7 +139,7 @@ func (r *report) printCounts(w io.Writer) {
 		}
 	}
 	rows := 0
-	for _, entries := range r.state.ledger {
+	for _, entries := range r.state.Ledger {
 		rows += len(entries)
 	}
 	fmt.Fprint(w, "\nDELETIONS\n")
@@ -160,12 +163,12 @@ func (r *report) printLatencies(w io.Writer) {
 	var all, through, whole []time.Duration
 	for i := range r.events.history {
 		d := &r.events.history[i]
-		for _, a := range d.requests() {
+		for _, a := range d.Requests() {
 			if a.Status == 0 {
 				continue
 			}
 			all = append(all, a.End-a.Start)
-			if overlaps(storms, a) {
+			if witness.Overlaps(storms, a) {
 				through = append(through, a.End-a.Start)
 			}
 		}
@@ -196,25 +199,36 @@ func percentile(sorted []time.Duration, p int) time.Duration {
 	return sorted[(len(sorted)-1)*p/100].Round(100 * time.Microsecond)
 }
 
-// A span is a time in which something was broken.
-type span struct{ start, end time.Duration }
-
 // merge returns the times in which there was a fault, in order and apart.
-func merge(faults []fault) []span {
+func merge(faults []fault) []witness.Span {
 	sorted := slices.SortedFunc(slices.Values(faults), func(a, b fault) int { return cmp.Compare(a.Start, b.Start) })
-	var spans []span
+	var spans []witness.Span
 	for _, f := range sorted {
-		if n := len(spans); n > 0 && f.Start <= spans[n-1].end {
-			spans[n-1].end = max(spans[n-1].end, f.End)
+		if n := len(spans); n > 0 && f.Start <= spans[n-1].End {
+			spans[n-1].End = max(spans[n-1].End, f.End)
 			continue
 		}
-		spans = append(spans, span{f.Start, f.End})
+		spans = append(spans, witness.Span{Start: f.Start, End: f.End})
 	}
 	return spans
 }
 
-// overlaps reports whether a request was in flight during one of the spans.
-func overlaps(spans []span, a answer) bool {
-	i := sort.Search(len(spans), func(i int) bool { return spans[i].end >= a.Start })
-	return i < len(spans) && spans[i].start <= a.End
+// writeHistory writes faults, deletions and tales as one JSON object a line.
+func writeHistory(w io.Writer, faults []fault, history []witness.Deletion, tales []tale) error {
+	buffered := bufio.NewWriter(w)
+	encoder := json.NewEncoder(buffered)
+	var err error
+	for _, f := range faults {
+		err = errors.Join(err, encoder.Encode(f))
+	}
+	for i := range history {
+		err = errors.Join(err, encoder.Encode(&history[i]))
+	}
+	for i := range tales {
+		err = errors.Join(err, encoder.Encode(&tales[i]))
+	}
+	if err = errors.Join(err, buffered.Flush()); err != nil {
+		return fmt.Errorf("write the history: %w", err)
+	}
+	return nil
 }

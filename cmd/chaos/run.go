@@ -15,10 +15,10 @@ import (
 	"golang.org/x/time/rate"
 
 	"plantstore/cmd/internal/programs"
-	"plantstore/internal/auth"
 	"plantstore/internal/localpg"
-	"plantstore/internal/plant"
 	"plantstore/internal/postgres"
+
+	"plantstore/cmd/internal/witness"
 )
 
 // A config says what a run is like.
@@ -79,21 +79,21 @@ func run(ctx context.Context, c config, cluster *cluster) (_ *report, err error)
 	}
 	defer func() { err = errors.Join(err, service.close()) }()
 
-	crowd := &crowd{
-		address: service.address, token: token,
-		patient: longestTimeout + slack,
-		began:   time.Now(),
-		pace:    rate.NewLimiter(rate.Limit(c.rate), c.rate),
-		last:    plants,
-		late:    c.late,
-		owner:   func() string { return cluster.direct().owner },
+	crowd := &witness.Crowd{
+		Address: service.address, Token: token,
+		Patient: longestTimeout + slack,
+		Began:   time.Now(),
+		Pace:    rate.NewLimiter(rate.Limit(c.rate), c.rate),
+		Last:    plants,
+		Late:    c.late,
+		Owner:   func() string { return cluster.direct().owner },
 	}
-	injector := &injector{cluster: cluster, service: service, began: crowd.began, every: c.every}
+	injector := &injector{cluster: cluster, service: service, began: crowd.Began, every: c.every}
 	clients, tellers, err := storm(ctx, c, crowd, injector, kinds)
 	if err != nil {
 		return nil, fmt.Errorf("%w; the service's last words: %s", err, service.log)
 	}
-	took := time.Since(crowd.began)
+	took := time.Since(crowd.Began)
 
 	state, err := rest(ctx, service, cluster)
 	if err != nil {
@@ -101,12 +101,12 @@ func run(ctx context.Context, c config, cluster *cluster) (_ *report, err error)
 	}
 	happened := events{principal: principal, faults: injector.faults}
 	for _, client := range clients {
-		happened.history = append(happened.history, client.history...)
+		happened.history = append(happened.history, client.History...)
 	}
 	for _, teller := range tellers {
 		happened.tales = append(happened.tales, teller.tales...)
 	}
-	slices.SortFunc(happened.history, func(a, b deletion) int { return int(a.Plant - b.Plant) })
+	slices.SortFunc(happened.history, func(a, b witness.Deletion) int { return int(a.Plant - b.Plant) })
 	return &report{
 		config: c, took: took, kinds: kinds, events: happened, state: state,
 		violations: check(happened, state, -bystanders, plants),
@@ -147,23 +147,16 @@ func launch(ctx context.Context, c config, databaseURL string) (_ *service, err 
 // stock puts plants into the store, and a few that nobody will ask for, with a table
 // that can refer to them, and returns a token for deleting them.
 func stock(ctx context.Context, owner string, plants int64) (token string, err error) {
-	err = postgres.Script(ctx, owner, fmt.Sprintf(
-		`INSERT INTO public.plants (id, name) SELECT id, 'plant' FROM generate_series(%d, %d) id;
-		CREATE TABLE public.chaos_orders (plant_id bigint PRIMARY KEY REFERENCES public.plants)`, -bystanders, plants))
-	if err != nil {
-		return "", fmt.Errorf("stock the store: %w", err)
-	}
-	db, err := postgres.Open(ctx, owner)
+	token, err = witness.Stock(ctx, owner, principal, -bystanders, plants)
 	if err != nil {
 		return "", err
 	}
-	defer db.Close()
-	return db.Tokens(0).Create(ctx, principal, []string{auth.ScopeDelete}, time.Time{}, plant.Budget{})
+	return token, postgres.Script(ctx, owner, `CREATE TABLE public.chaos_orders (plant_id bigint PRIMARY KEY REFERENCES public.plants)`)
 }
 
 // storm runs clients and faults for the duration, and returns the clients when
 // the faults are over and every deletion is settled.
-func storm(ctx context.Context, c config, crowd *crowd, injector *injector, kinds []kind) ([]*client, []*teller, error) {
+func storm(ctx context.Context, c config, crowd *witness.Crowd, injector *injector, kinds []kind) ([]*witness.Client, []*teller, error) {
 	asking, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 	ctx, cancel := context.WithTimeout(ctx, c.duration+overtime)
@@ -195,15 +188,15 @@ func storm(ctx context.Context, c config, crowd *crowd, injector *injector, kind
 		time.AfterFunc(endTimeout, giveUp)
 		return nil
 	})
-	clients := make([]*client, c.clients)
+	clients := make([]*witness.Client, c.clients)
 	for i := range clients {
-		client := crowd.client(i%keylessEvery != keylessEvery-1)
+		client := crowd.Client(i%keylessEvery != keylessEvery-1)
 		clients[i] = client
-		group.Go(func() error { return client.run(ctx, asking) })
+		group.Go(func() error { return client.Run(ctx, asking) })
 	}
 	tellers := make([]*teller, c.tellers)
 	for i := range tellers {
-		teller := crowd.teller(rand.New(rand.NewPCG(c.seed, uint64(lanes)+1+uint64(i))))
+		teller := newTeller(crowd, rand.New(rand.NewPCG(c.seed, uint64(lanes)+1+uint64(i))))
 		tellers[i] = teller
 		group.Go(func() error { return teller.run(ctx, asking) })
 	}
@@ -212,20 +205,20 @@ func storm(ctx context.Context, c config, crowd *crowd, injector *injector, kind
 
 // rest brings service and database to rest when the storm is over, and returns
 // what the database holds then.
-func rest(ctx context.Context, service *service, cluster *cluster) (state, error) {
+func rest(ctx context.Context, service *service, cluster *cluster) (witness.State, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
 	if err := untilReady(ctx, service); err != nil {
-		return state{}, err
+		return witness.State{}, err
 	}
 	if err := service.stop(); err != nil {
-		return state{}, err
+		return witness.State{}, err
 	}
 	// When the last session of the service has ended, nothing changes any more.
 	if err := cluster.quiesce(ctx); err != nil {
-		return state{}, err
+		return witness.State{}, err
 	}
-	return readState(ctx, cluster.direct().super)
+	return witness.ReadState(ctx, cluster.direct().super)
 }
 
 // untilReady returns when the service says that it is ready.

@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"plantstore/internal/postgres"
+
+	"plantstore/cmd/internal/witness"
 )
 
 // A tale is all that was done to one plant, by several hands: it is deleted, with one
@@ -33,7 +35,7 @@ type op struct {
 	Key int `json:"key,omitempty"`
 	Nth int `json:"nth,omitempty"`
 	// Answer is that to a deletion.
-	Answer answer `json:"answer,omitzero"`
+	Answer witness.Answer `json:"answer,omitzero"`
 	// Lost is set when nobody knows whether a change by SQL was made; if it is not,
 	// Made tells.
 	Lost bool `json:"lost,omitempty"`
@@ -59,7 +61,7 @@ func keyOf(plant int64, key int) string { return fmt.Sprintf("tale-%d-%d", plant
 
 // A teller acts out one tale after the other.
 type teller struct {
-	*crowd
+	*witness.Crowd
 	random *rand.Rand
 	hands  [2]*hand
 	tales  []tale
@@ -67,7 +69,7 @@ type teller struct {
 
 // A hand is a client of the service that has access to the database, too.
 type hand struct {
-	*client
+	*witness.Client
 	number int
 	random *rand.Rand
 	plant  int64
@@ -78,10 +80,10 @@ type hand struct {
 	conn    *pgx.Conn // nil: none
 }
 
-func (c *crowd) teller(random *rand.Rand) *teller {
-	t := &teller{crowd: c, random: random}
+func newTeller(c *witness.Crowd, random *rand.Rand) *teller {
+	t := &teller{Crowd: c, random: random}
 	for i := range t.hands {
-		t.hands[i] = &hand{client: c.client(true), number: i, random: rand.New(rand.NewPCG(random.Uint64(), uint64(i)))}
+		t.hands[i] = &hand{Client: c.Client(true), number: i, random: rand.New(rand.NewPCG(random.Uint64(), uint64(i)))}
 	}
 	return t
 }
@@ -90,13 +92,13 @@ func (c *crowd) teller(random *rand.Rand) *teller {
 func (t *teller) run(ctx, asking context.Context) error {
 	defer func() {
 		for _, h := range t.hands {
-			h.http.CloseIdleConnections()
+			h.HTTP.CloseIdleConnections()
 			h.hangUp()
 		}
 	}()
-	for t.pace.Wait(ctx) == nil {
-		plant := t.next.Add(1)
-		if plant > t.last {
+	for t.Pace.Wait(ctx) == nil {
+		plant := t.Next.Add(1)
+		if plant > t.Last {
 			return errors.New("the clients ran out of plants")
 		}
 		hands := t.hands[:1+t.random.IntN(2)]
@@ -135,9 +137,9 @@ func (h *hand) lead(ctx context.Context) {
 		}
 		a := h.insist(ctx, key)
 		switch {
-		case a.effect() == referred:
+		case a.Effect() == witness.Referred:
 			h.change(ctx, unrefer)
-		case a.effect() == notThere, h.random.IntN(2) == 0:
+		case a.Effect() == witness.NotThere, h.random.IntN(2) == 0:
 			h.change(ctx, []deed{insertIt, restoreIt}[h.random.IntN(2)])
 		}
 		switch h.random.IntN(5) {
@@ -183,18 +185,18 @@ func (h *hand) add(o op) {
 func (h *hand) tired(ctx context.Context) bool { return ctx.Err() != nil || h.endless >= mostEndless }
 
 // insist sends a request until the answer is definite or, at times, gives it up.
-func (h *hand) insist(ctx context.Context, key int) answer {
+func (h *hand) insist(ctx context.Context, key int) witness.Answer {
 	for {
 		a := h.request(ctx, key)
-		if a.settled() || h.tired(ctx) || h.random.IntN(10) == 0 || !sleep(ctx, 20*time.Millisecond) {
+		if a.Settled() || h.tired(ctx) || h.random.IntN(10) == 0 || !sleep(ctx, 20*time.Millisecond) {
 			return a
 		}
 	}
 }
 
 // request sends one.
-func (h *hand) request(ctx context.Context, key int) answer {
-	d := deletion{Plant: h.plant}
+func (h *hand) request(ctx context.Context, key int) witness.Answer {
+	d := witness.Deletion{Plant: h.plant}
 	if key > 0 {
 		d.Key = keyOf(h.plant, key)
 		h.sent[key]++
@@ -204,7 +206,7 @@ func (h *hand) request(ctx context.Context, key int) answer {
 		ctx, cancel = context.WithTimeout(ctx, below(h.random, 100*time.Millisecond))
 		defer cancel()
 	}
-	a := h.ask(ctx, &d, 1+len(h.ops)+1000*h.number)
+	a := h.Ask(ctx, &d, 1+len(h.ops)+1000*h.number)
 	if !a.Unsent {
 		h.add(op{Hand: h.number, Do: deleteIt, Start: a.Start, End: a.End, Key: key, Nth: h.sent[key], Answer: a})
 	}
@@ -213,9 +215,9 @@ func (h *hand) request(ctx context.Context, key int) answer {
 
 // change does something to the plant by SQL, once.
 func (h *hand) change(ctx context.Context, do deed) {
-	o := op{Hand: h.number, Do: do, Start: time.Since(h.began)}
+	o := op{Hand: h.number, Do: do, Start: time.Since(h.Began)}
 	made, err := h.try(ctx, do)
-	o.End, o.Lost, o.Made = time.Since(h.began), err != nil, made
+	o.End, o.Lost, o.Made = time.Since(h.Began), err != nil, made
 	h.add(o)
 	if err != nil {
 		h.hangUp() // the next is tried on another connection
@@ -228,7 +230,7 @@ func (h *hand) try(ctx context.Context, do deed) (made bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	if h.conn == nil {
-		if h.conn, err = pgx.Connect(ctx, h.owner()); err != nil {
+		if h.conn, err = pgx.Connect(ctx, h.Owner()); err != nil {
 			h.conn = nil
 			return false, err
 		}
@@ -272,7 +274,7 @@ func (h *hand) restore(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	db, err := postgres.Open(ctx, h.owner())
+	db, err := postgres.Open(ctx, h.Owner())
 	if err != nil {
 		return false, err
 	}

@@ -1,4 +1,4 @@
-package main
+package witness
 
 import (
 	"context"
@@ -10,18 +10,18 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A state is what the database holds when everything has come to rest.
-type state struct {
-	plants map[int64]bool    // those that are there
-	ledger map[int64][]entry // by plant
+// A State is what the database holds when everything has come to rest.
+type State struct {
+	Plants map[int64]bool    // those that are there
+	Ledger map[int64][]Entry // by plant
 }
 
-// An entry is a row of the ledger.
-type entry struct{ by, key, request string }
+// An Entry is a row of the ledger.
+type Entry struct{ By, Key, Request string }
 
-// readState reads the whole store.
-func readState(ctx context.Context, databaseURL string) (state, error) {
-	s := state{plants: make(map[int64]bool), ledger: make(map[int64][]entry)}
+// ReadState reads the whole store.
+func ReadState(ctx context.Context, databaseURL string) (State, error) {
+	s := State{Plants: make(map[int64]bool), Ledger: make(map[int64][]Entry)}
 	conn, err := pgx.Connect(ctx, databaseURL)
 	if err != nil {
 		return s, fmt.Errorf("read the store: %w", err)
@@ -31,19 +31,19 @@ func readState(ctx context.Context, databaseURL string) (state, error) {
 	rows, err := conn.Query(ctx, `SELECT id FROM public.plants`)
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
-			s.plants[id] = true
+			s.Plants[id] = true
 			return nil
 		})
 	}
 	if err != nil {
 		return s, fmt.Errorf("read the plants: %w", err)
 	}
-	var e entry
+	var e Entry
 	rows, err = conn.Query(ctx, `SELECT plant_id, deleted_by, coalesce(idempotency_key, ''), coalesce(request_id, '')
 		FROM public.plant_deletions WHERE plant IS NOT NULL ORDER BY id`)
 	if err == nil {
-		_, err = pgx.ForEachRow(rows, []any{&id, &e.by, &e.key, &e.request}, func() error {
-			s.ledger[id] = append(s.ledger[id], e)
+		_, err = pgx.ForEachRow(rows, []any{&id, &e.By, &e.Key, &e.Request}, func() error {
+			s.Ledger[id] = append(s.Ledger[id], e)
 			return nil
 		})
 	}
@@ -64,43 +64,42 @@ func readState(ctx context.Context, databaseURL string) (state, error) {
 //	e  every 504, every 503 and every lost connection came to a definite answer
 //	   by sending the request again
 //	f  there was no other answer, none kept its client waiting, and 50304 came only
-//	   while the ledger's trigger was disabled
+//	   while deleting was hindered on purpose
 //	g  a late retry is told 204 again, and leaves the plant that came back
-//	h  what was told of one plant, whoever did what to it, could have been told if
-//	   everything had been done one after the other, see linear.go
-type violation struct {
-	rule  string
-	plant int64
-	text  string
+type Violation struct {
+	Rule  string
+	Plant int64
+	Text  string
+}
+
+// A Run is what happened in a run.
+type Run struct {
+	Principal string // whose history it is; nobody else deleted any plants but others
+	History   []Deletion
+	// Others are plants that somebody else dealt with: none of the rules is about them.
+	Others map[int64]bool
+	// Hindered are the times in which deleting was hindered on purpose, so that 50304 is
+	// right. They are in order and apart.
+	Hindered []Span
 }
 
 // A checker holds what happened against the state that it led to.
 type checker struct {
-	events
-	state state
-	found []violation
+	Run
+	state State
+	found []Violation
 }
 
-// events are what happened in a run.
-type events struct {
-	principal string // whose history it is; nobody else deleted any plants
-	history   []deletion
-	tales     []tale
-	faults    []fault
-}
-
-// check returns the violations of a run in which plants first to last were put
-// into the store.
-func check(e events, s state, first, last int64) []violation {
-	c := &checker{events: e, state: s}
-	asked := make(map[int64]bool, len(e.history)+len(e.tales))
-	for i := range e.tales {
-		t := &e.tales[i]
-		asked[t.Plant] = true
-		c.tale(t)
+// Check returns the violations of a run in which plants first to last were put
+// into the store, in the order of the history.
+func (r Run) Check(s State, first, last int64) []Violation {
+	c := &checker{Run: r, state: s}
+	asked := maps.Clone(r.Others)
+	if asked == nil {
+		asked = make(map[int64]bool, len(r.History))
 	}
-	for i := range e.history {
-		d := &e.history[i]
+	for i := range r.History {
+		d := &r.History[i]
 		asked[d.Plant] = true
 		c.told(d)
 		c.recorded(d)
@@ -110,12 +109,12 @@ func check(e events, s state, first, last int64) []violation {
 		if asked[id] {
 			continue
 		}
-		if !s.plants[id] {
+		if !s.Plants[id] {
 			c.violate("c", id, "nobody asked for it, and it is gone")
 		}
 		c.counted(id, false)
 	}
-	for _, id := range slices.Sorted(maps.Keys(s.ledger)) {
+	for _, id := range slices.Sorted(maps.Keys(s.Ledger)) {
 		if !asked[id] && (id < first || id > last) {
 			c.violate("d", id, "the ledger has a plant that never was")
 		}
@@ -124,23 +123,23 @@ func check(e events, s state, first, last int64) []violation {
 }
 
 func (c *checker) violate(rule string, plant int64, format string, args ...any) {
-	c.found = append(c.found, violation{rule, plant, fmt.Sprintf(format, args...)})
+	c.found = append(c.found, Violation{rule, plant, fmt.Sprintf(format, args...)})
 }
 
 // told checks the answers to a deletion one by one: rules b, e, f and g.
-func (c *checker) told(d *deletion) {
-	rows, here := c.state.ledger[d.Plant], c.state.plants[d.Plant]
+func (c *checker) told(d *Deletion) {
+	rows, here := c.state.Ledger[d.Plant], c.state.Plants[d.Plant]
 	didIt := func(n int) bool {
-		id := requestID(d.Plant, n)
-		return slices.ContainsFunc(rows, func(e entry) bool { return e.request == id })
+		id := RequestID(d.Plant, n)
+		return slices.ContainsFunc(rows, func(e Entry) bool { return e.Request == id })
 	}
 	// Without a key, a request after one that may have deleted the plant may
 	// find it gone.
 	unsure := false
 	for i, a := range d.Answers {
 		n := i + 1
-		switch a.effect() {
-		case notThere:
+		switch a.Effect() {
+		case NotThere:
 			switch {
 			case here && !d.Back:
 				c.violate("b", d.Plant, "request %d was told %v, but the plant is there", n, a)
@@ -151,26 +150,26 @@ func (c *checker) told(d *deletion) {
 			case a.Code != 40402:
 				c.violate("b", d.Plant, "request %d was told %v, as if there had been no such plant", n, a)
 			}
-		case notDeleted:
+		case NotDeleted:
 			if didIt(n) {
 				c.violate("b", d.Plant, "request %d was told %v, but deleted the plant itself", n, a)
 			}
-		case unknown:
+		case Unknown:
 			unsure = true
 		}
-		c.proper(d.Plant, n, a)
-		if a.effect() == referred {
+		c.found = append(c.found, c.Proper(d.Plant, n, a)...)
+		if a.Effect() == Referred {
 			c.violate("f", d.Plant, "request %d was answered %v, and nothing refers to the plant", n, a)
 		}
 	}
-	if len(d.Answers) == 0 || !d.Answers[len(d.Answers)-1].settled() {
+	if len(d.Answers) == 0 || !d.Answers[len(d.Answers)-1].Settled() {
 		c.violate("e", d.Plant, "the client never got a definite answer")
 	}
 
 	for i, a := range d.Late {
-		switch a.effect() {
-		case unknown, notDeleted:
-		case deleted:
+		switch a.Effect() {
+		case Unknown, NotDeleted:
+		case Deleted:
 			if !a.Replayed {
 				c.violate("g", d.Plant, "late request %d was answered %v, want a replay", len(d.Answers)+i+1, a)
 			}
@@ -179,7 +178,7 @@ func (c *checker) told(d *deletion) {
 		}
 	}
 	if d.Back {
-		if len(d.Late) == 0 || !d.Late[len(d.Late)-1].settled() {
+		if len(d.Late) == 0 || !d.Late[len(d.Late)-1].Settled() {
 			c.violate("e", d.Plant, "the late request never got a definite answer")
 		}
 		if !here {
@@ -188,34 +187,35 @@ func (c *checker) told(d *deletion) {
 	}
 }
 
-// proper checks that a request may get such an answer: rule f.
-func (c *checker) proper(plant int64, n int, a answer) {
+// Proper returns the violation if a request may not get such an answer: rule f.
+func (r Run) Proper(plant int64, n int, a Answer) []Violation {
 	switch {
-	case a.effect() == wrong:
-		c.violate("f", plant, "request %d was answered: %v", n, a)
-	case a.Code == hindered && !overlaps(merge(ofKind(c.faults, triggerOff)), a):
-		c.violate("f", plant, "request %d was answered %v, and nobody had disabled the trigger", n, a)
+	case a.Effect() == Wrong:
+		return []Violation{{"f", plant, fmt.Sprintf("request %d was answered: %v %s", n, a, a.Lost)}}
+	case a.Code == hinderedCode && !Overlaps(r.Hindered, a):
+		return []Violation{{"f", plant, fmt.Sprintf("request %d was answered %v, and nothing hindered it", n, a)}}
 	}
+	return nil
 }
 
 // recorded checks what is behind a deletion's 204: rule a.
-func (c *checker) recorded(d *deletion) {
-	n := slices.IndexFunc(d.Answers, func(a answer) bool { return a.effect() == deleted }) + 1
+func (c *checker) recorded(d *Deletion) {
+	n := slices.IndexFunc(d.Answers, func(a Answer) bool { return a.Effect() == Deleted }) + 1
 	if n == 0 {
 		return
 	}
-	var rows []entry
-	for _, e := range c.state.ledger[d.Plant] {
-		if e.by == c.principal && (d.Key == "" || e.key == d.Key) {
+	var rows []Entry
+	for _, e := range c.state.Ledger[d.Plant] {
+		if e.By == c.Principal && (d.Key == "" || e.Key == d.Key) {
 			rows = append(rows, e)
 		}
 	}
 	if len(rows) != 1 {
 		c.violate("a", d.Plant, "204, but %d rows in the ledger with its key", len(rows))
-	} else if itself := rows[0].request == requestID(d.Plant, n); itself == d.Answers[n-1].Replayed {
-		c.violate("a", d.Plant, "request %d was told %v, but the ledger names %s", n, d.Answers[n-1], rows[0].request)
+	} else if itself := rows[0].Request == RequestID(d.Plant, n); itself == d.Answers[n-1].Replayed {
+		c.violate("a", d.Plant, "request %d was told %v, but the ledger names %s", n, d.Answers[n-1], rows[0].Request)
 	}
-	if c.state.plants[d.Plant] && !d.Back {
+	if c.state.Plants[d.Plant] && !d.Back {
 		c.violate("a", d.Plant, "204, but the plant is there")
 	}
 }
@@ -224,32 +224,33 @@ func (c *checker) recorded(d *deletion) {
 // rule d.
 func (c *checker) counted(plant int64, back bool) {
 	gone := 0
-	if back || !c.state.plants[plant] {
+	if back || !c.state.Plants[plant] {
 		gone = 1
 	}
-	if n := len(c.state.ledger[plant]); n != gone {
+	if n := len(c.state.Ledger[plant]); n != gone {
 		c.violate("d", plant, "gone %d times, but %d rows in the ledger", gone, n)
 	}
 }
 
-// describe is a violation with all that is known of its plant.
-func describe(v violation, d *deletion, s state) string {
+// Describe is the violation with all that is known of its plant. d is nil if nobody asked
+// for it.
+func (v Violation) Describe(d *Deletion, s State) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "(%s) plant %d: %s\n", v.rule, v.plant, v.text)
+	fmt.Fprintf(&b, "(%s) plant %d: %s\n", v.Rule, v.Plant, v.Text)
 	if d != nil {
 		key := d.Key
 		if key == "" {
 			key = "none"
 		}
 		fmt.Fprintf(&b, "    key: %s\n", key)
-		for i, a := range d.requests() {
-			fmt.Fprintf(&b, "    request %s, %v to %v: %v %s\n", requestID(d.Plant, i+1), a.Start, a.End, a, a.Lost)
+		for i, a := range d.Requests() {
+			fmt.Fprintf(&b, "    request %s, %v to %v: %v %s\n", RequestID(d.Plant, i+1), a.Start, a.End, a, a.Lost)
 		}
 	}
-	for _, e := range s.ledger[v.plant] {
-		fmt.Fprintf(&b, "    ledger: by %s, key %s, request %s\n", e.by, e.key, e.request)
+	for _, e := range s.Ledger[v.Plant] {
+		fmt.Fprintf(&b, "    ledger: by %s, key %s, request %s\n", e.By, e.Key, e.Request)
 	}
-	if len(s.ledger[v.plant]) == 0 {
+	if len(s.Ledger[v.Plant]) == 0 {
 		b.WriteString("    ledger: nothing\n")
 	}
 	return b.String()

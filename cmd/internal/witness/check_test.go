@@ -1,0 +1,134 @@
+package witness
+
+import "testing"
+
+// principal is whose history it is.
+const principal = "witness"
+
+// Answers, by what they are.
+var (
+	yes         = Answer{Status: 204}
+	replay      = Answer{Status: 204, Replayed: true}
+	never       = Answer{Status: 404, Code: 40401}
+	earlier     = Answer{Status: 404, Code: 40402}
+	unavailable = Answer{Status: 503, Code: 50300}
+	inDoubt     = Answer{Status: 504, Code: 50400}
+	lost        = Answer{Lost: "unexpected EOF"}
+	hung        = Answer{Lost: "timeout", Hung: true}
+)
+
+// by is the ledger's row of plant 1's nth request, which had a key.
+func by(n int) Entry { return Entry{principal, "key-1", RequestID(1, n)} }
+
+// without is the ledger's row of plant 1's nth request, which had none.
+func without(n int) Entry { return Entry{principal, "made-by-the-server", RequestID(1, n)} }
+
+// TestCheck goes through histories of plant 1 in a store that had plants 1 and 2.
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	const keyless = true
+	for _, test := range []struct {
+		name    string
+		keyless bool
+		answers []Answer
+		late    []Answer
+		here    bool // the plant is there in the end
+		ledger  []Entry
+		want    string // rules, in the order of their violations
+	}{
+		{name: "deleted", answers: []Answer{yes}, ledger: []Entry{by(1)}},
+		{name: "deleted at the third request", answers: []Answer{unavailable, inDoubt, yes}, ledger: []Entry{by(3)}},
+		{name: "replayed", answers: []Answer{inDoubt, lost, replay}, ledger: []Entry{by(1)}},
+		{name: "without a key", keyless: keyless, answers: []Answer{lost, yes}, ledger: []Entry{without(2)}},
+		{name: "without a key, and gone", keyless: keyless, answers: []Answer{inDoubt, earlier}, ledger: []Entry{without(1)}},
+		{name: "came back", answers: []Answer{yes}, late: []Answer{lost, replay}, here: true, ledger: []Entry{by(1)}},
+
+		{name: "204, and no record", answers: []Answer{yes}, want: "ad"},
+		{name: "204, and the plant is there", answers: []Answer{yes}, here: true, want: "aa"},
+		{name: "204, recorded, and the plant is there", answers: []Answer{yes}, here: true, ledger: []Entry{by(1)}, want: "ad"},
+		{name: "204, recorded twice", answers: []Answer{lost, replay}, ledger: []Entry{by(1), by(2)}, want: "ad"},
+		{name: "204, recorded under another key", answers: []Answer{yes}, ledger: []Entry{without(1)}, want: "a"},
+		{name: "204, recorded under another name", answers: []Answer{yes}, ledger: []Entry{{"dba", "key-1", RequestID(1, 1)}}, want: "a"},
+		{name: "204 of an earlier request's deletion", answers: []Answer{lost, yes}, ledger: []Entry{by(1)}, want: "a"},
+		{name: "replay of its own deletion", answers: []Answer{lost, replay}, ledger: []Entry{by(2)}, want: "a"},
+
+		{name: "deleted and told 404", answers: []Answer{earlier}, ledger: []Entry{by(1)}, want: "b"},
+		{name: "deleted and told 404 by the retry", answers: []Answer{lost, earlier}, ledger: []Entry{by(1)}, want: "b"},
+		{name: "deleted and told 503", answers: []Answer{unavailable, replay}, ledger: []Entry{by(1)}, want: "b"},
+		{name: "told 404, and the plant is there", answers: []Answer{never}, here: true, want: "b"},
+		{name: "without a key, deleted and told 404", keyless: keyless, answers: []Answer{lost, earlier}, ledger: []Entry{without(2)}, want: "b"},
+		{name: "without a key, told 404 at once", keyless: keyless, answers: []Answer{unavailable, earlier}, ledger: []Entry{{"dba", "", ""}}, want: "b"},
+		{name: "without a key, told that there never was", keyless: keyless, answers: []Answer{lost, never}, ledger: []Entry{without(1)}, want: "b"},
+
+		{name: "gone without a record", answers: []Answer{inDoubt, lost}, want: "ed"},
+		{name: "recorded, and there", answers: []Answer{lost, unavailable}, here: true, ledger: []Entry{by(1)}, want: "ed"},
+
+		{name: "504 never resolved", answers: []Answer{inDoubt}, ledger: []Entry{by(1)}, want: "e"},
+		{name: "503 to the end", answers: []Answer{unavailable, unavailable}, here: true, want: "e"},
+		{name: "late request never answered", answers: []Answer{yes}, late: []Answer{lost}, here: true, ledger: []Entry{by(1)}, want: "e"},
+
+		{name: "a fault of the service", answers: []Answer{{Status: 500, Code: 50000}}, here: true, want: "f"},
+		{name: "a dead database as 401", answers: []Answer{{Status: 401, Code: 40101}}, here: true, want: "f"},
+		{name: "an error without a code", answers: []Answer{{Status: 503}}, here: true, want: "f"},
+		{name: "another 200", answers: []Answer{{Status: 200}}, here: true, want: "f"},
+		{name: "no answer at all", answers: []Answer{hung, yes}, ledger: []Entry{by(2)}, want: "f"},
+
+		{name: "a late retry deleted it", answers: []Answer{yes}, late: []Answer{yes}, ledger: []Entry{by(1), by(2)}, want: "ggad"},
+		{name: "a late retry deleted it, and called it a replay", answers: []Answer{yes}, late: []Answer{replay}, ledger: []Entry{by(1)}, want: "g"},
+		{name: "a late retry was told 404", answers: []Answer{yes}, late: []Answer{earlier}, here: true, ledger: []Entry{by(1)}, want: "g"},
+		{name: "a late retry was told 500", answers: []Answer{yes}, late: []Answer{{Status: 500, Code: 50000}}, here: true, ledger: []Entry{by(1)}, want: "g"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			d := Deletion{Plant: 1, Key: "key-1", Answers: test.answers, Back: len(test.late) > 0, Late: test.late}
+			if test.keyless {
+				d.Key = ""
+			}
+			s := State{Plants: map[int64]bool{1: test.here, 2: true}, Ledger: map[int64][]Entry{1: test.ledger}}
+			found := Run{Principal: principal, History: []Deletion{d}}.Check(s, 1, 2)
+			got := ""
+			for _, v := range found {
+				got += v.Rule
+				if v.Plant != 1 || v.Describe(&d, s) == "" {
+					t.Errorf("violation %+v, want one of plant 1 with a description", v)
+				}
+			}
+			if got != test.want {
+				t.Errorf("violations %q, want %q: %+v", got, test.want, found)
+			}
+		})
+	}
+}
+
+// TestCheckPlantsThatNobodyAskedFor is about everything but a client's plants.
+func TestCheckPlantsThatNobodyAskedFor(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name  string
+		state State
+		want  string
+	}{
+		{"all there", State{Plants: map[int64]bool{-1: true, 0: true, 1: true}}, ""},
+		{"one gone", State{Plants: map[int64]bool{0: true, 1: true}}, "cd"},
+		{"one gone, and recorded", State{
+			Plants: map[int64]bool{-1: true, 0: true},
+			Ledger: map[int64][]Entry{1: {{By: "dba"}}},
+		}, "c"},
+		{"one recorded, and there", State{
+			Plants: map[int64]bool{-1: true, 0: true, 1: true},
+			Ledger: map[int64][]Entry{0: {{By: principal}}},
+		}, "d"},
+		{"one recorded that never was", State{
+			Plants: map[int64]bool{-1: true, 0: true, 1: true},
+			Ledger: map[int64][]Entry{99: {{By: principal}}},
+		}, "d"},
+	} {
+		got := ""
+		for _, v := range (Run{Principal: principal}).Check(test.state, -1, 1) {
+			got += v.Rule
+		}
+		if got != test.want {
+			t.Errorf("%s: violations %q, want %q", test.name, got, test.want)
+		}
+	}
+}

@@ -37,6 +37,66 @@ apt_mirrors() {
         "Created-By: Packages" "Component: main" "Release: $1" "Origin: Debian"
 }
 
+# debian_unpack WORK SUITE PACKAGE... puts the files of Debian's packages, and of all that
+# they depend on, into WORK/root, without installing anything: nothing is started, and
+# nothing of the machine is touched. Any user may call it. WORK is a folder to be removed.
+debian_unpack() {
+    local work=$1 suite=$2 mirror package keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    shift 2
+
+    if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null || ! [ -e $keyring ]; then
+        echo "the programs come from Debian's archive: install apt, dpkg and debian-archive-keyring" >&2
+        return 1
+    fi
+    mirror=$(debian_mirror)
+    mkdir -p "$work"/{root,lists/partial,archives/partial}
+    # An apt that knows of this machine only how to reach the network. As it finds
+    # nothing installed, it fetches every package that is needed.
+    {
+        apt-config dump | grep '^Acquire::'
+        cat <<CONFIG
+Dir::Etc::main "/dev/null";
+Dir::Etc::parts "/dev/null";
+Dir::Etc::sourcelist "$work/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::State "$work";
+Dir::State::lists "$work/lists";
+Dir::State::status "$work/status";
+Dir::Cache "$work";
+Dir::Cache::archives "$work/archives";
+Dir::Log "$work";
+APT::Sandbox::User "$(id -un)";
+APT::Install-Recommends "false";
+Debug::NoLocking "true";
+CONFIG
+    } >"$work/apt.conf"
+    echo "deb [signed-by=$keyring] $mirror $suite main" >"$work/sources.list"
+    : >"$work/status"
+    {
+        APT_CONFIG=$work/apt.conf apt-get update -qq
+        APT_CONFIG=$work/apt.conf apt-get install -qq --yes --download-only "$@"
+    } >"$work/log" 2>&1 || {
+        tail -n 20 "$work/log" >&2
+        return 1
+    }
+    for package in "$work"/archives/*.deb; do
+        dpkg-deb -x "$package" "$work/root"
+    done
+    rm -rf "$work"/root/usr/share/{doc,info,locale,man}
+}
+
+# debian_loader ROOT HOME prints what has to stand before a program of ROOT, which
+# debian_unpack filled, once ROOT is moved to HOME. The programs' C library is not this
+# machine's, and only its own loader finds it.
+debian_loader() {
+    local loader triplet
+    # /lib is apart from /usr/lib before Debian 13.
+    loader=$(cd "$1" && find . -path '*/lib/*-linux-*/ld-linux*.so.*')
+    triplet=$(basename "$(dirname "$loader")")
+    printf '"%s" --library-path "%s"' "$2/$loader" \
+        "$2/lib/$triplet:$2/usr/lib/$triplet:$2/usr/lib/$triplet/blas:$2/usr/lib/$triplet/lapack"
+}
+
 # debian_root DIR PACKAGE[,PACKAGE...] fills the new folder DIR with a minimal
 # Debian of this machine's release and the packages named. Mirror and proxy are
 # the ones apt itself is configured with.

@@ -87,7 +87,7 @@ type Server struct {
 // Start returns ErrNoBinaries when there is no PostgreSQL on this machine. The
 // end of ctx ends the start, not the server. After an error nothing is left.
 func Start(ctx context.Context, o Options) (*Server, error) {
-	return start(ctx, o, programFolders(ctx))
+	return start(ctx, o, ProgramFolders(ctx))
 }
 
 // start is Start with the folders where programs may be.

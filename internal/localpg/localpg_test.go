@@ -120,7 +120,7 @@ func TestStartFailures(t *testing.T) {
 	if err := os.Mkdir(long, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	found := programFolders(t.Context())
+	found := ProgramFolders(t.Context())
 	broken := folder(t)
 	for _, name := range []string{"initdb", "postgres"} {
 		writeProgram(t, filepath.Join(broken, name), []byte("#!/bin/sh\necho share is missing >&2; exit 1\n"))
@@ -186,7 +186,7 @@ func TestStartFailures(t *testing.T) {
 
 func TestFallsBackToProgramsThatWork(t *testing.T) {
 	t.Parallel()
-	found := programFolders(t.Context())
+	found := ProgramFolders(t.Context())
 	s, err := start(t.Context(), Options{Dir: folder(t)}, append([]string{"/no/such/folder"}, found...))
 	if err != nil {
 		t.Fatal(err)
@@ -209,7 +209,7 @@ func TestProgramsOnPathComeFirst(t *testing.T) {
 		}
 	}
 	t.Setenv("PATH", dir+string(filepath.ListSeparator)+os.Getenv("PATH"))
-	if got := programFolders(t.Context()); len(got) < 2 || got[0] != dir {
+	if got := ProgramFolders(t.Context()); len(got) < 2 || got[0] != dir {
 		t.Errorf("folders %q, want %q before that of the tests' server", got, dir)
 	}
 }

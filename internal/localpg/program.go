@@ -24,11 +24,11 @@ import (
 var ErrNoBinaries = errors.New("PostgreSQL's server programs (initdb, postgres) were not found: " +
 	"install them with `apt-get install postgresql` or the like, or put their folder on PATH")
 
-// programFolders lists the folders that hold initdb and postgres, the preferred
+// ProgramFolders lists the folders that hold initdb and postgres, the preferred
 // one first: on PATH, what pg_config says, then where packages put them, the
 // newest version first. Links are resolved, as PostgreSQL looks for its other
 // files next to its programs. Whether a folder is fit for use only trying tells.
-func programFolders(ctx context.Context) []string {
+func ProgramFolders(ctx context.Context) []string {
 	var candidates []string
 	for _, name := range []string{"initdb", "postgres"} {
 		if path, err := exec.LookPath(name); err == nil {

@@ -1,10 +1,11 @@
 // Package programs builds this module's programs for the tools that try them,
-// cmd/chaos and cmd/bench: as they are, or sabotaged. It also finds addresses for
+// cmd/chaos, cmd/drill and cmd/bench: as they are, sabotaged, or with more files. It also finds addresses for
 // them. localpg.StartProcess runs them.
 package programs
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"os/exec"
@@ -20,6 +21,10 @@ type Spec struct {
 	Package  string // in this module, as in "cmd/plantstore"
 	Race     bool   // with the race detector
 	Sabotage string // one of Sabotages; empty: none
+	// Added are files that this module does not have, by their paths in it: their texts.
+	// A program with such files needs a Name of its own.
+	Added map[string]string
+	Name  string // of the program; empty: that of the package and the sabotage
 }
 
 // Build builds a program into a folder and returns its path there. Programs of
@@ -35,20 +40,20 @@ func Build(ctx context.Context, folder string, s Spec) (path string, err error) 
 }
 
 func build(ctx context.Context, folder string, s Spec, edits []edit) (path string, err error) {
-	name := strings.Trim(filepath.Base(s.Package)+"-"+s.Sabotage, "-")
+	name := cmp.Or(s.Name, strings.Trim(filepath.Base(s.Package)+"-"+s.Sabotage, "-"))
 	path = filepath.Join(folder, name)
 	args := []string{"build", "-o", path}
 	if s.Race {
 		args = append(args, "-race")
 	}
-	if len(edits) > 0 {
+	if len(edits)+len(s.Added) > 0 {
 		root, err := goCommand(ctx, "list", "-m", "-f", "{{.Dir}}", module)
 		if err != nil {
 			return "", err
 		}
-		overlay, err := writeOverlay(root, filepath.Join(folder, name+"-source"), edits)
+		overlay, err := writeOverlay(root, filepath.Join(folder, name+"-source"), edits, s.Added)
 		if err != nil {
-			return "", fmt.Errorf("sabotage %s: %w", s.Sabotage, err)
+			return "", fmt.Errorf("change the source of %s: %w", name, err)
 		}
 		args = append(args, "-overlay", overlay)
 	}

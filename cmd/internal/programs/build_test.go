@@ -51,15 +51,17 @@ func TestOverlay(t *testing.T) {
 	for _, test := range []struct {
 		name      string
 		edits     []edit
+		added     map[string]string
 		want, err string
 	}{
-		{"two edits of a file", []edit{{"a.go", "one", "1"}, {"a.go", "three", "3"}}, "1 two two 3", ""},
-		{"text gone", []edit{{"a.go", "one", "1"}, {"a.go", "four", "4"}}, "", `a.go has the text "four" 0 times`},
-		{"text twice", []edit{{"a.go", "two", "2"}}, "", `a.go has the text "two" 2 times`},
-		{"file gone", []edit{{"b.go", "one", "1"}}, "", "b.go: no such file"},
+		{"two edits of a file", []edit{{"a.go", "one", "1"}, {"a.go", "three", "3"}}, nil, "1 two two 3", ""},
+		{"text gone", []edit{{"a.go", "one", "1"}, {"a.go", "four", "4"}}, nil, "", `a.go has the text "four" 0 times`},
+		{"text twice", []edit{{"a.go", "two", "2"}}, nil, "", `a.go has the text "two" 2 times`},
+		{"file gone", []edit{{"b.go", "one", "1"}}, nil, "", "b.go: no such file"},
+		{"file there", nil, map[string]string{"a.go": "four"}, "", "a.go is there already"},
 	} {
 		folder := filepath.Join(t.TempDir(), "overlay")
-		path, err := writeOverlay(root, folder, test.edits)
+		path, err := writeOverlay(root, folder, test.edits, test.added)
 		if test.err != "" {
 			if err == nil || !strings.Contains(err.Error(), test.err) {
 				t.Errorf("%s: got error %v, want one with %q", test.name, err, test.err)
@@ -79,5 +81,17 @@ func TestOverlay(t *testing.T) {
 		if want := `{"Replace":{"` + filepath.Join(root, "a.go") + `":"` + edited + `"}}`; err != nil || string(overlay) != want {
 			t.Errorf("%s: overlay %s (%v), want %s", test.name, overlay, err, want)
 		}
+	}
+}
+
+// TestAddedFilesAreBuilt proves that the compiler reads a file that was added.
+func TestAddedFilesAreBuilt(t *testing.T) {
+	t.Parallel()
+	added := map[string]string{
+		"migrations/added.go": "package migrations\n\nfunc main() { addedSource }",
+	}
+	_, err := Build(t.Context(), t.TempDir(), Spec{Package: "migrations", Name: "added", Added: added})
+	if err == nil || !strings.Contains(err.Error(), "addedSource") {
+		t.Errorf("got error %v, want the compiler's about addedSource", err)
 	}
 }

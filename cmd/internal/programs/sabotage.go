@@ -65,9 +65,9 @@ func editsOf(sabotage string) ([]edit, error) {
 	return edits, nil
 }
 
-// writeOverlay makes edited copies of files of the module at root in a new
-// folder, and returns the path of the file that go build -overlay takes.
-func writeOverlay(root, folder string, edits []edit) (path string, err error) {
+// writeOverlay makes edited copies of files of the module at root in a new folder, and
+// those to be added, and returns the path of the file that go build -overlay takes.
+func writeOverlay(root, folder string, edits []edit, added map[string]string) (path string, err error) {
 	texts := make(map[string]string) // by path of the original
 	for _, e := range edits {
 		original := filepath.Join(root, e.file)
@@ -84,13 +84,20 @@ func writeOverlay(root, folder string, edits []edit) (path string, err error) {
 		}
 		texts[original] = strings.Replace(text, e.old, e.new, 1)
 	}
+	for file, text := range added {
+		path := filepath.Join(root, file)
+		if _, err := os.Lstat(path); err == nil {
+			return "", fmt.Errorf("%s is there already", file)
+		}
+		texts[path] = text
+	}
 	if err := os.Mkdir(folder, 0o700); err != nil {
 		return "", err
 	}
 	var overlay struct{ Replace map[string]string }
 	overlay.Replace = make(map[string]string)
 	for i, original := range slices.Sorted(maps.Keys(texts)) {
-		edited := filepath.Join(folder, strconv.Itoa(i)+".go")
+		edited := filepath.Join(folder, strconv.Itoa(i)+filepath.Ext(original))
 		if err := os.WriteFile(edited, []byte(texts[original]), 0o600); err != nil {
 			return "", err
 		}

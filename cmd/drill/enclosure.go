@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+)
+
+// The drill runs in namespaces of its own: of the network, of processes, of mounts. The
+// machine sees nothing of its bridge and its members, and when the first process in there
+// ends, however that comes about, the kernel ends all others, and drops the network and
+// the files, which are in memory. Nothing can be left behind.
+//
+// This program plays three parts, told apart by what it is called as.
+const (
+	firstPart  = "drill: first process"    // sets up mounts, starts the drill, and buries orphans
+	secondPart = "drill: the drill itself" // in the namespaces
+)
+
+// room is where the drill keeps its files.
+const room = "/run/drill"
+
+// enclose runs this program again in namespaces of its own, with the same arguments, and
+// returns when it has ended. The end of ctx ends it at once.
+func enclose(ctx context.Context, env []string) error {
+	if os.Geteuid() != 0 {
+		return errors.New("the drill makes networks and processes of its own, which takes root: run it as root")
+	}
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...)
+	cmd.Args[0] = firstPart
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
+		Setpgid:    true, // a terminal's Ctrl-C is this process's to handle
+		Pdeathsig:  syscall.SIGKILL,
+	}
+	err := cmd.Run()
+	switch {
+	case ctx.Err() != nil:
+		return errors.New("interrupted: everything that it started is gone")
+	case errors.Is(err, syscall.EPERM):
+		return fmt.Errorf("the drill makes namespaces, and this machine does not let it (a container without privileges?): %w", err)
+	case err != nil:
+		return errFailed
+	}
+	return nil
+}
+
+// errFailed says that what went wrong has been told already.
+var errFailed = errors.New("")
+
+// beFirst is the part of the first process: it returns the exit code of the second.
+func beFirst() (int, error) {
+	for _, m := range []struct {
+		what, at, kind string
+		flags          uintptr
+		options        string
+	}{
+		{"", "/", "", syscall.MS_REC | syscall.MS_PRIVATE, ""},
+		{"proc", "/proc", "proc", 0, ""},
+		{"tmpfs", "/run", "tmpfs", 0, "mode=755"},
+		{"tmpfs", "/dev/shm", "tmpfs", 0, "mode=1777"}, // killed servers leave shared memory there
+	} {
+		if err := syscall.Mount(m.what, m.at, m.kind, m.flags, m.options); err != nil {
+			return 0, fmt.Errorf("mount %s: %w", m.at, err)
+		}
+	}
+	if err := os.Mkdir(room, 0o755); err != nil {
+		return 0, err
+	}
+	second, err := os.StartProcess("/proc/self/exe", append([]string{secondPart}, os.Args[1:]...), &os.ProcAttr{
+		Env: os.Environ(), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+	})
+	if err != nil {
+		return 0, err
+	}
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, 0, nil)
+		switch {
+		case err == syscall.EINTR:
+		case err != nil:
+			return 0, fmt.Errorf("wait for the drill: %w", err)
+		case pid == second.Pid:
+			if status.Signaled() {
+				return 0, fmt.Errorf("the drill was ended by %v", status.Signal())
+			}
+			return status.ExitStatus(), nil
+		}
+	}
+}

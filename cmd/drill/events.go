@@ -1,0 +1,234 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"plantstore/cmd/internal/witness"
+	"plantstore/internal/localpg"
+)
+
+// A drill is all that an event can happen to.
+type drill struct {
+	*cluster
+	front     *front
+	load      *load
+	old, next string // programs: this release, and the next one
+}
+
+// An event is something that operators do, or that machines suffer.
+type event struct {
+	name, what string
+	planned    bool // clients must not notice
+	// strike makes it happen, and returns when it is over.
+	strike func(context.Context, *drill) error
+}
+
+// away is how long something that is lost stays away.
+const away = 40 * time.Second
+
+func allEvents() []event {
+	return []event{
+		{"restart", "rolling restart of the replicas", true, func(ctx context.Context, d *drill) error {
+			return d.front.roll(ctx, d.old)
+		}},
+		{"switchover", "planned switchover", true, func(ctx context.Context, d *drill) error {
+			return d.switchover(ctx)
+		}},
+		{"primary-cut", "primary's machine cut off, and back", false, cutPrimaryOff},
+		{"standby-cut", "synchronous standby's machine cut off, and back", false, cutStandbyOff},
+		{"primary-kill", "kill -9 of the primary", false, killPrimary},
+		{"etcd", "etcd without quorum, and back", false, loseQuorum},
+		{"migrate", "migration to the next release", true, func(ctx context.Context, d *drill) error {
+			return d.migrate(ctx, "up")
+		}},
+		{"password", "change of the password", true, changePassword},
+		{"upgrade", "rolling upgrade to the next release, and back", true, upgrade},
+	}
+}
+
+// chosen returns the events that a list names.
+func chosen(list string) ([]event, error) {
+	all := allEvents()
+	if list == "all" {
+		return all, nil
+	}
+	var events []event
+	for name := range strings.SplitSeq(list, ",") {
+		i := slices.IndexFunc(all, func(e event) bool { return e.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("there is no event %q", name)
+		}
+		events = append(events, all[i])
+	}
+	return events, nil
+}
+
+// calm is how long there is nothing but load before an event, and after it.
+const calm = 5 * time.Second
+
+// happen has one event happen under load, and returns when all is well again.
+func (d *drill) happen(ctx context.Context, e event) (h happening, err error) {
+	h = happening{name: e.what, planned: e.planned, Span: witness.Span{Start: d.load.now()}}
+	sleep(ctx, calm)
+	h.struck.Start = d.load.now()
+	err = e.strike(ctx, d)
+	if err == nil {
+		err = d.untilWell(ctx)
+	}
+	if err == nil {
+		err = d.front.untilReady(ctx)
+	}
+	h.struck.End = d.load.now()
+	sleep(ctx, calm)
+	h.End = d.load.now()
+	if err != nil {
+		err = fmt.Errorf("%s: %w", e.what, err)
+	}
+	return h, err
+}
+
+// cutPrimaryOff first takes the road to the standbys away from the primary, which goes on
+// answering the service for a second: what it commits then alone is lost with it.
+func cutPrimaryOff(ctx context.Context, d *drill) error {
+	primary, err := d.primary(ctx)
+	if err != nil {
+		return err
+	}
+	var others []*machine
+	for _, o := range d.others(primary) {
+		others = append(others, o.machine)
+	}
+	if err := primary.lose(ctx, others...); err != nil {
+		return err
+	}
+	sleep(ctx, time.Second)
+	if err := primary.unplug(ctx); err != nil {
+		return err
+	}
+	sleep(ctx, away)
+	return errors.Join(primary.find(ctx, others...), primary.plug(ctx))
+}
+
+func cutStandbyOff(ctx context.Context, d *drill) error {
+	standby, err := d.standby(ctx)
+	if err != nil {
+		return err
+	}
+	if err := standby.unplug(ctx); err != nil {
+		return err
+	}
+	sleep(ctx, away)
+	return standby.plug(ctx)
+}
+
+func killPrimary(ctx context.Context, d *drill) error {
+	primary, err := d.primary(ctx)
+	if err != nil {
+		return err
+	}
+	return primary.killPostgres()
+}
+
+// loseQuorum ends the members of etcd on the standbys' machines.
+func loseQuorum(ctx context.Context, d *drill) error {
+	primary, err := d.primary(ctx)
+	if err != nil {
+		return err
+	}
+	for _, n := range d.others(primary) {
+		n.etcd.Kill()
+	}
+	sleep(ctx, away)
+	for _, n := range d.others(primary) {
+		if err := n.startEtcd(d.cluster); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// migrate runs a command of the next release's migration, as a DBA does.
+func (d *drill) migrate(ctx context.Context, command string) error {
+	cmd := exec.CommandContext(ctx, d.next, "migrate", command)
+	cmd.Env = append(localpg.Environ("PG", "PLANTSTORE_", "DATABASE_URL"),
+		"PLANTSTORE_MIGRATE_DATABASE_URL="+d.url("plantstore_owner", database))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("plantstore migrate %s: %w: %s", command, err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// changePassword changes it in the database first and then, a second later, in the file
+// of each replica. Then it ends all sessions, so that the new one has to do.
+func changePassword(ctx context.Context, d *drill) error {
+	if err := d.front.setPassword(ctx, "second"); err != nil {
+		return err
+	}
+	sleep(ctx, time.Second)
+	for _, r := range d.front.replicas {
+		if err := r.writeURL(); err != nil {
+			return err
+		}
+	}
+	var ended int
+	err := queryRow(ctx, d.url("postgres", database),
+		`SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'plantstore_app'`, &ended)
+	if err == nil && ended == 0 {
+		err = errors.New("the service had no session to end")
+	}
+	return err
+}
+
+func upgrade(ctx context.Context, d *drill) error {
+	if err := d.migrate(ctx, "up"); err != nil {
+		return err
+	}
+	if err := d.front.roll(ctx, d.next); err != nil {
+		return err
+	}
+	sleep(ctx, calm)
+	if err := d.front.roll(ctx, d.old); err != nil {
+		return err
+	}
+	return d.migrate(ctx, "down")
+}
+
+// rest ends the replicas, and returns what the database holds when no session of theirs is
+// left.
+func (d *drill) rest(ctx context.Context) (witness.State, error) {
+	if err := d.untilWell(ctx); err != nil {
+		return witness.State{}, err
+	}
+	for _, r := range d.front.replicas {
+		if err := r.process.Signal(syscall.SIGTERM); err != nil {
+			return witness.State{}, err
+		}
+	}
+	for _, r := range d.front.replicas {
+		<-r.process.Done()
+		if err := r.process.Err(); err != nil {
+			return witness.State{}, fmt.Errorf("%s ended with %w", r.Name, err)
+		}
+	}
+	url := d.url("postgres", database)
+	err := until(ctx, "sessions of the service do not end", func() error {
+		var left int
+		err := queryRow(ctx, url, `SELECT count(*) FROM pg_stat_activity WHERE usename = 'plantstore_app'`, &left)
+		if err == nil && left > 0 {
+			err = fmt.Errorf("%d left", left)
+		}
+		return err
+	})
+	if err != nil {
+		return witness.State{}, err
+	}
+	return witness.ReadState(ctx, url)
+}

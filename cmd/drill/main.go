@@ -1,0 +1,206 @@
+// Command drill runs the service as a small production runs it, three replicas behind
+// HAProxy on three PostgreSQL servers that Patroni and etcd keep, each on a machine of its
+// own, and has everything happen to them that operators do and machines suffer. Clients
+// delete plants all the while. In the end each answer that they got is held against the
+// database, as cmd/chaos does it.
+//
+// The machines are network namespaces of Linux: it runs as root, and leaves nothing
+// behind. The exit code is 1 when a promise was broken, a client noticed what was planned,
+// or an answer took longer than a request may. README.md tells more.
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"plantstore/cmd/internal/programs"
+	"plantstore/cmd/internal/witness"
+	"plantstore/internal/localpg"
+)
+
+func main() {
+	var err error
+	switch os.Args[0] {
+	case firstPart:
+		var code int
+		if code, err = beFirst(); err == nil {
+			os.Exit(code)
+		}
+	case secondPart:
+		err = inside(context.Background(), os.Args[1:], os.Stdout, os.Stderr)
+	default:
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+		err = outside(ctx, os.Args[1:], os.Stdout, os.Stderr)
+		stop()
+	}
+	switch {
+	case err == nil, errors.Is(err, flag.ErrHelp):
+	case errors.Is(err, errFailed):
+		os.Exit(1)
+	default:
+		fmt.Fprintf(os.Stderr, "drill: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// A config says what a drill is like.
+type config struct {
+	demand
+	events      []event
+	synchronous bool
+	timeout     time.Duration // of a request
+	programs    string        // folder of etcd, Patroni, HAProxy and ip
+	logs        string        // folder for the members' logs; empty: nowhere
+}
+
+func parse(args []string, stderr io.Writer) (c config, err error) {
+	flags := flag.NewFlagSet("drill", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	synchronous, list := "on", "all"
+	flags.StringVar(&synchronous, "synchronous", synchronous, "on, or off: then commits are lost, and the checker has to see it")
+	flags.StringVar(&list, "events", list, "events with commas between, or all")
+	flags.DurationVar(&c.timeout, "request-timeout", 30*time.Second, "PLANTSTORE_REQUEST_TIMEOUT of the replicas")
+	flags.IntVar(&c.clients, "clients", 16, "how many clients delete, each with a key")
+	flags.IntVar(&c.rate, "rate", 100, "deletions a second at most, of all clients together")
+	flags.StringVar(&c.programs, "programs", "", "folder of etcd, Patroni, HAProxy and ip, as .ci/drill-programs prints it")
+	flags.StringVar(&c.logs, "logs", "", "folder for the members' logs")
+	if err := flags.Parse(args); err != nil {
+		return c, err
+	}
+	if synchronous != "on" && synchronous != "off" {
+		return c, fmt.Errorf("-synchronous is %q: want on or off", synchronous)
+	}
+	c.synchronous = synchronous == "on"
+	if c.clients < 1 || c.rate < 1 || c.timeout < time.Second || c.timeout > 50*time.Second {
+		return c, errors.New("-clients and -rate must be positive, and -request-timeout from 1s to 50s, as HAProxy waits for 60s")
+	}
+	if c.programs == "" {
+		return c, errors.New("-programs is not set: run 'make drill'")
+	}
+	c.events, err = chosen(list)
+	return c, err
+}
+
+// What the outside hands to the inside.
+const (
+	postgresVariable = "DRILL_POSTGRES" // folder of PostgreSQL's programs
+	buildVariable    = "DRILL_BUILD"    // folder of the service's programs
+)
+
+//go:embed next_release.sql
+var nextMigration string
+
+// outside builds the service, this release and the next one, and runs the drill in
+// namespaces of its own.
+func outside(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	if _, err := parse(args, stderr); err != nil {
+		return err
+	}
+	folders := localpg.ProgramFolders(ctx)
+	if len(folders) == 0 {
+		return localpg.ErrNoBinaries
+	}
+	folder, err := os.MkdirTemp("", "drill-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
+	fmt.Fprintln(stdout, "drill: building the service, this release and a next one")
+	for _, spec := range []programs.Spec{
+		{Package: "cmd/plantstore", Name: "old"},
+		{Package: "cmd/plantstore", Name: "next", Added: map[string]string{"migrations/00999_next_release.sql": nextMigration}},
+	} {
+		if _, err := programs.Build(ctx, folder, spec); err != nil {
+			return err
+		}
+	}
+	return enclose(ctx, []string{postgresVariable + "=" + folders[0], buildVariable + "=" + folder})
+}
+
+// inside is the drill itself.
+func inside(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	c, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	d := &drill{old: filepath.Join(room, "old"), next: filepath.Join(room, "next")}
+	// Where anybody may read them.
+	for _, program := range []string{d.old, d.next} {
+		if err := copyProgram(filepath.Join(os.Getenv(buildVariable), filepath.Base(program)), program); err != nil {
+			return err
+		}
+	}
+	if c.logs != "" {
+		defer func() { err = errors.Join(err, keepLogs(c.logs)) }()
+	}
+	n, err := newNetwork(ctx, c.programs)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(stdout, "drill: starting etcd, Patroni and PostgreSQL")
+	if d.cluster, err = startCluster(ctx, n, os.Getenv(postgresVariable), c.synchronous); err != nil {
+		return err
+	}
+	if err := d.makeStore(ctx); err != nil {
+		return err
+	}
+	fmt.Fprintln(stdout, "drill: starting the replicas and HAProxy")
+	if d.front, err = startFront(ctx, n, d.cluster, d.old, c.timeout); err != nil {
+		return err
+	}
+	if d.load, err = startLoad(ctx, d.front, c.demand); err != nil {
+		return err
+	}
+	r := &report{synchronous: c.synchronous, timeout: c.timeout, demand: c.demand}
+	for _, e := range c.events {
+		fmt.Fprintf(stdout, "drill: %s\n", e.what)
+		h, err := d.happen(ctx, e)
+		if err != nil {
+			return err
+		}
+		r.events = append(r.events, h)
+	}
+	if r.history, err = d.load.end(); err != nil {
+		return err
+	}
+	if err := queryRow(ctx, d.url("postgres", database), `SHOW server_version`, &r.postgres); err != nil {
+		return err
+	}
+	if r.state, err = d.rest(ctx); err != nil {
+		return err
+	}
+	r.violations = witness.Run{Principal: principal, History: r.history}.Check(r.state, 1-bystanders, d.load.crowd.Last)
+	r.print(stdout)
+	return r.verdict()
+}
+
+func copyProgram(from, to string) error {
+	b, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, b, 0o755)
+}
+
+// keepLogs copies what the members logged out of the room.
+func keepLogs(to string) error {
+	logs, err := filepath.Glob(filepath.Join(room, "*.log"))
+	if err != nil {
+		return err
+	}
+	err = os.MkdirAll(to, 0o755)
+	for _, log := range logs {
+		b, readErr := os.ReadFile(log)
+		err = errors.Join(err, readErr, os.WriteFile(filepath.Join(to, filepath.Base(log)), b, 0o644))
+	}
+	return err
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"plantstore/internal/localpg"
+)
+
+// A network is machines on one switch. The machine that runs the drill is on it, too: it
+// is where the clients and the operator are.
+type network struct {
+	programs string // folder of ip and the others
+	machines []*machine
+}
+
+// A machine is a member with a network of its own.
+type machine struct {
+	network *network
+	Name    string
+	IP      string
+	folder  string // its disk
+}
+
+// operator is the address of the clients and of whoever runs the drill.
+const operator = "10.77.0.1"
+
+// newNetwork makes the switch.
+func newNetwork(ctx context.Context, programs string) (*network, error) {
+	n := &network{programs: programs}
+	if err := os.MkdirAll("/run/netns", 0o755); err != nil {
+		return nil, err
+	}
+	return n, n.ip(ctx, "", "link set lo up",
+		"link add switch type bridge", "link set switch up", "addr add "+operator+"/24 dev switch")
+}
+
+// add makes a machine and plugs it in.
+func (n *network) add(ctx context.Context, name string, number int) (*machine, error) {
+	m := &machine{network: n, Name: name, IP: fmt.Sprintf("10.77.0.%d", number), folder: filepath.Join(room, name)}
+	if err := os.Mkdir(m.folder, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.Chown(m.folder, nobody, nobody); err != nil {
+		return nil, err
+	}
+	n.machines = append(n.machines, m)
+	err := n.ip(ctx, "", "netns add "+name,
+		"link add "+name+" type veth peer name eth0 netns "+name, "link set "+name+" master switch up")
+	if err != nil {
+		return nil, err
+	}
+	return m, n.ip(ctx, name, "link set lo up", "addr add "+m.IP+"/24 dev eth0", "link set eth0 up")
+}
+
+// ip runs commands of ip on a machine, or on the one with the switch if that is "".
+func (n *network) ip(ctx context.Context, machine string, commands ...string) error {
+	args := []string{"-batch", "-"}
+	if machine != "" {
+		args = append([]string{"-n", machine}, args...)
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(n.programs, "ip"), args...)
+	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("ip %s: %w: %s", strings.Join(commands, "; "), err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// unplug pulls the machine's cable out.
+func (m *machine) unplug(ctx context.Context) error {
+	return m.network.ip(ctx, "", "link set "+m.Name+" down")
+}
+
+// plug puts it back in.
+func (m *machine) plug(ctx context.Context) error {
+	return m.network.ip(ctx, "", "link set "+m.Name+" up")
+}
+
+// lose drops what the machine sends to others, until find.
+func (m *machine) lose(ctx context.Context, others ...*machine) error {
+	return m.routes(ctx, "add", others)
+}
+
+func (m *machine) find(ctx context.Context, others ...*machine) error {
+	return m.routes(ctx, "del", others)
+}
+
+func (m *machine) routes(ctx context.Context, do string, others []*machine) error {
+	var commands []string
+	for _, o := range others {
+		commands = append(commands, fmt.Sprintf("route %s blackhole %s/32", do, o.IP))
+	}
+	return m.network.ip(ctx, m.Name, commands...)
+}
+
+// nobody is the account, and the group, that servers run under: PostgreSQL refuses root.
+const nobody = 65534
+
+// start runs a program on the machine, as nobody, until it is killed or this program ends.
+// What it prints is in the file log of the room.
+func (m *machine) start(log string, env []string, program string, args ...string) (*localpg.Process, error) {
+	f, err := os.OpenFile(m.logFile(log), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	cmd := exec.Command(filepath.Join(m.network.programs, "ip"), append([]string{
+		"netns", "exec", m.Name, "setpriv", "--reuid", fmt.Sprint(nobody), "--regid", fmt.Sprint(nobody), "--clear-groups", program}, args...)...)
+	cmd.Dir = m.folder
+	cmd.Env = append(localpg.Environ("PG", "PLANTSTORE_", "DATABASE_URL", "ETCD", "PATRONI", "LC_", "LANG", "HOME"), append(env, "LC_ALL=C", "HOME="+m.folder)...)
+	cmd.Stdout, cmd.Stderr = f, f
+	return localpg.StartProcess(cmd, syscall.SIGKILL)
+}
+
+// logFile is where start writes.
+func (m *machine) logFile(log string) string {
+	return filepath.Join(room, m.Name+"-"+log+".log")
+}

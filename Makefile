@@ -1,7 +1,7 @@
 # The two commands of a newcomer are `make run` and `make test`.
 
 .DEFAULT_GOAL := help
-.PHONY: help run build install up sbom test lint fuzz model chaos bench
+.PHONY: help run build install up sbom test lint fuzz model chaos drill bench
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
@@ -75,6 +75,12 @@ model: ## Look for a lie in every state that the protocol of a deletion can reac
 chaos: ## Break everything at random for 10 minutes and check that no answer lied
 	@deploy/postgres/ensure.sh
 	go run ./cmd/chaos -duration $(or $(DURATION),10m)
+
+drill: ## Fail over, restart, migrate and upgrade a whole cluster under load; takes root and 10 minutes
+	@[ "$$(id -u)" = 0 ] || { echo "the drill makes networks of its own, which takes root: run it as root" >&2; exit 1; }
+	@deploy/postgres/ensure.sh
+	@programs=$$(.ci/drill-programs $(or $(DEBIAN),12)) && go build -o .bin/drill ./cmd/drill && \
+		exec .bin/drill -programs "$$programs" -synchronous $(or $(SYNCHRONOUS),on) $(DRILLFLAGS)
 
 bench: ## Measure against pgbench and a bare handler; prints Markdown
 	@deploy/postgres/ensure.sh

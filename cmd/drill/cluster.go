@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -28,6 +29,7 @@ import (
 type cluster struct {
 	nodes       []*node
 	postgres    string // folder of PostgreSQL's programs
+	etcd        string // what Patroni calls etcd's API, see etcdAPI
 	synchronous bool
 }
 
@@ -46,9 +48,23 @@ const (
 //go:embed patroni.yml
 var patroniFile string
 
+// etcdAPI is the API of etcd that a version of Patroni is to use, as its configuration
+// calls it. Before 3.0.3, a primary that was cut off and came back took the leader's key
+// from the new primary by the newer API, without looking at it
+// (github.com/patroni/patroni/pull/2689): what was committed meanwhile was lost. The older
+// one compares.
+func etcdAPI(patroni string) string {
+	var major, minor, patch int
+	if _, err := fmt.Sscanf(patroni, "%d.%d.%d", &major, &minor, &patch); err == nil &&
+		slices.Compare([]int{major, minor, patch}, []int{3, 0, 3}) < 0 {
+		return "etcd"
+	}
+	return "etcd3"
+}
+
 // startCluster starts the members and returns when all of them are well.
-func startCluster(ctx context.Context, n *network, postgres string, synchronous bool) (*cluster, error) {
-	c := &cluster{postgres: postgres, synchronous: synchronous}
+func startCluster(ctx context.Context, n *network, postgres, etcd string, synchronous bool) (*cluster, error) {
+	c := &cluster{postgres: postgres, etcd: etcd, synchronous: synchronous}
 	for i := range nodes {
 		m, err := n.add(ctx, fmt.Sprintf("pg%d", i+1), 11+i)
 		if err != nil {
@@ -80,10 +96,18 @@ func (n *node) startEtcd(c *cluster) (err error) {
 		peers = append(peers, fmt.Sprintf("%s=http://%s:2380", p.Name, p.IP))
 	}
 	client, peer := "http://"+n.IP+":2379", "http://"+n.IP+":2380"
-	n.etcd, err = n.start("etcd", nil, filepath.Join(n.network.programs, "etcd"),
+	args := []string{
+		// Without it, a member that was cut off makes the others elect a leader when it is back,
+		// and Patroni may ask it meanwhile: it does not know yet who the primary is.
+		"--pre-vote",
 		"--name", n.Name, "--data-dir", filepath.Join(n.folder, "etcd"), "--initial-cluster", strings.Join(peers, ","),
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-		"--listen-client-urls", client, "--advertise-client-urls", client)
+		"--listen-client-urls", client, "--advertise-client-urls", client,
+	}
+	if c.etcd == "etcd" {
+		args = append(args, "--enable-v2")
+	}
+	n.etcd, err = n.start("etcd", nil, filepath.Join(n.network.programs, "etcd"), args...)
 	return err
 }
 
@@ -96,9 +120,9 @@ func (n *node) configure(c *cluster) error {
 		etcd = append(etcd, p.IP+":2379")
 	}
 	text, err := fill(patroniFile, struct {
-		Name, IP, Folder, Etcd, Programs, Password, Operator string
-		Synchronous                                          bool
-	}{n.Name, n.IP, n.folder, strings.Join(etcd, ", "), c.postgres, "patroni", operator, c.synchronous})
+		Name, IP, Folder, API, Etcd, Programs, Password, Operator string
+		Synchronous                                               bool
+	}{n.Name, n.IP, n.folder, c.etcd, strings.Join(etcd, ", "), c.postgres, "patroni", operator, c.synchronous})
 	if err != nil {
 		return err
 	}
@@ -162,10 +186,11 @@ func unwell(members []member, synchronous bool) string {
 		timeline = max(timeline, m.Timeline)
 	}
 	for _, m := range members {
-		running := (m.State == "running" || m.State == "streaming") && m.Timeline == timeline
 		switch {
-		case !running:
+		case m.State != "running" && m.State != "streaming":
 			return fmt.Sprintf("%s, a %s, is %s", m.Name, m.Role, m.State)
+		case m.Timeline != timeline:
+			return fmt.Sprintf("%s, a %s, is %s on timeline %d of %d", m.Name, m.Role, m.State, m.Timeline, timeline)
 		case m.Role == "leader":
 			leaders++
 		case m.Role == "sync_standby":
@@ -335,7 +360,7 @@ func (c *cluster) switchover(ctx context.Context) error {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(from.network.programs, "patronictl"), "-c", from.config(),
-		"switchover", "drill", "--master", from.Name, "--candidate", to.Name, "--force")
+		"switchover", "drill", "--leader", from.Name, "--candidate", to.Name, "--force")
 	cmd.Env = append(localpg.Environ("LC_", "LANG"), "LC_ALL=C.UTF-8", "LANG=C.UTF-8")
 	out, err := cmd.CombinedOutput()
 	if err != nil || !bytes.Contains(out, []byte("Successfully switched over")) {

@@ -17,8 +17,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"syscall"
 	"time"
 
@@ -105,6 +107,9 @@ func outside(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	if _, err := parse(args, stderr); err != nil {
 		return err
 	}
+	if os.Geteuid() != 0 {
+		return errors.New("the drill makes networks and processes of its own, which takes root: run it as root")
+	}
 	folders := localpg.ProgramFolders(ctx)
 	if len(folders) == 0 {
 		return localpg.ErrNoBinaries
@@ -146,8 +151,12 @@ func inside(ctx context.Context, args []string, stdout, stderr io.Writer) (err e
 	if err != nil {
 		return err
 	}
+	patroni, err := versionOf(ctx, c.programs, "patroni", "--version")
+	if err != nil {
+		return err
+	}
 	fmt.Fprintln(stdout, "drill: starting etcd, Patroni and PostgreSQL")
-	if d.cluster, err = startCluster(ctx, n, os.Getenv(postgresVariable), c.synchronous); err != nil {
+	if d.cluster, err = startCluster(ctx, n, os.Getenv(postgresVariable), etcdAPI(patroni), c.synchronous); err != nil {
 		return err
 	}
 	if err := d.makeStore(ctx); err != nil {
@@ -172,7 +181,7 @@ func inside(ctx context.Context, args []string, stdout, stderr io.Writer) (err e
 	if r.history, err = d.load.end(); err != nil {
 		return err
 	}
-	if err := queryRow(ctx, d.url("postgres", database), `SHOW server_version`, &r.postgres); err != nil {
+	if r.versions, err = d.versions(ctx, c.programs); err != nil {
 		return err
 	}
 	if r.state, err = d.rest(ctx); err != nil {
@@ -181,6 +190,32 @@ func inside(ctx context.Context, args []string, stdout, stderr io.Writer) (err e
 	r.violations = witness.Run{Principal: principal, History: r.history}.Check(r.state, 1-bystanders, d.load.crowd.Last)
 	r.print(stdout)
 	return r.verdict()
+}
+
+// versionOf is the first version number that a program tells of itself.
+func versionOf(ctx context.Context, folder, program, how string) (string, error) {
+	out, err := exec.CommandContext(ctx, filepath.Join(folder, program), how).Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w", program, how, err)
+	}
+	return string(regexp.MustCompile(`[0-9]+\.[0-9.]*[0-9]`).Find(out)), nil
+}
+
+// versions are those of all parts.
+func (d *drill) versions(ctx context.Context, folder string) (string, error) {
+	var postgres string
+	if err := queryRow(ctx, d.url("postgres", database), `SELECT pg_catalog.split_part(pg_catalog.current_setting('server_version'), ' ', 1)`, &postgres); err != nil {
+		return "", err
+	}
+	all := "PostgreSQL " + postgres
+	for _, part := range [][3]string{{"Patroni", "patroni", "--version"}, {"etcd", "etcd", "--version"}, {"HAProxy", "haproxy", "-v"}} {
+		version, err := versionOf(ctx, folder, part[1], part[2])
+		if err != nil {
+			return "", err
+		}
+		all += ", " + part[0] + " " + version
+	}
+	return all, nil
 }
 
 func copyProgram(from, to string) error {

@@ -15,7 +15,7 @@ import (
 
 // A report is what came of a drill.
 type report struct {
-	postgres    string // its version
+	versions    string // of the parts
 	synchronous bool
 	timeout     time.Duration // of a request
 	demand      demand
@@ -89,8 +89,8 @@ func (r *report) print(w io.Writer) {
 	if !r.synchronous {
 		replication = "asynchronous"
 	}
-	fmt.Fprintf(w, "\nPostgreSQL %s, %s replication, %d clients, %d deletions a second at most, request timeout %v.\n\n",
-		r.postgres, replication, r.demand.clients, r.demand.rate, r.timeout)
+	fmt.Fprintf(w, "\n%s, %s replication, %d clients, %d deletions a second at most, request timeout %v.\n\n",
+		r.versions, replication, r.demand.clients, r.demand.rate, r.timeout)
 	fmt.Fprint(w, "| event | took | requests | answers | failed | slowest | longest without a 204 | violations |\n|:--|--:|--:|:--|--:|--:|--:|--:|\n")
 	for _, h := range r.events {
 		row := r.rowOf(h)

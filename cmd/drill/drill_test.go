@@ -1,0 +1,184 @@
+package main
+
+import (
+	"flag"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"plantstore/cmd/internal/witness"
+)
+
+const second = time.Second
+
+// told is a deletion's history, each request of a second's length, from start on.
+func told(plant int64, start time.Duration, answers ...witness.Answer) witness.Deletion {
+	d := witness.Deletion{Plant: plant, Key: "key"}
+	for i, a := range answers {
+		a.Start = start + time.Duration(i)*second
+		a.End = a.Start + second
+		d.Answers = append(d.Answers, a)
+	}
+	return d
+}
+
+var (
+	yes         = witness.Answer{Status: 204}
+	unavailable = witness.Answer{Status: 503, Code: 50300}
+)
+
+// madeUp is a drill of two events: a planned one, which was not noticed, and one that
+// cost an answer.
+func madeUp() *report {
+	d := told(2, 12*second, unavailable, yes)
+	d.Late = []witness.Answer{{Start: 14 * second, End: 17 * second, Status: 204, Replayed: true}}
+	return &report{
+		versions: "PostgreSQL 15.0", synchronous: true, timeout: 5 * second, demand: demand{clients: 16, rate: 100},
+		events: []happening{
+			{name: "switchover", planned: true, Span: witness.Span{Start: 0, End: 10 * second}, struck: witness.Span{Start: 2 * second, End: 4 * second}},
+			{name: "kill", Span: witness.Span{Start: 10 * second, End: 20 * second}, struck: witness.Span{Start: 12 * second, End: 13 * second}},
+		},
+		history: []witness.Deletion{told(1, 3*second, yes), d},
+		state:   witness.State{Ledger: map[int64][]witness.Entry{1: {{By: principal}}, 2: {{By: principal}}}},
+	}
+}
+
+func TestReport(t *testing.T) {
+	t.Parallel()
+	r := madeUp()
+	r.violations = []witness.Violation{{Rule: "a", Plant: 2, Text: "204, and the plant is there"}}
+	var got strings.Builder
+	r.print(&got)
+	want := `
+PostgreSQL 15.0, synchronous replication, 16 clients, 100 deletions a second at most, request timeout 5s.
+
+| event | took | requests | answers | failed | slowest | longest without a 204 | violations |
+|:--|--:|--:|:--|--:|--:|--:|--:|
+| switchover | 2.0 s | 1 | 204: 1 | 0 | 1.0 s | 6.0 s | 0 |
+| kill | 1.0 s | 3 | 204: 2, 503 50300: 1 | 1 | 3.0 s | 4.0 s | 1 |
+
+2 plants asked for, 2 rows in the ledger, 1 violations.
+(a) plant 2: 204, and the plant is there
+`
+	if diff := cmp.Diff(want, got.String()[:min(len(want), got.Len())]); diff != "" {
+		t.Errorf("the report (-want +got):\n%s", diff)
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name   string
+		change func(*report)
+		want   string // part of the error; empty: none
+	}{
+		{"well", func(*report) {}, ""},
+		{"a violation", func(r *report) { r.violations = []witness.Violation{{Rule: "a"}} }, "1 violations"},
+		{"a loss that had to be", func(r *report) { r.synchronous, r.violations = false, []witness.Violation{{Rule: "a"}} }, ""},
+		{"a loss that was not seen", func(r *report) { r.synchronous = false }, "saw no loss"},
+		{"a planned event that was noticed", func(r *report) { r.events[1].planned = true }, "kill: 1 answers other than 204"},
+		{"an answer that came too late", func(r *report) { r.timeout = second }, "kill: an answer took 3.0 s"},
+		{"no load", func(r *report) { r.history = r.history[1:] }, "switchover: there was no load"},
+	} {
+		r := madeUp()
+		test.change(r)
+		err := r.verdict()
+		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+			t.Errorf("%s: got error %v, want one with %q", test.name, err, test.want)
+		}
+	}
+}
+
+// TestLostCommit is about what a failover of asynchronous replication does: the client
+// has its 204, the primary that deleted the plant is gone, and so is its ledger's row.
+func TestLostCommit(t *testing.T) {
+	t.Parallel()
+	r := witness.Run{Principal: principal, History: []witness.Deletion{told(1, 0, yes)}}
+	found := r.Check(witness.State{Plants: map[int64]bool{1: true, 2: true}}, 1, 2)
+	if len(found) == 0 || found[0].Rule != "a" {
+		t.Errorf("violations %+v, want some of rule a", found)
+	}
+}
+
+func TestWhetherTheClusterIsWell(t *testing.T) {
+	t.Parallel()
+	primary := member{Name: "pg1", Role: "leader", State: "running", Timeline: 2}
+	standby := member{Name: "pg2", Role: "sync_standby", State: "streaming", Timeline: 2}
+	replica := member{Name: "pg3", Role: "replica", State: "running", Timeline: 2}
+	behind := replica
+	behind.Timeline = 1
+	starting := standby
+	starting.State = "starting"
+	for _, test := range []struct {
+		name    string
+		members []member
+		want    string
+	}{
+		{"well", []member{primary, standby, replica}, ""},
+		{"no synchronous standby", []member{primary, replica, replica}, "no synchronous standby"},
+		{"two nodes", []member{primary, standby}, "2 nodes"},
+		{"no primary", []member{standby, replica, replica}, "0 primaries"},
+		{"one on an old timeline", []member{primary, standby, behind}, "pg3, a replica, is running on timeline 1 of 2"},
+		{"one is starting", []member{primary, starting, replica}, "pg2, a sync_standby, is starting"},
+	} {
+		if got := unwell(test.members, true); !strings.HasPrefix(got, test.want) || (got == "") != (test.want == "") {
+			t.Errorf("%s: got %q, want %q", test.name, got, test.want)
+		}
+	}
+	if got := unwell([]member{primary, replica, replica}, false); got != "" {
+		t.Errorf("asynchronous: got %q, want nothing", got)
+	}
+}
+
+func TestFlags(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"-programs", "x", "-events", "flood"}, `no event "flood"`},
+		{[]string{"-programs", "x", "-synchronous", "perhaps"}, "want on or off"},
+		{[]string{"-programs", "x", "-request-timeout", "2m"}, "-request-timeout"},
+		{nil, "make drill"},
+		{[]string{"-h"}, flag.ErrHelp.Error()},
+	} {
+		if _, err := parse(test.args, io.Discard); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("drill %v: got error %v, want one with %q", test.args, err, test.want)
+		}
+	}
+	c, err := parse([]string{"-programs", "x", "-events", "etcd,restart"}, io.Discard)
+	if err != nil || len(c.events) != 2 || c.events[0].name != "etcd" || c.events[1].name != "restart" {
+		t.Errorf("events %+v (%v), want etcd and restart", c.events, err)
+	}
+}
+
+// TestConfigurations fills the files in that deploy/README.md recommends.
+func TestConfigurations(t *testing.T) {
+	t.Parallel()
+	patroni, err := fill(patroniFile, struct {
+		Name, IP, Folder, API, Etcd, Programs, Password, Operator string
+		Synchronous                                               bool
+	}{Name: "pg1", API: "etcd3", Etcd: "10.77.0.11:2379", Synchronous: true})
+	if err != nil || !strings.Contains(string(patroni), "\netcd3:\n  hosts: [10.77.0.11:2379]\n") || !strings.Contains(string(patroni), "synchronous_mode: true") {
+		t.Errorf("patroni.yml (%v) is\n%s", err, patroni)
+	}
+	haproxy, err := fill(haproxyFile, struct {
+		Address, Port, Admin string
+		Replicas             []*replica
+	}{"10.77.0.31:8080", port, adminPort, []*replica{{machine: &machine{Name: "app1", IP: "10.77.0.21"}}}})
+	if err != nil || strings.Count(string(haproxy), "\n    server app1 10.77.0.21:8080\n") != 2 {
+		t.Errorf("haproxy.cfg (%v) is\n%s", err, haproxy)
+	}
+}
+
+func TestEtcdAPI(t *testing.T) {
+	t.Parallel()
+	for patroni, want := range map[string]string{"3.0.2": "etcd", "2.1.4": "etcd", "3.0.3": "etcd3", "4.0.7": "etcd3", "10.0.0": "etcd3"} {
+		if got := etcdAPI(patroni); got != want {
+			t.Errorf("Patroni %s: got %s, want %s", patroni, got, want)
+		}
+	}
+}

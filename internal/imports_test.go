@@ -22,7 +22,7 @@ var mayImport = map[string][]string{
 	"cmd/bench":              {"cmd/internal/programs", "internal/auth", "internal/localpg", "internal/migrate", "internal/plant", "internal/postgres"},
 	"cmd/bench/bare":         {},
 	"cmd/bench/distance":     {},
-	"cmd/drill":              {"cmd/internal/programs", "cmd/internal/witness", "deploy/postgres", "internal/localpg", "internal/migrate", "internal/postgres"},
+	"cmd/drill":              {"cmd/internal/programs", "cmd/internal/witness", "internal/localpg", "internal/migrate", "internal/postgres"},
 	"cmd/internal/programs":  {},
 	"cmd/internal/witness":   {"internal/auth", "internal/plant", "internal/postgres"},
 	"deploy/postgres":        {},

@@ -49,14 +49,15 @@ const (
 var patroniFile string
 
 // etcdAPI is the API of etcd that a version of Patroni is to use, as its configuration
-// calls it. Before 3.0.3, a primary that was cut off and came back took the leader's key
-// from the new primary by the newer API, without looking at it
-// (github.com/patroni/patroni/pull/2689): what was committed meanwhile was lost. The older
-// one compares.
+// calls it. By the newer API, a primary that was cut off and came back asked its own
+// member of etcd, which did not know the new primary yet, took the leader's key without
+// comparing, and was the primary again: what was committed meanwhile was lost. That was
+// mended in two steps, github.com/patroni/patroni/pull/2689 and pull/3318; 4.0.6 has both.
+// By the older API the key is compared.
 func etcdAPI(patroni string) string {
 	var major, minor, patch int
 	if _, err := fmt.Sscanf(patroni, "%d.%d.%d", &major, &minor, &patch); err == nil &&
-		slices.Compare([]int{major, minor, patch}, []int{3, 0, 3}) < 0 {
+		slices.Compare([]int{major, minor, patch}, []int{4, 0, 6}) < 0 {
 		return "etcd"
 	}
 	return "etcd3"

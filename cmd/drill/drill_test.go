@@ -176,7 +176,7 @@ func TestConfigurations(t *testing.T) {
 
 func TestEtcdAPI(t *testing.T) {
 	t.Parallel()
-	for patroni, want := range map[string]string{"3.0.2": "etcd", "2.1.4": "etcd", "3.0.3": "etcd3", "4.0.7": "etcd3", "10.0.0": "etcd3"} {
+	for patroni, want := range map[string]string{"3.0.2": "etcd", "4.0.5": "etcd", "4.0.6": "etcd3", "4.1.0": "etcd3", "10.0.0": "etcd3"} {
 		if got := etcdAPI(patroni); got != want {
 			t.Errorf("Patroni %s: got %s, want %s", patroni, got, want)
 		}

@@ -29,6 +29,19 @@ import (
 	"plantstore/internal/localpg"
 )
 
+// This program plays three parts, told apart by what it is called as: the one that people
+// call, outside, and in namespaces of its own those below.
+const (
+	firstPart  = "drill: first process" // sets mounts up, starts the drill, and buries orphans
+	secondPart = "drill: the drill itself"
+)
+
+// room is where the drill keeps its files, in there.
+const room = "/run/drill"
+
+// errFailed says that what went wrong has been told already.
+var errFailed = errors.New("told already")
+
 func main() {
 	var err error
 	switch os.Args[0] {
@@ -138,11 +151,14 @@ func inside(ctx context.Context, args []string, stdout, stderr io.Writer) (err e
 		return err
 	}
 	d := &drill{old: filepath.Join(room, "old"), next: filepath.Join(room, "next")}
-	// Where anybody may read them.
+	build := os.Getenv(buildVariable)
 	for _, program := range []string{d.old, d.next} {
-		if err := copyProgram(filepath.Join(os.Getenv(buildVariable), filepath.Base(program)), program); err != nil {
+		if err := copyFile(filepath.Join(build, filepath.Base(program)), program); err != nil {
 			return err
 		}
+	}
+	if err := os.RemoveAll(build); err != nil { // now: the outside may be killed
+		return err
 	}
 	if c.logs != "" {
 		defer func() { err = errors.Join(err, keepLogs(c.logs)) }()
@@ -218,7 +234,8 @@ func (d *drill) versions(ctx context.Context, folder string) (string, error) {
 	return all, nil
 }
 
-func copyProgram(from, to string) error {
+// copyFile makes a copy that anybody may read and run.
+func copyFile(from, to string) error {
 	b, err := os.ReadFile(from)
 	if err != nil {
 		return err
@@ -234,8 +251,7 @@ func keepLogs(to string) error {
 	}
 	err = os.MkdirAll(to, 0o755)
 	for _, log := range logs {
-		b, readErr := os.ReadFile(log)
-		err = errors.Join(err, readErr, os.WriteFile(filepath.Join(to, filepath.Base(log)), b, 0o644))
+		err = errors.Join(err, copyFile(log, filepath.Join(to, filepath.Base(log))))
 	}
 	return err
 }

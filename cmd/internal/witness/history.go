@@ -1,6 +1,6 @@
 // Package witness is clients that delete plants and remember every answer, and a checker
 // that holds what they were told against what the database has in the end, in the manner
-// of Jepsen's set test. cmd/chaos makes it hard for the service.
+// of Jepsen's set test. cmd/chaos and cmd/drill make it hard for the service meanwhile.
 package witness
 
 import (

@@ -6,26 +6,20 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 )
 
 // The drill runs in namespaces of its own: of the network, of processes, of mounts. The
-// machine sees nothing of its bridge and its members, and when the first process in there
+// machine sees nothing of its switch and its members, and when the first process in there
 // ends, however that comes about, the kernel ends all others, and drops the network and
 // the files, which are in memory. Nothing can be left behind.
-//
-// This program plays three parts, told apart by what it is called as.
-const (
-	firstPart  = "drill: first process"    // sets up mounts, starts the drill, and buries orphans
-	secondPart = "drill: the drill itself" // in the namespaces
-)
-
-// room is where the drill keeps its files.
-const room = "/run/drill"
 
 // enclose runs this program again in namespaces of its own, with the same arguments, and
 // returns when it has ended. The end of ctx ends it at once.
 func enclose(ctx context.Context, env []string) error {
+	runtime.LockOSThread() // Pdeathsig is sent when the thread ends that started the process
+	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...)
 	cmd.Args[0] = firstPart
 	cmd.Env = append(os.Environ(), env...)
@@ -46,9 +40,6 @@ func enclose(ctx context.Context, env []string) error {
 	}
 	return nil
 }
-
-// errFailed says that what went wrong has been told already.
-var errFailed = errors.New("")
 
 // beFirst is the part of the first process: it returns the exit code of the second.
 func beFirst() (int, error) {

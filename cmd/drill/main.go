@@ -83,7 +83,7 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 	synchronous, list := "on", "all"
 	flags.StringVar(&synchronous, "synchronous", synchronous, "on, or off: then commits are lost, and the checker has to see it")
 	flags.StringVar(&list, "events", list, "events with commas between, or all")
-	flags.DurationVar(&c.timeout, "request-timeout", 30*time.Second, "PLANTSTORE_REQUEST_TIMEOUT of the replicas")
+	flags.DurationVar(&c.timeout, "request-timeout", 40*time.Second, "PLANTSTORE_REQUEST_TIMEOUT of the replicas")
 	flags.IntVar(&c.clients, "clients", 16, "how many clients delete, each with a key")
 	flags.IntVar(&c.rate, "rate", 100, "deletions a second at most, of all clients together")
 	flags.StringVar(&c.programs, "programs", "", "folder of etcd, Patroni, HAProxy and ip, as .ci/drill-programs prints it")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/labstack/echo/v4"
 
+	"plantstore/internal/auth"
 	"plantstore/internal/plant"
 )
 
@@ -111,6 +112,9 @@ func idempotencyKey(h http.Header) (key string, sent bool, err error) {
 		if key[i] < '!' || key[i] > '~' {
 			return "", true, errBadKey
 		}
+	}
+	if _, err := auth.DigestOf(key); err == nil || auth.IsJWT(key) && auth.HasToken(key) {
+		return "", true, errBadKey // pasted there by mistake: the ledger would keep it
 	}
 	return key, true, nil
 }

@@ -56,7 +56,7 @@ var catalogue = []errorAnswer{
 	{is(auth.ErrMalformed), 40000, "malformed_credentials", text("The Authorization header cannot be read: send it once, as \"Authorization: Bearer <token>\"."),
 		realm + `, error="invalid_request"`},
 	{is(plant.ErrBadID), 40001, "bad_id", text("The id in the path is not a plant id: write it as a decimal 64-bit integer without leading zeros or signs other than a minus, such as 42."), ""},
-	{is(errBadKey), 40002, "bad_key", text("The Idempotency-Key header cannot be used: send it at most once, with 1 to 255 visible ASCII characters."), ""},
+	{is(errBadKey), 40002, "bad_key", text("The Idempotency-Key header cannot be used: send it at most once, with 1 to 255 visible ASCII characters that are no token."), ""},
 	{is(auth.ErrNoCredentials), 40100, "no_credentials", text("This needs a bearer token: send \"Authorization: Bearer <token>\"."), realm},
 	{is(auth.ErrInvalidToken), 40101, "invalid_token", text("The token is unknown, expired or revoked, or not made for this service: get a new one."),
 		realm + `, error="invalid_token"`},

@@ -302,6 +302,9 @@ func TestIdempotencyKey(t *testing.T) {
 		{"not UTF-8", []string{header + "cl\xe9"}, ""},
 		{"sent twice", []string{header + "a", header + "b"}, ""},
 		{"sent twice, the same", []string{header + "a", header + "a"}, ""},
+		{"a token", []string{header + auth.NewToken()}, ""},
+		{"a JWT", []string{header + "eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJzaG9wIn0.c2ln"}, ""},
+		{"no token, as its checksum is wrong", []string{header + "pst_" + strings.Repeat("k", 36)}, "pst_" + strings.Repeat("k", 36)},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/labstack/echo/v4"
@@ -12,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
+	"plantstore/internal/auth"
 	"plantstore/internal/plant"
 )
 
@@ -20,10 +22,16 @@ const tracerName = "plantstore/internal/server"
 // traced makes a span of each request. It is part of the client's trace, if the request
 // has a traceparent (W3C Trace Context).
 func (s *Server) traced(next http.Handler) http.Handler {
-	return otelhttp.NewHandler(next, "request",
+	spans := otelhttp.NewHandler(next, "request",
 		otelhttp.WithTracerProvider(s.Tracer),
 		otelhttp.WithMeterProvider(metricnoop.NewMeterProvider()), // /metrics has them
 		otelhttp.WithPropagators(propagation.TraceContext{}))
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if slices.ContainsFunc(r.Header["Tracestate"], auth.HasToken) {
+			r.Header.Del("Tracestate") // spans carry it on as it is
+		}
+		spans.ServeHTTP(w, r)
+	})
 }
 
 // mostTraced is how many characters of a header a span has.

@@ -97,6 +97,28 @@ func TestTraceLeavesTheRequestID(t *testing.T) {
 	}
 }
 
+// Spans carry a tracestate on as it is.
+func TestATokenInATracestate(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ header, want string }{
+		{"tracestate: shop=a1", "shop=a1"},
+		{"tracestate: shop=" + auth.NewToken(), ""},
+	} {
+		c := testConfig()
+		spans := tracetest.NewInMemoryExporter()
+		c.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
+		start(t, c).ask(t, del(traceparent, tt.header))
+		for _, span := range spans.GetSpans() {
+			if got := span.SpanContext.TraceState().String(); got != tt.want || span.SpanContext.TraceID().String() != clientsTrace {
+				t.Errorf("%s: span %q of trace %s has the state %q, want %s and %q", tt.header, span.Name, span.SpanContext.TraceID(), got, clientsTrace, tt.want)
+			}
+		}
+		if len(spans.GetSpans()) == 0 {
+			t.Errorf("%s: no span", tt.header)
+		}
+	}
+}
+
 // What is not sampled leads nowhere.
 func TestNoTraceUnlessSampled(t *testing.T) {
 	t.Parallel()

@@ -81,21 +81,20 @@ SET lc_monetary = 'C'
 AS $$
 #variable_conflict use_variable -- the store may call its columns like our variables
 DECLARE
-    -- A setting that was made in this session once and has ended reads as ''.
-    request text[] := nullif(current_setting('plantstore.request', true), '');
-    batch json := nullif(current_setting('plantstore.batch', true), '');
-    budget json := nullif(current_setting('plantstore.budget', true), '');
+    request text[];
+    batch json;
+    budget json;
     over json;
     known_shape bigint;
     has_virtual boolean := false;
     recorded bigint;
     told text;
 BEGIN
-    IF (request IS NOT NULL OR batch IS NOT NULL)
-        AND NOT coalesce(pg_has_role(session_user, to_regrole('plantstore_app'), 'MEMBER'), false) THEN
-        request := NULL;
-        batch := NULL;
-        budget := NULL;
+    IF pg_has_role(session_user, to_regrole('plantstore_app'), 'MEMBER') THEN -- null where there is no such role
+        -- A setting that was made in this session once and has ended reads as ''.
+        request := nullif(current_setting('plantstore.request', true), '');
+        batch := nullif(current_setting('plantstore.batch', true), '');
+        budget := nullif(current_setting('plantstore.budget', true), '');
     END IF;
 
     -- The columns that the rows have. The lock of the statement that fired us keeps

@@ -172,6 +172,16 @@ func unready(t *testing.T, url string) string {
 	return ""
 }
 
+// Names are compared as text, which a setting makes longer.
+func TestReadyWithQuotedNames(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	script(t, database.Super, `ALTER ROLE plantstore_app IN DATABASE `+database.Name+` SET quote_all_identifiers = on;`)
+	if why := unready(t, database.App); why != "" {
+		t.Errorf("not ready: %s; want ready", why)
+	}
+}
+
 // Each hindrance is told before anything is applied, and refused if it is a problem;
 // the remedy removes it. Later the doctor tells it, and readiness if nothing can be
 // deleted or recorded.

@@ -98,6 +98,7 @@ func Reading(ctx context.Context, conn *pgx.Conn, look func(pgx.Tx) error) error
 	_, err = tx.Exec(ctx, `
 		SET LOCAL search_path = pg_catalog, pg_temp;
 		SET LOCAL row_security = off;
+		SET LOCAL quote_all_identifiers = off; -- names are compared
 		SET LOCAL lock_timeout = '5s';
 		SET LOCAL statement_timeout = '30s'`)
 	if err != nil {

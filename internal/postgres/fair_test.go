@@ -597,6 +597,37 @@ func TestALockedTableHoldsABatchUpOnce(t *testing.T) {
 	}
 }
 
+// Only a lock that a deletion has to wait for locks all of a batch.
+func TestWhichLocksLockAll(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.exec(t, `CREATE TABLE order_items (plant_id bigint REFERENCES plants); CREATE TABLE labels (plant_id bigint REFERENCES plants ON DELETE CASCADE); CREATE TABLE others (id bigint)`)
+	conn, err := s.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	modes := []string{"ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE"}
+	for table, harmless := range map[string]int{"plants": 4, "plant_deletions": 4, "labels": 4, "order_items": 6, "plant_shapes": 7, "others": 8} {
+		for i, mode := range modes {
+			tx, err := s.owner.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), `LOCK TABLE public.`+table+` IN `+mode+` MODE`); err != nil {
+				t.Fatal(err)
+			}
+			_, all, err := lockedRows(in(t, patience), conn.Conn(), []int64{1})
+			if want := i >= harmless; err != nil || all != want {
+				t.Errorf("%s in %s mode: all locked %v, %v; want %v", table, mode, all, err, want)
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 func testALockedTable(t *testing.T, lock string, prepared bool) {
 	s := newStore(t)
 	s.sample(t, 30)
@@ -645,10 +676,15 @@ func testALockedTable(t *testing.T, lock string, prepared bool) {
 		group.Wait()
 		return time.Since(began)
 	}
-	one, many := batch(1), batch(30)
-	if many > 15*one {
-		t.Errorf("a batch of 30 took %s until all were sent on, one of 1 took %s: want about the same", many, one)
+	var tries []string
+	for range 5 { // what else runs here may hold one up
+		one, many := batch(1), batch(30)
+		if many <= 15*one {
+			return
+		}
+		tries = append(tries, fmt.Sprintf("%s and %s", many, one))
 	}
+	t.Errorf("a batch of 30, and one of 1, took %s until all were sent on: want about the same", tries)
 }
 
 // We give up before the server looks for deadlocks, and ends a transaction of the

@@ -326,6 +326,49 @@ func TestThroughAPooler(t *testing.T) {
 	}
 }
 
+// Nor is there a limit of ours on a session of a pooler's, and what is read has one all
+// the same. Moments come as text then, in whatever form the role's is.
+func TestLooksThroughAPooler(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	super := pgtest.Connect(t, database.Super)
+	if _, err := super.Exec(t.Context(), `ALTER ROLE plantstore_app IN DATABASE `+database.Name+` SET datestyle = 'SQL, DMY'`); err != nil {
+		t.Fatal(err)
+	}
+	token := create(t, issuer(t, database), "shop", time.Now().Add(time.Hour))
+	database.App = pgtest.Pooler(t, database.App, pgtest.TransactionMode)
+	s := storeOn(t, database, "pool_max_conns=4&default_query_exec_mode=exec")
+	s.plant(t, 1)
+	if _, err := s.Tokens(0).Authenticate(in(t, patience), token); err != nil {
+		t.Errorf("Authenticate: %v, want none", err)
+	}
+	for _, replayed := range []bool{false, true} {
+		if result, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil || result.Replayed != replayed {
+			t.Errorf("Delete: %+v, %v; want replayed %v and no error", result, err, replayed)
+		}
+	}
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "other")); !isDefinite(err) {
+		t.Errorf("Delete with another key: %v, want that it was deleted earlier", err)
+	}
+
+	tx, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := tx.Exec(t.Context(), `LOCK TABLE public.plant_deletions IN ACCESS EXCLUSIVE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := s.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := readHistory(in(t, patience), conn.Conn(), deletion(1, "k")); sqlState(err) != lockNotAvailable {
+		t.Errorf("a look at the ledger while it is locked: %v, want SQLSTATE %s", err, lockNotAvailable)
+	}
+}
+
 func TestLockedTableThroughAPooler(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)

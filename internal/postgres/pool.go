@@ -257,9 +257,9 @@ func prepareSession(ctx context.Context, conn *pgx.Conn) error {
 	defer cancel()
 	_, err := conn.Exec(ctx, fmt.Sprintf(`
 		SELECT pg_catalog.set_config(name, value, false) FROM (VALUES
-			('statement_timeout', '10s'), ('lock_timeout', '100ms'), ('idle_in_transaction_session_timeout', '5s'),
+			('statement_timeout', '10s'), ('lock_timeout', '%s'), ('idle_in_transaction_session_timeout', '5s'),
 			('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '1'), ('tcp_keepalives_count', '3')) settings (name, value)
-		WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d`, conn.PgConn().PID()))
+		WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d`, lookLockTimeout, conn.PgConn().PID()))
 	if err != nil {
 		return fmt.Errorf("prepare session: %w", err)
 	}

@@ -67,12 +67,20 @@ func readProof(results pgx.BatchResults) (work time.Duration, err error) {
 // Plans are kept for the life of a connection. One that was made while a table was
 // empty would scan all of it each time, until the next ANALYZE, so scans are off
 // where there is an index. What they are said to cost then would call for jit.
+//
+// Through a pooler, the session has no limit of ours on the wait for locks. And where a
+// URL has default_query_exec_mode=exec, a moment comes as text, which the driver reads in
+// one form only.
 func pinned() *pgx.Batch {
 	pipeline := new(pgx.Batch)
 	pipeline.Queue(`SELECT pg_catalog.set_config('search_path', 'pg_catalog', true),
-		pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('jit', 'off', true)`)
+		pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('jit', 'off', true),
+		pg_catalog.set_config('lock_timeout', '` + lookLockTimeout + `', true), pg_catalog.set_config('datestyle', 'ISO, YMD', true)`)
 	return pipeline
 }
+
+// lookLockTimeout bounds the wait for locks of what only reads.
+const lookLockTimeout = "100ms"
 
 // A sender is a connection, or a pool of them.
 type sender interface {
@@ -309,17 +317,26 @@ type history struct {
 // and waits for none, and may miss some: rows that several have locked, and those of
 // other tables, which a cascade deletes.
 //
-// It also tells whether all of them are: whether somebody has locked one of the tables
-// that a deletion writes or looks into, or waits to lock it. Where plants itself is
-// locked against reading, that shows in the error.
+// It also tells whether all of them are: whether somebody has locked a table that a
+// deletion uses in a mode that does not go with how it uses it, or waits to. It writes
+// plants, the ledger, and those whose rows it deletes or changes by a foreign key; it locks
+// rows of the others that refer to plants; and it reads the shapes. Where plants itself
+// is locked against reading, that shows in the error.
 func lockedRows(ctx context.Context, conn *pgx.Conn, ids []int64) (found []int64, all bool, err error) {
 	err = queryRow(ctx, conn, []any{&found, &all}, `
+		WITH used AS (
+			SELECT c.conrelid AS table, c.confdeltype IN ('c', 'n', 'd') AS written
+			FROM pg_constraint c WHERE c.contype = 'f' AND c.confrelid = 'public.plants'::pg_catalog.regclass
+			UNION ALL SELECT t, true FROM unnest(ARRAY['public.plants', 'public.plant_deletions']::pg_catalog.regclass[]) t)
 		SELECT ARRAY(SELECT p.id FROM public.plants p WHERE p.id = ANY ($1::bigint[])
 				AND p.xmax IN (SELECT l.transactionid FROM pg_locks l WHERE l.locktype = 'transactionid' AND l.granted)),
-			EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'relation' AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-				AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-				AND (l.relation IN ('public.plants'::pg_catalog.regclass, 'public.plant_deletions'::pg_catalog.regclass, 'public.plant_shapes'::pg_catalog.regclass)
-					OR l.relation IN (SELECT c.conrelid FROM pg_constraint c WHERE c.contype = 'f' AND c.confrelid = 'public.plants'::pg_catalog.regclass)))`, ids)
+			EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'relation' AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+				AND CASE l.mode
+					WHEN 'AccessExclusiveLock' THEN l.relation = 'public.plant_shapes'::pg_catalog.regclass OR l.relation IN (SELECT u.table FROM used u)
+					WHEN 'ExclusiveLock' THEN l.relation IN (SELECT u.table FROM used u)
+					WHEN 'ShareRowExclusiveLock' THEN l.relation IN (SELECT u.table FROM used u WHERE u.written)
+					WHEN 'ShareLock' THEN l.relation IN (SELECT u.table FROM used u WHERE u.written)
+				END)`, ids)
 	if sqlState(err) == lockNotAvailable {
 		return nil, true, nil
 	}

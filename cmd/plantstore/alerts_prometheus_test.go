@@ -296,8 +296,30 @@ func TestAlertsFire(t *testing.T) {
 	prom.wait(t, true, "PlantstoreReplicaDown", "PlantstoreNotServing")
 }
 
-// The others fire, too, where hours and gigabytes are seconds and bytes in their rules:
-// all but that of restarts, which takes processes of its own.
+// A process that keeps ending is known by when it began.
+func TestRestartAlertsFire(t *testing.T) {
+	t.Parallel()
+	// No connection of anybody's comes from this address, and so none takes the port.
+	s := startService(t, nil, "--database-url=host="+t.TempDir(), "--admin-addr=127.77.0.1:0")
+	prom := startPrometheus(t, s.admin)
+	for restarts := 0; ; restarts++ {
+		if !eventually(func() bool {
+			return len(prom.ask(t, fmt.Sprintf(`changes(process_start_time_seconds[30m]) == %d`, restarts))) == 1
+		}) {
+			t.Fatalf("Prometheus does not see %d restarts", restarts)
+		}
+		if restarts == 3 {
+			break
+		}
+		prom.wait(t, false, "PlantstoreRestarts")
+		s.end(t, 0)
+		s = startService(t, nil, "--database-url=host="+t.TempDir(), "--admin-addr="+strings.TrimPrefix(s.admin, "http://"))
+	}
+	prom.wait(t, true, "PlantstoreRestarts")
+	s.end(t, 0)
+}
+
+// The others fire, too, where hours and gigabytes are seconds and bytes in their rules.
 func TestPatientAlertsFire(t *testing.T) {
 	t.Parallel()
 	const plants = 1000

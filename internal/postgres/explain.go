@@ -108,6 +108,9 @@ func explainSettings(e *pgconn.ParseConfigError, setting string) string {
 	if file, ok := errors.AsType[*fs.PathError](e); ok {
 		return fmt.Sprintf("the file %s, which %s or a PG* variable names, can't be read: %v", file.Path, setting, file.Err)
 	}
+	if _, err := pgconn.ParseConfig(e.ConnString); err == nil {
+		return setting + " has an option of the pool or of the driver, such as pool_max_conns or default_query_exec_mode, with a value that it can't have"
+	}
 	switch {
 	case usableWith(e.ConnString, "sslmode", "prefer"):
 		return "sslmode in " + setting + " (or PGSSLMODE) is none that there is: it may be disable, allow, prefer, require, verify-ca or verify-full"

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // tlsServer stands for a database server: it answers the driver's question for TLS
@@ -138,6 +139,18 @@ func TestExplainTellsWhyTLSFails(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What the driver's inner part can read, its outer parts may not.
+func TestExplainOptions(t *testing.T) {
+	t.Parallel()
+	for _, option := range []string{"pool_max_conns=ten", "pool_ping_timeout=geheim", "statement_cache_capacity=foo", "default_query_exec_mode=foo"} {
+		_, err := pgxpool.ParseConfig("postgres://u:geheim@localhost/db?sslmode=disable&" + option)
+		const want = "DATABASE_URL has an option of the pool or of the driver, such as pool_max_conns or default_query_exec_mode, with a value that it can't have"
+		if got := Explain(err); got != want {
+			t.Errorf("%s: Explain = %q\nwant      %q", option, got, want)
+		}
 	}
 }
 

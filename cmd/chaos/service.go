@@ -1,14 +1,11 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"syscall"
@@ -142,21 +139,5 @@ func (s *service) unexpected() error {
 
 // ready returns nil when the service says that it can serve.
 func (s *service) ready(ctx context.Context) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.admin+"/readyz", nil)
-	if err != nil {
-		return err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	reason, err := io.ReadAll(io.LimitReader(response.Body, 4096))
-	if err != nil {
-		return err
-	}
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("status %d: %s", response.StatusCode, bytes.TrimSpace(reason))
-	}
-	return nil
+	return programs.Answers(ctx, "http://"+s.admin+"/readyz")
 }

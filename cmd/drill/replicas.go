@@ -3,17 +3,14 @@ package main
 import (
 	"context"
 	_ "embed"
-	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
+	"plantstore/cmd/internal/programs"
 	"plantstore/internal/localpg"
 	"plantstore/internal/postgres"
 )
@@ -187,18 +184,5 @@ func (f *front) untilReady(ctx context.Context) error {
 func get(ctx context.Context, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	reason, err := io.ReadAll(io.LimitReader(response.Body, 4096))
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = errors.New(response.Status + ": " + strings.TrimSpace(string(reason)))
-	}
-	return err
+	return programs.Answers(ctx, url)
 }

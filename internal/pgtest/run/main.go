@@ -39,6 +39,9 @@ func run(args []string) (code int, err error) {
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if err := useMemory(); err != nil {
+		return 0, err
+	}
 	server, err := pgtest.StartServer(ctx, os.Getenv)
 	if err != nil {
 		return 0, err

@@ -352,6 +352,7 @@ func TestOperatorsConnectionsAreBounded(t *testing.T) {
 		livez := request{method: "GET", target: "/livez"}
 		first := dial(t, s.admin)
 		exchangeRaw(t, first, livez)
+		synctest.Wait() // until the server has noted that it is idle, before all others
 		for range AdminConnections {
 			if status, _, body := exchangeRaw(t, dial(t, s.admin), livez); status != 200 {
 				t.Errorf("/livez: %d %q, want 200", status, body)

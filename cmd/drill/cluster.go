@@ -328,14 +328,27 @@ func urlOf(n *node, role, database string) string {
 	return fmt.Sprintf("postgres://%s@%s:5432/%s?connect_timeout=2&sslmode=disable", role, n.IP, database)
 }
 
-// makeStore makes the store's database, its roles and schema.
+// makeStore makes the store's database, its roles and schema, and returns when all nodes
+// have them: where a standby has no such database yet, pgx asks no other server.
 func (c *cluster) makeStore(ctx context.Context) error {
 	primary, err := c.primary(ctx)
 	if err != nil {
 		return err
 	}
-	// A standby may not have the new database yet, and pgx asks no other server then.
-	return migrate.NewStore(ctx, func(role, database string) string { return urlOf(primary, role, database) }, database)
+	err = migrate.NewStore(ctx, func(role, database string) string { return urlOf(primary, role, database) }, database)
+	if err != nil {
+		return err
+	}
+	for _, n := range c.nodes {
+		var rows int
+		err := until(ctx, n.Name+" does not have the store", func() error {
+			return queryRow(ctx, urlOf(n, "plantstore_owner", database), `SELECT count(*) FROM public.plant_deletions`, &rows)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // queryRow asks one question over a connection of its own.

@@ -375,7 +375,7 @@ func (c *cluster) switchover(ctx context.Context) error {
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(from.network.programs, "patronictl"), "-c", from.config(),
 		"switchover", "drill", "--leader", from.Name, "--candidate", to.Name, "--force")
-	cmd.Env = append(localpg.Environ("LC_", "LANG"), "LC_ALL=C.UTF-8", "LANG=C.UTF-8")
+	cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8", "LANG=C.UTF-8")
 	out, err := cmd.CombinedOutput()
 	if err != nil || !bytes.Contains(out, []byte("Successfully switched over")) {
 		return fmt.Errorf("patronictl switchover: %w: %s", err, bytes.TrimSpace(out))

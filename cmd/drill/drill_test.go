@@ -142,6 +142,7 @@ func TestFlags(t *testing.T) {
 		{[]string{"-programs", "x", "-events", "flood"}, `no event "flood"`},
 		{[]string{"-programs", "x", "-synchronous", "perhaps"}, "want on or off"},
 		{[]string{"-programs", "x", "-request-timeout", "2m"}, "-request-timeout"},
+		{[]string{"-programs", "x", "-events", "restart", "etcd"}, `no argument "etcd"`},
 		{nil, "make drill"},
 		{[]string{"-h"}, flag.ErrHelp.Error()},
 	} {

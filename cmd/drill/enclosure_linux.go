@@ -4,28 +4,28 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
 	"syscall"
 )
 
-// The drill runs in namespaces of its own: of the network, of processes, of mounts. The
-// machine sees nothing of its switch and its members, and when the first process in there
-// ends, however that comes about, the kernel ends all others, and drops the network and
-// the files, which are in memory. Nothing can be left behind.
+// The drill runs in namespaces of its own: of processes, of mounts and, when the service is
+// built, of the network. The machine sees nothing of its switch and its members, and when
+// the first process in there ends, however that comes about, the kernel ends all others,
+// and drops the network and the files, which are in memory. Nothing can be left behind.
 
 // enclose runs this program again in namespaces of its own, with the same arguments, and
 // returns when it has ended. The end of ctx ends it at once.
-func enclose(ctx context.Context, env []string) error {
+func enclose(ctx context.Context) error {
 	runtime.LockOSThread() // Pdeathsig is sent when the thread ends that started the process
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...)
 	cmd.Args[0] = firstPart
-	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
+		Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
 		Setpgid:    true, // a terminal's Ctrl-C is this process's to handle
 		Pdeathsig:  syscall.SIGKILL,
 	}
@@ -42,26 +42,45 @@ func enclose(ctx context.Context, env []string) error {
 }
 
 // beFirst is the part of the first process: it returns the exit code of the second.
-func beFirst() (int, error) {
-	for _, m := range []struct {
-		what, at, kind string
-		flags          uintptr
-		options        string
-	}{
-		{"", "/", "", syscall.MS_REC | syscall.MS_PRIVATE, ""},
-		{"proc", "/proc", "proc", 0, ""},
-		{"tmpfs", "/run", "tmpfs", 0, "mode=755"},
-		{"tmpfs", "/dev/shm", "tmpfs", 0, "mode=1777"}, // killed servers leave shared memory there
-	} {
-		if err := syscall.Mount(m.what, m.at, m.kind, m.flags, m.options); err != nil {
-			return 0, fmt.Errorf("mount %s: %w", m.at, err)
+func beFirst(ctx context.Context, args []string, stdout, stderr io.Writer) (int, error) {
+	c, err := parse(args, stderr)
+	if err != nil {
+		return 0, err
+	}
+	files := []*os.File{os.Stdin, os.Stdout, os.Stderr}
+	if c.logs != "" { // now: it may be where something is mounted
+		if err := os.Mkdir(c.logs, 0o755); err != nil {
+			return 0, err
 		}
+		logs, err := os.Open(c.logs)
+		if err != nil {
+			return 0, err
+		}
+		files = append(files, logs)
+	}
+	syscall.Umask(0o022) // servers, who are nobody, read what is written here
+	if err := mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
+		return 0, err
+	}
+	if err := mount("proc", "/proc", "proc", 0, ""); err != nil {
+		return 0, err
+	}
+	if err := mount("tmpfs", "/dev/shm", "tmpfs", 0, "mode=1777"); err != nil { // killed servers leave shared memory there
+		return 0, err
 	}
 	if err := os.Mkdir(room, 0o755); err != nil {
 		return 0, err
 	}
-	second, err := os.StartProcess("/proc/self/exe", append([]string{secondPart}, os.Args[1:]...), &os.ProcAttr{
-		Env: os.Environ(), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+	if err := build(ctx, stdout); err != nil {
+		return 0, err
+	}
+	// Now: what tells the names of the network may be there.
+	if err := mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
+		return 0, err
+	}
+	second, err := os.StartProcess("/proc/self/exe", append([]string{secondPart}, args...), &os.ProcAttr{
+		// Proxies, settings of PostgreSQL's clients and the like are not for the machines here.
+		Env: []string{"PATH=" + os.Getenv("PATH")}, Files: files, Sys: &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET},
 	})
 	if err != nil {
 		return 0, err
@@ -80,4 +99,11 @@ func beFirst() (int, error) {
 			return status.ExitStatus(), nil
 		}
 	}
+}
+
+func mount(what, at, kind string, flags uintptr, options string) error {
+	if err := syscall.Mount(what, at, kind, flags, options); err != nil {
+		return fmt.Errorf("mount %s: %w", at, err)
+	}
+	return nil
 }

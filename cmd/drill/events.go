@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -12,7 +13,6 @@ import (
 	"time"
 
 	"plantstore/cmd/internal/witness"
-	"plantstore/internal/localpg"
 )
 
 // A drill is all that an event can happen to.
@@ -158,7 +158,7 @@ func loseQuorum(ctx context.Context, d *drill) error {
 // migrate runs a command of the next release's migration, as a DBA does.
 func (d *drill) migrate(ctx context.Context, command string) error {
 	cmd := exec.CommandContext(ctx, d.next, "migrate", command)
-	cmd.Env = append(localpg.Environ("PG", "PLANTSTORE_", "DATABASE_URL"),
+	cmd.Env = append(os.Environ(),
 		"PLANTSTORE_MIGRATE_DATABASE_URL="+d.url("plantstore_owner", database))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("plantstore migrate %s: %w: %s", command, err, bytes.TrimSpace(out))

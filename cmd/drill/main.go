@@ -32,12 +32,12 @@ import (
 // This program plays three parts, told apart by what it is called as: the one that people
 // call, outside, and in namespaces of its own those below.
 const (
-	firstPart  = "drill: first process" // sets mounts up, starts the drill, and buries orphans
+	firstPart  = "drill: first process" // sets mounts up, builds the service, starts the drill, and buries orphans
 	secondPart = "drill: the drill itself"
 )
 
 // room is where the drill keeps its files, in there.
-const room = "/run/drill"
+const room = "/dev/shm/drill"
 
 // errFailed says that what went wrong has been told already.
 var errFailed = errors.New("told already")
@@ -47,14 +47,14 @@ func main() {
 	switch os.Args[0] {
 	case firstPart:
 		var code int
-		if code, err = beFirst(); err == nil {
+		if code, err = beFirst(context.Background(), os.Args[1:], os.Stdout, os.Stderr); err == nil {
 			os.Exit(code)
 		}
 	case secondPart:
 		err = inside(context.Background(), os.Args[1:], os.Stdout, os.Stderr)
 	default:
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-		err = outside(ctx, os.Args[1:], os.Stdout, os.Stderr)
+		err = outside(ctx, os.Args[1:], os.Stderr)
 		stop()
 	}
 	switch {
@@ -87,9 +87,12 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 	flags.IntVar(&c.clients, "clients", 16, "how many clients delete, each with a key")
 	flags.IntVar(&c.rate, "rate", 100, "deletions a second at most, of all clients together")
 	flags.StringVar(&c.programs, "programs", "", "folder of etcd, Patroni, HAProxy and ip, as .ci/drill-programs prints it")
-	flags.StringVar(&c.logs, "logs", "", "folder for the members' logs")
+	flags.StringVar(&c.logs, "logs", "", "new folder for the members' logs")
 	if err := flags.Parse(args); err != nil {
 		return c, err
+	}
+	if flags.NArg() > 0 {
+		return c, fmt.Errorf("there is no argument %q: events have commas between, and no blanks", flags.Arg(0))
 	}
 	if synchronous != "on" && synchronous != "off" {
 		return c, fmt.Errorf("-synchronous is %q: want on or off", synchronous)
@@ -105,65 +108,59 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 	return c, err
 }
 
-// What the outside hands to the inside.
-const (
-	postgresVariable = "DRILL_POSTGRES" // folder of PostgreSQL's programs
-	buildVariable    = "DRILL_BUILD"    // folder of the service's programs
-)
-
-//go:embed next_release.sql
-var nextMigration string
-
-// outside builds the service, this release and the next one, and runs the drill in
-// namespaces of its own.
-func outside(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+// outside runs the drill in namespaces of its own.
+func outside(ctx context.Context, args []string, stderr io.Writer) error {
 	if _, err := parse(args, stderr); err != nil {
 		return err
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("the drill makes networks and processes of its own, which takes root: run it as root")
 	}
-	folders := localpg.ProgramFolders(ctx)
-	if len(folders) == 0 {
-		return localpg.ErrNoBinaries
-	}
-	folder, err := os.MkdirTemp("", "drill-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
+	return enclose(ctx)
+}
+
+//go:embed next_release.sql
+var nextMigration string
+
+// The service's programs in the room: this release, and a next one.
+const oldRelease, nextRelease = "old", "next"
+
+// build builds the service.
+func build(ctx context.Context, stdout io.Writer) error {
 	fmt.Fprintln(stdout, "drill: building the service, this release and a next one")
-	for _, spec := range []programs.Spec{
-		{Package: "cmd/plantstore", Name: "old"},
-		{Package: "cmd/plantstore", Name: "next", Added: map[string]string{"migrations/00999_next_release.sql": nextMigration}},
-	} {
-		if _, err := programs.Build(ctx, folder, spec); err != nil {
+	for _, name := range []string{"TMPDIR", "GOTMPDIR"} { // what is killed leaves nothing behind
+		if err := os.Setenv(name, room); err != nil {
 			return err
 		}
 	}
-	return enclose(ctx, []string{postgresVariable + "=" + folders[0], buildVariable + "=" + folder})
+	for _, spec := range []programs.Spec{
+		{Package: "cmd/plantstore", Name: oldRelease},
+		{Package: "cmd/plantstore", Name: nextRelease, Added: map[string]string{"migrations/00999_next_release.sql": nextMigration}},
+	} {
+		if _, err := programs.Build(ctx, room, spec); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // inside is the drill itself.
-func inside(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+func inside(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	c, err := parse(args, stderr)
 	if err != nil {
 		return err
 	}
-	d := &drill{old: filepath.Join(room, "old"), next: filepath.Join(room, "next")}
-	build := os.Getenv(buildVariable)
-	for _, program := range []string{d.old, d.next} {
-		if err := copyFile(filepath.Join(build, filepath.Base(program)), program); err != nil {
-			return err
-		}
+	folders := localpg.ProgramFolders(ctx)
+	if len(folders) == 0 {
+		return localpg.ErrNoBinaries
 	}
-	if err := os.RemoveAll(build); err != nil { // now: the outside may be killed
-		return err
-	}
+	d := &drill{old: filepath.Join(room, oldRelease), next: filepath.Join(room, nextRelease)}
+	logs := room
 	if c.logs != "" {
-		defer func() { err = errors.Join(err, keepLogs(c.logs)) }()
+		syscall.CloseOnExec(3)
+		logs = "/proc/self/fd/3" // see beFirst
 	}
-	n, err := newNetwork(ctx, c.programs)
+	n, err := newNetwork(ctx, c.programs, logs)
 	if err != nil {
 		return err
 	}
@@ -172,7 +169,7 @@ func inside(ctx context.Context, args []string, stdout, stderr io.Writer) (err e
 		return err
 	}
 	fmt.Fprintln(stdout, "drill: starting etcd, Patroni and PostgreSQL")
-	if d.cluster, err = startCluster(ctx, n, os.Getenv(postgresVariable), etcdAPI(patroni), c.synchronous); err != nil {
+	if d.cluster, err = startCluster(ctx, n, folders[0], etcdAPI(patroni), c.synchronous); err != nil {
 		return err
 	}
 	if err := d.makeStore(ctx); err != nil {
@@ -232,26 +229,4 @@ func (d *drill) versions(ctx context.Context, folder string) (string, error) {
 		all += ", " + part[0] + " " + version
 	}
 	return all, nil
-}
-
-// copyFile makes a copy that anybody may read and run.
-func copyFile(from, to string) error {
-	b, err := os.ReadFile(from)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(to, b, 0o755)
-}
-
-// keepLogs copies what the members logged out of the room.
-func keepLogs(to string) error {
-	logs, err := filepath.Glob(filepath.Join(room, "*.log"))
-	if err != nil {
-		return err
-	}
-	err = os.MkdirAll(to, 0o755)
-	for _, log := range logs {
-		err = errors.Join(err, copyFile(log, filepath.Join(to, filepath.Base(log))))
-	}
-	return err
 }

@@ -17,6 +17,7 @@ import (
 // is where the clients and the operator are.
 type network struct {
 	programs string // folder of ip and the others
+	logs     string // folder
 	machines []*machine
 }
 
@@ -32,8 +33,8 @@ type machine struct {
 const operator = "10.77.0.1"
 
 // newNetwork makes the switch.
-func newNetwork(ctx context.Context, programs string) (*network, error) {
-	n := &network{programs: programs}
+func newNetwork(ctx context.Context, programs, logs string) (*network, error) {
+	n := &network{programs: programs, logs: logs}
 	if err := os.MkdirAll("/run/netns", 0o755); err != nil {
 		return nil, err
 	}
@@ -104,7 +105,7 @@ func (m *machine) routes(ctx context.Context, do string, others []*machine) erro
 const nobody = 65534
 
 // start runs a program on the machine, as nobody, until it is killed or this program ends.
-// What it prints is in the file log of the room.
+// What it prints is in the folder of logs.
 func (m *machine) start(log string, env []string, program string, args ...string) (*localpg.Process, error) {
 	f, err := os.OpenFile(m.logFile(log), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -114,12 +115,12 @@ func (m *machine) start(log string, env []string, program string, args ...string
 	cmd := exec.Command(filepath.Join(m.network.programs, "ip"), append([]string{
 		"netns", "exec", m.Name, "setpriv", "--reuid", fmt.Sprint(nobody), "--regid", fmt.Sprint(nobody), "--clear-groups", program}, args...)...)
 	cmd.Dir = m.folder
-	cmd.Env = append(localpg.Environ("PG", "PLANTSTORE_", "DATABASE_URL", "ETCD", "PATRONI", "LC_", "LANG", "HOME"), append(env, "LC_ALL=C", "HOME="+m.folder)...)
+	cmd.Env = append(os.Environ(), append(env, "LC_ALL=C", "HOME="+m.folder)...)
 	cmd.Stdout, cmd.Stderr = f, f
 	return localpg.StartProcess(cmd, syscall.SIGKILL)
 }
 
 // logFile is where start writes.
 func (m *machine) logFile(log string) string {
-	return filepath.Join(room, m.Name+"-"+log+".log")
+	return filepath.Join(m.network.logs, m.Name+"-"+log+".log")
 }

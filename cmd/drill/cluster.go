@@ -214,6 +214,9 @@ func unwell(members []member, synchronous bool) string {
 // untilWell returns when there is a primary, and the others follow it.
 func (c *cluster) untilWell(ctx context.Context) error {
 	return until(ctx, "the cluster is not well", func() error {
+		if err := c.nodes[0].network.ended(); err != nil {
+			return err
+		}
 		members, err := c.members(ctx)
 		if err != nil {
 			return err
@@ -240,7 +243,8 @@ func (c *cluster) untilWell(ctx context.Context) error {
 // patience bounds each wait for something to become well.
 const patience = 3 * time.Minute
 
-// until returns when try does without an error, or gives up, with what lacks.
+// until returns when try does without an error, or gives up, with what lacks. Where a
+// program has ended it gives up at once.
 func until(ctx context.Context, lack string, try func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -249,7 +253,7 @@ func until(ctx context.Context, lack string, try func() error) error {
 		if err == nil {
 			return nil
 		}
-		if !sleep(ctx, 100*time.Millisecond) {
+		if errors.Is(err, errEnded) || !sleep(ctx, 100*time.Millisecond) {
 			return fmt.Errorf("%s: %w", lack, err)
 		}
 	}

@@ -1,15 +1,21 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"plantstore/cmd/internal/witness"
+	"plantstore/internal/localpg"
 )
 
 const second = time.Second
@@ -38,8 +44,8 @@ func madeUp() *report {
 	return &report{
 		versions: "PostgreSQL 15.0", synchronous: true, timeout: 5 * second, demand: demand{clients: 16, rate: 100},
 		events: []happening{
-			{name: "switchover", planned: true, Span: witness.Span{Start: 0, End: 10 * second}, struck: witness.Span{Start: 2 * second, End: 4 * second}},
-			{name: "kill", Span: witness.Span{Start: 10 * second, End: 20 * second}, struck: witness.Span{Start: 12 * second, End: 13 * second}},
+			{name: "switchover", Span: witness.Span{Start: 0, End: 10 * second}, struck: witness.Span{Start: 2 * second, End: 4 * second}},
+			{name: "kill", kind: fault, Span: witness.Span{Start: 10 * second, End: 20 * second}, struck: witness.Span{Start: 12 * second, End: 13 * second}},
 		},
 		history: []witness.Deletion{told(1, 3*second, yes), d},
 		state:   witness.State{Ledger: map[int64][]witness.Entry{1: {{By: principal}}, 2: {{By: principal}}}},
@@ -68,6 +74,19 @@ PostgreSQL 15.0, synchronous replication, 16 clients, 100 deletions a second at 
 	}
 }
 
+// TestReportWithoutCheck is about a drill whose database could not be read in the end: it
+// tells what the clients were told, and does not call it free of violations.
+func TestReportWithoutCheck(t *testing.T) {
+	t.Parallel()
+	r := madeUp()
+	r.unchecked = errors.New("no primary")
+	var got strings.Builder
+	r.print(&got)
+	if want := "| kill | 1.0 s | 3 | 204: 2, 503 50300: 1 | 1 | 3.0 s | 4.0 s | ? |\n\n2 plants asked for. The answers were not checked.\n"; !strings.HasSuffix(got.String(), want) {
+		t.Errorf("the report is\n%s\nwant it to end with\n%s", &got, want)
+	}
+}
+
 func TestVerdict(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -77,9 +96,17 @@ func TestVerdict(t *testing.T) {
 	}{
 		{"well", func(*report) {}, ""},
 		{"a violation", func(r *report) { r.violations = []witness.Violation{{Rule: "a"}} }, "1 violations"},
-		{"a loss that had to be", func(r *report) { r.synchronous, r.violations = false, []witness.Violation{{Rule: "a"}} }, ""},
-		{"a loss that was not seen", func(r *report) { r.synchronous = false }, "saw no loss"},
-		{"a planned event that was noticed", func(r *report) { r.events[1].planned = true }, "kill: 1 answers other than 204"},
+		{"a loss that had to be", func(r *report) {
+			r.synchronous, r.events[1].kind, r.violations = false, loss, []witness.Violation{{Rule: "a", Plant: 2}}
+		}, ""},
+		{"a loss that was not seen", func(r *report) { r.synchronous, r.events[1].kind = false, loss }, "saw no loss"},
+		{"a loss beside the one that had to be", func(r *report) {
+			r.synchronous, r.events[1].kind, r.violations = false, loss, []witness.Violation{{Rule: "a", Plant: 1}, {Rule: "a", Plant: 2}}
+		}, "1 violations"},
+		{"a violation beside all events", func(r *report) { r.synchronous, r.violations = false, []witness.Violation{{Rule: "c", Plant: 3}} }, "1 violations"},
+		{"an event that failed", func(r *report) { r.failure = errors.New("not well") }, "not well"},
+		{"a check that failed", func(r *report) { r.unchecked = errors.New("no primary") }, "not checked: no primary"},
+		{"a planned event that was noticed", func(r *report) { r.events[1].kind = planned }, "kill: 1 answers other than 204"},
 		{"an answer that came too late", func(r *report) { r.timeout = second }, "kill: an answer took 3.0 s"},
 		{"no load", func(r *report) { r.history = r.history[1:] }, "switchover: there was no load"},
 	} {
@@ -133,6 +160,35 @@ func TestWhetherTheClusterIsWell(t *testing.T) {
 	}
 }
 
+// TestEnded is about a program that ends by itself: whoever waits for it learns at once
+// that it has, and why.
+func TestEnded(t *testing.T) {
+	t.Parallel()
+	log := filepath.Join(t.TempDir(), "lb-haproxy.log")
+	if err := os.WriteFile(log, []byte("first line\nCannot raise FD limit\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var processes []*localpg.Process
+	for _, script := range []string{"exit 3", "exec sleep 600"} {
+		p, err := localpg.StartProcess(exec.Command("sh", "-c", script), syscall.SIGKILL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(p.Kill)
+		processes = append(processes, p)
+	}
+	<-processes[0].Done()
+	n := &network{running: map[string]*localpg.Process{"runs": processes[1]}}
+	if err := n.ended(); err != nil {
+		t.Errorf("of a program that runs: %v", err)
+	}
+	n.running[log] = processes[0]
+	err := until(t.Context(), "HAProxy does not answer", n.ended)
+	if err == nil || !strings.Contains(err.Error(), "lb-haproxy.log: exit status 3: first line\nCannot raise FD limit") {
+		t.Errorf("got error %v, want one with the log's end", err)
+	}
+}
+
 func TestFlags(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -143,6 +199,8 @@ func TestFlags(t *testing.T) {
 		{[]string{"-programs", "x", "-synchronous", "perhaps"}, "want on or off"},
 		{[]string{"-programs", "x", "-request-timeout", "2m"}, "-request-timeout"},
 		{[]string{"-programs", "x", "-events", "restart", "etcd"}, `no argument "etcd"`},
+		{[]string{"-programs", "x", "-events", "restart", "-synchronous", "off"}, "add primary-cut"},
+		{[]string{"-programs", "x", "-rate", "1001"}, "-rate"},
 		{nil, "make drill"},
 		{[]string{"-h"}, flag.ErrHelp.Error()},
 	} {

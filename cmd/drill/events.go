@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"plantstore/cmd/internal/witness"
@@ -26,31 +25,40 @@ type drill struct {
 // An event is something that operators do, or that machines suffer.
 type event struct {
 	name, what string
-	planned    bool // clients must not notice
+	kind
 	// strike makes it happen, and returns when it is over.
 	strike func(context.Context, *drill) error
 }
+
+// A kind of events.
+type kind int
+
+const (
+	planned kind = iota // clients must not notice
+	fault
+	loss // a fault that loses commits, unless replication is synchronous
+)
 
 // away is how long something that is lost stays away.
 const away = 40 * time.Second
 
 func allEvents() []event {
 	return []event{
-		{"restart", "rolling restart of the replicas", true, func(ctx context.Context, d *drill) error {
+		{"restart", "rolling restart of the replicas", planned, func(ctx context.Context, d *drill) error {
 			return d.front.roll(ctx, d.old)
 		}},
-		{"switchover", "planned switchover", true, func(ctx context.Context, d *drill) error {
+		{"switchover", "planned switchover", planned, func(ctx context.Context, d *drill) error {
 			return d.switchover(ctx)
 		}},
-		{"primary-cut", "primary's machine cut off, and back", false, cutPrimaryOff},
-		{"standby-cut", "synchronous standby's machine cut off, and back", false, cutStandbyOff},
-		{"primary-kill", "kill -9 of the primary", false, killPrimary},
-		{"etcd", "etcd without quorum, and back", false, loseQuorum},
-		{"migrate", "migration to the next release", true, func(ctx context.Context, d *drill) error {
+		{"primary-cut", "primary's machine cut off, and back", loss, cutPrimaryOff},
+		{"standby-cut", "synchronous standby's machine cut off, and back", fault, cutStandbyOff},
+		{"primary-kill", "kill -9 of the primary", fault, killPrimary},
+		{"etcd", "etcd without quorum, and back", fault, loseQuorum},
+		{"migrate", "migration to the next release", planned, func(ctx context.Context, d *drill) error {
 			return d.migrate(ctx, "up")
 		}},
-		{"password", "change of the password", true, changePassword},
-		{"upgrade", "rolling upgrade to the next release, and back", true, upgrade},
+		{"password", "change of the password", planned, changePassword},
+		{"upgrade", "rolling upgrade to the next release, and back", planned, upgrade},
 	}
 }
 
@@ -76,7 +84,7 @@ const calm = 5 * time.Second
 
 // happen has one event happen under load, and returns when all is well again.
 func (d *drill) happen(ctx context.Context, e event) (h happening, err error) {
-	h = happening{name: e.what, planned: e.planned, Span: witness.Span{Start: d.load.now()}}
+	h = happening{name: e.what, kind: e.kind, Span: witness.Span{Start: d.load.now()}}
 	sleep(ctx, calm)
 	h.struck.Start = d.load.now()
 	err = e.strike(ctx, d)
@@ -169,7 +177,7 @@ func (d *drill) migrate(ctx context.Context, command string) error {
 // changePassword changes it in the database first and then, a second later, in the file
 // of each replica. Then it ends all sessions, so that the new one has to do.
 func changePassword(ctx context.Context, d *drill) error {
-	if err := d.front.setPassword(ctx, "second"); err != nil {
+	if err := d.front.setPassword(ctx, d.front.password+"-next"); err != nil {
 		return err
 	}
 	sleep(ctx, time.Second)
@@ -201,23 +209,8 @@ func upgrade(ctx context.Context, d *drill) error {
 	return d.migrate(ctx, "down")
 }
 
-// rest ends the replicas, and returns what the database holds when no session of theirs is
-// left.
+// rest returns what the database holds when no session of the service is left.
 func (d *drill) rest(ctx context.Context) (witness.State, error) {
-	if err := d.untilWell(ctx); err != nil {
-		return witness.State{}, err
-	}
-	for _, r := range d.front.replicas {
-		if err := r.process.Signal(syscall.SIGTERM); err != nil {
-			return witness.State{}, err
-		}
-	}
-	for _, r := range d.front.replicas {
-		<-r.process.Done()
-		if err := r.process.Err(); err != nil {
-			return witness.State{}, fmt.Errorf("%s ended with %w", r.Name, err)
-		}
-	}
 	url := d.url("postgres", database)
 	err := until(ctx, "sessions of the service do not end", func() error {
 		var left int

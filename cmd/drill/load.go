@@ -25,8 +25,8 @@ const (
 	principal = "drill"
 	// bystanders is how many plants nobody asks for. Theirs are the ids up to 0.
 	bystanders = 1000
-	// longest is for how long the plants suffice.
-	longest = 40 * time.Minute
+	// longest is for how long the plants of an event suffice.
+	longest = 5 * time.Minute
 	// slack is how much longer than a request may take its client waits for the answer.
 	slack = 30 * time.Second
 )
@@ -37,10 +37,10 @@ type demand struct {
 	rate    int // deletions a second at most, of all clients together
 }
 
-// startLoad stocks the store and starts the clients.
-func startLoad(ctx context.Context, f *front, d demand) (*load, error) {
+// startLoad stocks the store for so long, and starts the clients.
+func startLoad(ctx context.Context, f *front, d demand, long time.Duration) (*load, error) {
 	owner := f.cluster.url("plantstore_owner", database)
-	last := int64(d.rate) * int64(longest/time.Second)
+	last := int64(d.rate) * int64(long/time.Second)
 	token, err := witness.Stock(ctx, owner, principal, 1-bystanders, last)
 	if err != nil {
 		return nil, err
@@ -72,13 +72,11 @@ func (l *load) end() ([]witness.Deletion, error) {
 	l.stop()
 	timer := time.AfterFunc(patience, l.giveUp)
 	defer timer.Stop()
-	if err := l.group.Wait(); err != nil {
-		return nil, err
-	}
+	err := l.group.Wait()
 	var history []witness.Deletion
 	for _, c := range l.clients {
 		history = append(history, c.History...)
 	}
 	slices.SortFunc(history, func(a, b witness.Deletion) int { return int(a.Plant - b.Plant) })
-	return history, nil
+	return history, err
 }

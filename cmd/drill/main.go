@@ -21,6 +21,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"syscall"
 	"time"
 
@@ -98,14 +99,22 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 		return c, fmt.Errorf("-synchronous is %q: want on or off", synchronous)
 	}
 	c.synchronous = synchronous == "on"
-	if c.clients < 1 || c.rate < 1 || c.timeout < time.Second || c.timeout > 50*time.Second {
-		return c, errors.New("-clients and -rate must be positive, and -request-timeout from 1s to 50s, as HAProxy waits for 60s")
+	if c.clients < 1 || c.clients > 1000 || c.rate < 1 || c.rate > 1000 {
+		return c, errors.New("-clients and -rate must be from 1 to 1000: all plants are in memory")
+	}
+	if c.timeout < time.Second || c.timeout > 50*time.Second {
+		return c, errors.New("-request-timeout must be from 1s to 50s, as HAProxy waits for 60s")
 	}
 	if c.programs == "" {
 		return c, errors.New("-programs is not set: run 'make drill'")
 	}
-	c.events, err = chosen(list)
-	return c, err
+	if c.events, err = chosen(list); err != nil {
+		return c, err
+	}
+	if !c.synchronous && !slices.ContainsFunc(c.events, func(e event) bool { return e.kind == loss }) {
+		return c, errors.New("-synchronous off is there to see a loss, and none of -events loses anything: add primary-cut")
+	}
+	return c, nil
 }
 
 // outside runs the drill in namespaces of its own.
@@ -179,28 +188,30 @@ func inside(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	if d.front, err = startFront(ctx, n, d.cluster, d.old, c.timeout); err != nil {
 		return err
 	}
-	if d.load, err = startLoad(ctx, d.front, c.demand); err != nil {
-		return err
-	}
 	r := &report{synchronous: c.synchronous, timeout: c.timeout, demand: c.demand}
-	for _, e := range c.events {
-		fmt.Fprintf(stdout, "drill: %s\n", e.what)
-		h, err := d.happen(ctx, e)
-		if err != nil {
-			return err
-		}
-		r.events = append(r.events, h)
-	}
-	if r.history, err = d.load.end(); err != nil {
-		return err
-	}
 	if r.versions, err = d.versions(ctx, c.programs); err != nil {
 		return err
 	}
-	if r.state, err = d.rest(ctx); err != nil {
+	if d.load, err = startLoad(ctx, d.front, c.demand, time.Duration(len(c.events)+1)*longest); err != nil {
 		return err
 	}
-	r.violations = witness.Run{Principal: principal, History: r.history}.Check(r.state, 1-bystanders, d.load.crowd.Last)
+	for _, e := range c.events {
+		fmt.Fprintf(stdout, "drill: %s\n", e.what)
+		h, err := d.happen(ctx, e)
+		r.events = append(r.events, h)
+		if err != nil { // what came of it until then is told, and checked
+			r.failure = err
+			break
+		}
+	}
+	r.history, r.unchecked = d.load.end()
+	r.failure = errors.Join(r.failure, d.front.stop())
+	if r.unchecked == nil {
+		r.state, r.unchecked = d.rest(ctx)
+	}
+	if r.unchecked == nil {
+		r.violations = witness.Run{Principal: principal, History: r.history}.Check(r.state, 1-bystanders, d.load.crowd.Last)
+	}
 	r.print(stdout)
 	return r.verdict()
 }

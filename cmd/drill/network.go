@@ -3,10 +3,13 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -19,6 +22,7 @@ type network struct {
 	programs string // folder of ip and the others
 	logs     string // folder
 	machines []*machine
+	running  map[string]*localpg.Process // by its log: the last that was started
 }
 
 // A machine is a member with a network of its own.
@@ -34,7 +38,7 @@ const operator = "10.77.0.1"
 
 // newNetwork makes the switch.
 func newNetwork(ctx context.Context, programs, logs string) (*network, error) {
-	n := &network{programs: programs, logs: logs}
+	n := &network{programs: programs, logs: logs, running: make(map[string]*localpg.Process)}
 	if err := os.MkdirAll("/run/netns", 0o755); err != nil {
 		return nil, err
 	}
@@ -117,7 +121,28 @@ func (m *machine) start(log string, env []string, program string, args ...string
 	cmd.Dir = m.folder
 	cmd.Env = append(os.Environ(), append(env, "LC_ALL=C", "HOME="+m.folder)...)
 	cmd.Stdout, cmd.Stderr = f, f
-	return localpg.StartProcess(cmd, syscall.SIGKILL)
+	p, err := localpg.StartProcess(cmd, syscall.SIGKILL)
+	if err == nil {
+		m.network.running[f.Name()] = p
+	}
+	return p, err
+}
+
+var errEnded = errors.New("a program ended by itself")
+
+// ended tells of a program that has ended, with the end of its log. It is for when all
+// have to run.
+func (n *network) ended() error {
+	for _, log := range slices.Sorted(maps.Keys(n.running)) {
+		p := n.running[log]
+		select {
+		case <-p.Done():
+			b, _ := os.ReadFile(log)
+			return fmt.Errorf("%w: %s: %v: %s", errEnded, filepath.Base(log), p.Err(), bytes.TrimSpace(b[max(0, len(b)-1000):]))
+		default:
+		}
+	}
+	return nil
 }
 
 // logFile is where start writes.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"fmt"
@@ -9,6 +10,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"plantstore/cmd/internal/programs"
 	"plantstore/internal/localpg"
@@ -80,7 +83,12 @@ func startFront(ctx context.Context, n *network, c *cluster, program string, tim
 	if _, err := f.balancer.start("haproxy", nil, filepath.Join(n.programs, "haproxy"), "-db", "-f", config); err != nil {
 		return nil, err
 	}
-	return f, until(ctx, "HAProxy does not answer", func() error { return get(ctx, "http://"+f.address()+"/openapi.yaml") })
+	return f, until(ctx, "HAProxy does not answer", func() error {
+		if err := n.ended(); err != nil {
+			return err
+		}
+		return get(ctx, "http://"+f.address()+"/openapi.yaml")
+	})
 }
 
 // address is where clients find the service.
@@ -132,25 +140,36 @@ func (r *replica) run(ctx context.Context, program string) (err error) {
 
 func (r *replica) untilReady(ctx context.Context) error {
 	return until(ctx, r.Name+" does not become ready", func() error {
-		select {
-		case <-r.process.Done():
-			return fmt.Errorf("it ended: %v", r.process.Err())
-		default:
-			return get(ctx, "http://"+r.IP+":"+adminPort+"/readyz")
+		if err := r.network.ended(); err != nil {
+			return err
 		}
+		return get(ctx, "http://"+r.IP+":"+adminPort+"/readyz")
 	})
 }
 
 // stop ends the replica in order.
 func (r *replica) stop() error {
-	if err := r.process.Signal(syscall.SIGTERM); err != nil {
-		return fmt.Errorf("stop %s: %w", r.Name, err)
+	err := r.process.Signal(syscall.SIGTERM)
+	select {
+	case <-r.process.Done():
+		err = cmp.Or(r.process.Err(), err)
+	case <-time.After(patience):
+		r.process.Kill()
+		err = fmt.Errorf("it went on for %v", patience)
 	}
-	<-r.process.Done()
-	if err := r.process.Err(); err != nil {
+	if err != nil {
 		return fmt.Errorf("stop %s: %w", r.Name, err)
 	}
 	return nil
+}
+
+// stop ends all replicas.
+func (f *front) stop() error {
+	var group errgroup.Group
+	for _, r := range f.replicas {
+		group.Go(r.stop)
+	}
+	return group.Wait()
 }
 
 // roll replaces the replicas by ones of a program, one after the other. Each has to be

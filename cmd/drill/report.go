@@ -23,12 +23,14 @@ type report struct {
 	history     []witness.Deletion
 	state       witness.State
 	violations  []witness.Violation
+	failure     error // why it was not gone through with
+	unchecked   error // why the answers could not be held against the database
 }
 
 // A happening is an event with its time: load comes before, through and after it.
 type happening struct {
-	name    string
-	planned bool
+	name string
+	kind
 	witness.Span
 	struck witness.Span // the event itself, until all was well again
 }
@@ -94,14 +96,22 @@ func (r *report) print(w io.Writer) {
 	fmt.Fprint(w, "| event | took | requests | answers | failed | slowest | longest without a 204 | violations |\n|:--|--:|--:|:--|--:|--:|--:|--:|\n")
 	for _, h := range r.events {
 		row := r.rowOf(h)
+		violations := fmt.Sprint(row.violations)
+		if r.unchecked != nil {
+			violations = "?"
+		}
 		var answers []string
 		for _, a := range slices.SortedFunc(maps.Keys(row.answers), func(a, b string) int {
 			return cmp.Or(row.answers[b]-row.answers[a], strings.Compare(a, b))
 		}) {
 			answers = append(answers, fmt.Sprintf("%s: %d", a, row.answers[a]))
 		}
-		fmt.Fprintf(w, "| %s | %s | %d | %s | %d | %s | %s | %d |\n", h.name, seconds(h.struck.End-h.struck.Start), row.requests,
-			strings.Join(answers, ", "), row.failed, seconds(row.slowest), seconds(row.silence), row.violations)
+		fmt.Fprintf(w, "| %s | %s | %d | %s | %d | %s | %s | %s |\n", h.name, seconds(h.struck.End-h.struck.Start), row.requests,
+			strings.Join(answers, ", "), row.failed, seconds(row.slowest), seconds(row.silence), violations)
+	}
+	if r.unchecked != nil {
+		fmt.Fprintf(w, "\n%d plants asked for. The answers were not checked.\n", len(r.history))
+		return
 	}
 	rows := 0
 	for _, entries := range r.state.Ledger {
@@ -129,22 +139,32 @@ func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds())
 // verdict returns nil if the drill went as it has to.
 func (r *report) verdict() error {
 	var errs []error
-	switch n := len(r.violations); {
-	case r.synchronous && n > 0:
-		errs = append(errs, fmt.Errorf("%d violations", n))
-	case !r.synchronous && n == 0:
-		errs = append(errs, errors.New("replication was asynchronous, and the checker saw no loss: it would not have seen any"))
+	if r.failure != nil {
+		errs = append(errs, r.failure)
 	}
+	if r.unchecked != nil {
+		errs = append(errs, fmt.Errorf("the answers were not checked: %w", r.unchecked))
+	}
+	violations := len(r.violations)
 	for _, h := range r.events {
 		row := r.rowOf(h)
+		if h.kind == loss && !r.synchronous {
+			violations -= row.violations
+			if row.violations == 0 && r.unchecked == nil {
+				errs = append(errs, fmt.Errorf("%s: replication was asynchronous, and the checker saw no loss: it would not have seen any", h.name))
+			}
+		}
 		switch {
 		case row.answers["204"] == 0:
 			errs = append(errs, fmt.Errorf("%s: there was no load", h.name))
-		case h.planned && row.failed > 0:
+		case h.kind == planned && row.failed > 0:
 			errs = append(errs, fmt.Errorf("%s: %d answers other than 204, and it was planned", h.name, row.failed))
 		case row.slowest > r.timeout+tolerance:
 			errs = append(errs, fmt.Errorf("%s: an answer took %s, longer than a request may", h.name, seconds(row.slowest)))
 		}
+	}
+	if violations > 0 {
+		errs = append(errs, fmt.Errorf("%d violations", violations))
 	}
 	return errors.Join(errs...)
 }

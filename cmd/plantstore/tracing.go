@@ -92,8 +92,17 @@ func checkTraceVariables(get func(string) string) error {
 			}
 		}
 	}
+	const ratio = "OTEL_TRACES_SAMPLER_ARG"
+	if got, err := strconv.ParseFloat(strings.TrimSpace(get(ratio)), 64); err == nil && math.IsNaN(got) {
+		return fmt.Errorf("%s is %q: it must be a number from 0 to 1", ratio, get(ratio))
+	}
 	if exporter := get("OTEL_TRACES_EXPORTER"); exporter != "" && exporter != "otlp" {
 		return nil
+	}
+	for _, name := range []string{"OTEL_EXPORTER_OTLP_COMPRESSION", "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION"} {
+		if value := strings.TrimSpace(get(name)); value != "" && value != "gzip" && value != "none" {
+			return fmt.Errorf("%s is %q: it must be gzip or none", name, value)
+		}
 	}
 	protocol := get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
 	if protocol == "" {

@@ -154,6 +154,9 @@ func TestTracesThatGoNowhere(t *testing.T) {
 		{endpoint + "=http://c OTEL_EXPORTER_OTLP_CERTIFICATE=/nonexistent", "failed to read tls ca cert file"},
 		{endpoint + "=http://c OTEL_TRACES_SAMPLER=dice", "unsupported sampler: dice"},
 		{endpoint + "=http://c OTEL_TRACES_SAMPLER=traceidratio OTEL_TRACES_SAMPLER_ARG=2", "invalid trace ID ratio: greater than 1.0"},
+		{endpoint + "=http://c OTEL_TRACES_SAMPLER=traceidratio OTEL_TRACES_SAMPLER_ARG=NaN", `OTEL_TRACES_SAMPLER_ARG is "NaN": it must be a number from 0 to 1`},
+		{endpoint + "=http://c OTEL_EXPORTER_OTLP_COMPRESSION=foo", `OTEL_EXPORTER_OTLP_COMPRESSION is "foo": it must be gzip or none`},
+		{endpoint + "=http://c OTEL_EXPORTER_OTLP_PROTOCOL=grpc OTEL_EXPORTER_OTLP_TRACES_COMPRESSION=GZIP", `OTEL_EXPORTER_OTLP_TRACES_COMPRESSION is "GZIP": it must be gzip or none`},
 		{endpoint + "=http://c OTEL_RESOURCE_ATTRIBUTES=test", "error detecting resource: partial resource: missing value: [test]"},
 		{endpoint + "=http://c OTEL_BSP_SCHEDULE_DELAY=0", `OTEL_BSP_SCHEDULE_DELAY is "0": it must be a number from 1 to 2147483647`},
 		{endpoint + "=http://c OTEL_BSP_SCHEDULE_DELAY=-5", `OTEL_BSP_SCHEDULE_DELAY is "-5": it must be a number from 1 to 2147483647`},
@@ -179,6 +182,7 @@ func TestTraceVariablesThatAreFine(t *testing.T) {
 	for _, variables := range []map[string]string{
 		{"OTEL_EXPORTER_OTLP_ENDPOINT": "https://collector.example/otlp", "OTEL_BSP_EXPORT_TIMEOUT": "0", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "-1"},
 		{"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+		{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318", "OTEL_EXPORTER_OTLP_COMPRESSION": " gzip", "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": "none", "OTEL_TRACES_SAMPLER_ARG": " 1e-3 "},
 		{"OTEL_EXPORTER_OTLP_ENDPOINT": "unix:///run/collector", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
 		{"OTEL_EXPORTER_OTLP_ENDPOINT": "nowhere", "OTEL_TRACES_EXPORTER": "console"},
 	} {

@@ -87,10 +87,11 @@ var (
 )
 
 // HasToken reports whether a text may hold a token, of ours or a JWT, also one that is
-// percent-encoded, and so must not be logged.
+// percent-encoded, and so must not be logged. Whatever is encoded more often than by a
+// mistake may be anything; and each time would cost as much as the first.
 func HasToken(s string) bool {
-	for {
-		if strings.Contains(s, tokenPrefix) || strings.Count(s, ".") >= 2 && jwtShape.MatchString(s) {
+	for range 4 {
+		if strings.Contains(s, tokenPrefix) || HasSecret(s) || strings.Count(s, ".") >= 2 && jwtShape.MatchString(s) {
 			return true
 		}
 		if !strings.Contains(s, "%") {
@@ -105,6 +106,7 @@ func HasToken(s string) bool {
 		}
 		s = decoded
 	}
+	return true
 }
 
 // isB64Token reports whether s is 1*( ALPHA / DIGIT / "-" / "." / "_" / "~" /

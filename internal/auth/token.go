@@ -51,6 +51,26 @@ func DigestOf(token string) (Digest, error) {
 	return sha256.Sum256([]byte(token)), nil
 }
 
+// HasSecret reports whether a token of ours stands in a text, with its prefix or without:
+// what follows that is all it takes to know the token.
+func HasSecret(s string) bool {
+	digits := 0
+	for i := range len(s) {
+		digits++
+		if strings.IndexByte(base62Digits, s[i]) < 0 {
+			digits = 0
+		}
+		if digits < randomLen+checksumLen {
+			continue
+		}
+		random, sum := s[i+1-checksumLen-randomLen:i+1-checksumLen], s[i+1-checksumLen:i+1]
+		if checksum(tokenPrefix+random) == sum {
+			return true
+		}
+	}
+	return false
+}
+
 func checksum(s string) string {
 	var digits [checksumLen]byte
 	n := crc32.ChecksumIEEE([]byte(s))

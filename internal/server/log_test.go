@@ -76,6 +76,9 @@ func TestLogHasOneLineForEachRequest(t *testing.T) {
 		{"token for an id", testConfig(), request{"DELETE", "/plants/" + auth.NewToken(), []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
 			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 400., "error": 40001.,
 			"outcome": "bad_id", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "(a token)"}},
+		{"token without its prefix for an id", testConfig(), request{"DELETE", "/plants/" + auth.NewToken()[4:], []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
+			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 400., "error": 40001.,
+			"outcome": "bad_id", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "(a token)"}},
 		{"token in code for an id", testConfig(), request{"DELETE", "/plants/%70st_" + auth.NewToken()[4:], []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
 			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 400., "error": 40001.,
 			"outcome": "bad_id", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "(a token)"}},
@@ -115,7 +118,7 @@ func TestLogHasOneLineForEachRequest(t *testing.T) {
 // Who sends a token as the request's id by mistake does not find it in log and ledger.
 func TestATokenIsNoRequestID(t *testing.T) {
 	t.Parallel()
-	for _, token := range []string{auth.NewToken(), "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJzaG9wIn0.c2lnbmF0dXJl"} {
+	for _, token := range []string{auth.NewToken(), auth.NewToken()[4:], "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJzaG9wIn0.c2lnbmF0dXJl"} {
 		if lines := logOf(t, testConfig(), del("X-Request-Id: "+token)); len(lines) != 1 || lines[0]["request_id"] == token {
 			t.Errorf("lines %v, want one with a request id of our own", lines)
 		}

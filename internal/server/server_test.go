@@ -303,6 +303,7 @@ func TestIdempotencyKey(t *testing.T) {
 		{"sent twice", []string{header + "a", header + "b"}, ""},
 		{"sent twice, the same", []string{header + "a", header + "a"}, ""},
 		{"a token", []string{header + auth.NewToken()}, ""},
+		{"a token without its prefix", []string{header + auth.NewToken()[4:]}, ""},
 		{"a JWT", []string{header + "eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJzaG9wIn0.c2ln"}, ""},
 		{"no token, as its checksum is wrong", []string{header + "pst_" + strings.Repeat("k", 36)}, "pst_" + strings.Repeat("k", 36)},
 	}

@@ -6,12 +6,13 @@ import (
 	"io"
 	"net/http"
 	"net/http/pprof"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// readyTimeout bounds the check behind /readyz.
+// readyTimeout bounds the check behind /readyz, from the question on.
 const readyTimeout = time.Second
 
 var errDraining = errors.New("shutting down")
@@ -46,9 +47,60 @@ func (s *Server) ready(ctx context.Context) error {
 	if s.draining.Load() {
 		return errDraining
 	}
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
-	return s.Ready(ctx)
+	l := s.looks.join(s.Ready)
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-l.done:
+		return l.err
+	}
+}
+
+// looks are those behind /readyz, one at a time: however many ask, they take one
+// connection. Who asks while one is under way shares the next, so that no answer is older
+// than its question.
+type looks struct {
+	mu      sync.Mutex
+	running bool
+	next    *look // nil unless somebody waits
+}
+
+// A look has its result in err once done is closed. It does not end with who asks: others
+// wait for the same.
+type look struct {
+	until time.Time
+	done  chan struct{}
+	err   error
+}
+
+// join begins a look, or joins one that waits.
+func (ls *looks) join(ready func(context.Context) error) *look {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if ls.next == nil {
+		ls.next = &look{until: time.Now().Add(readyTimeout), done: make(chan struct{})}
+	}
+	if !ls.running {
+		ls.running = true
+		go ls.run(ready)
+	}
+	return ls.next
+}
+
+func (ls *looks) run(ready func(context.Context) error) {
+	for {
+		ls.mu.Lock()
+		l := ls.next
+		ls.next, ls.running = nil, l != nil
+		ls.mu.Unlock()
+		if l == nil {
+			return
+		}
+		ctx, cancel := context.WithDeadline(context.Background(), l.until)
+		l.err = ready(ctx)
+		cancel()
+		close(l.done)
+	}
 }
 
 // A NotReadyError is why requests can't be served, in a word for the metrics.

@@ -7,6 +7,8 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -65,5 +67,58 @@ func TestReadinessIsBounded(t *testing.T) {
 		if took := time.Since(started); took != readyTimeout {
 			t.Errorf("/readyz took %v, want %v", took, readyTimeout)
 		}
+	})
+}
+
+// Whoever asks while a look is under way shares the next one. Its answer is about a
+// moment after the question, whoever else has gone away meanwhile.
+func TestProbersShareALook(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var looks atomic.Int64
+		var broken atomic.Bool
+		c := testConfig()
+		c.Ready = func(ctx context.Context) error {
+			looks.Add(1)
+			found := broken.Load()
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(300 * time.Millisecond):
+			}
+			if found {
+				return errors.New("broken")
+			}
+			return nil
+		}
+		s := New(c)
+		var probers sync.WaitGroup
+		probe := func(ctx context.Context, want int) {
+			probers.Go(func() {
+				w := httptest.NewRecorder()
+				s.Admin().ServeHTTP(w, httptest.NewRequestWithContext(ctx, "GET", "/readyz", nil))
+				if w.Code != want {
+					t.Errorf("/readyz: %d %q, want %d", w.Code, w.Body, want)
+				}
+			})
+		}
+		probe(t.Context(), http.StatusOK)
+		synctest.Wait()
+		broken.Store(true)
+		began := time.Now()
+		hasty, leave := context.WithCancel(t.Context())
+		probe(hasty, http.StatusServiceUnavailable)
+		synctest.Wait()
+		leave()
+		for range 50 {
+			probe(t.Context(), http.StatusServiceUnavailable)
+		}
+		probers.Wait()
+		if got, took := looks.Load(), time.Since(began); got != 2 || took != 600*time.Millisecond {
+			t.Errorf("%d looks in %v, want 2 in 600ms", got, took)
+		}
+		broken.Store(false)
+		probe(t.Context(), http.StatusOK)
+		probers.Wait()
 	})
 }

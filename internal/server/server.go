@@ -91,6 +91,7 @@ type Server struct {
 	rates    *rates
 	metrics  *metrics
 	draining atomic.Bool
+	looks    looks
 	public   *echo.Echo
 }
 

@@ -601,14 +601,18 @@ func TestALockedTableHoldsABatchUpOnce(t *testing.T) {
 func TestWhichLocksLockAll(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
-	s.exec(t, `CREATE TABLE order_items (plant_id bigint REFERENCES plants); CREATE TABLE labels (plant_id bigint REFERENCES plants ON DELETE CASCADE); CREATE TABLE others (id bigint)`)
+	s.exec(t, `CREATE TABLE order_items (plant_id bigint REFERENCES plants, id bigint UNIQUE); CREATE TABLE returns (item bigint REFERENCES order_items (id));
+		CREATE TABLE labels (plant_id bigint REFERENCES plants ON DELETE CASCADE, id bigint UNIQUE, copy_of bigint REFERENCES labels (id) ON DELETE CASCADE);
+		CREATE TABLE prints (label bigint REFERENCES labels (id) ON DELETE CASCADE, id bigint UNIQUE); CREATE TABLE reprints (print bigint REFERENCES prints (id));
+		CREATE TABLE others (id bigint)`)
 	conn, err := s.pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Release()
 	modes := []string{"ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE"}
-	for table, harmless := range map[string]int{"plants": 4, "plant_deletions": 4, "labels": 4, "order_items": 6, "plant_shapes": 7, "others": 8} {
+	for table, harmless := range map[string]int{"plants": 4, "plant_deletions": 4, "labels": 4, "order_items": 6, "plant_shapes": 7, "others": 8,
+		"prints": 4, "reprints": 6, "returns": 8} {
 		for i, mode := range modes {
 			tx, err := s.owner.Begin(t.Context())
 			if err != nil {

@@ -311,6 +311,14 @@ type history struct {
 	deletedAt *time.Time // of the ledger's row: the own one, else the latest; nil without any
 }
 
+// referring is the foreign keys to plants and, further down, to what they delete along.
+const referring = `
+	SELECT c.conrelid, c.conname, c.confdeltype FROM pg_constraint c
+	WHERE c.contype = 'f' AND c.confrelid = 'public.plants'::pg_catalog.regclass
+	UNION
+	SELECT c.conrelid, c.conname, c.confdeltype FROM referring r
+	JOIN pg_constraint c ON c.contype = 'f' AND c.confrelid = r.conrelid WHERE r.confdeltype = 'c'`
+
 // lockedRows returns which of some plants are locked by a transaction that is under
 // way. A lock of a row stands in its xmax, which is also that of transactions that
 // ended; of one that is under way the server holds the id locked. It takes no lock
@@ -320,13 +328,12 @@ type history struct {
 // It also tells whether all of them are: whether somebody has locked a table that a
 // deletion uses in a mode that does not go with how it uses it, or waits to. It writes
 // plants, the ledger, and those whose rows it deletes or changes by a foreign key; it locks
-// rows of the others that refer to plants; and it reads the shapes. Where plants itself
-// is locked against reading, that shows in the error.
+// rows of the others that refer to any of these rows that it deletes; and it reads the
+// shapes. Where plants itself is locked against reading, that shows in the error.
 func lockedRows(ctx context.Context, conn *pgx.Conn, ids []int64) (found []int64, all bool, err error) {
 	err = queryRow(ctx, conn, []any{&found, &all}, `
-		WITH used AS (
-			SELECT c.conrelid AS table, c.confdeltype IN ('c', 'n', 'd') AS written
-			FROM pg_constraint c WHERE c.contype = 'f' AND c.confrelid = 'public.plants'::pg_catalog.regclass
+		WITH RECURSIVE referring AS (`+referring+`), used AS (
+			SELECT r.conrelid AS table, r.confdeltype IN ('c', 'n', 'd') AS written FROM referring r
 			UNION ALL SELECT t, true FROM unnest(ARRAY['public.plants', 'public.plant_deletions']::pg_catalog.regclass[]) t)
 		SELECT ARRAY(SELECT p.id FROM public.plants p WHERE p.id = ANY ($1::bigint[])
 				AND p.xmax IN (SELECT l.transactionid FROM pg_locks l WHERE l.locktype = 'transactionid' AND l.granted)),
@@ -380,13 +387,7 @@ func refersToPlants(ctx context.Context, conn *pgx.Conn, e *pgconn.PgError) (boo
 	// A foreign key refuses by itself. With SET NULL or SET DEFAULT it changes the
 	// row that refers, which then breaks any constraint of its table.
 	err := queryRow(ctx, conn, []any{&refers}, `
-		WITH RECURSIVE referring AS (
-			SELECT c.conrelid, c.conname, c.confdeltype FROM pg_constraint c
-			WHERE c.contype = 'f' AND c.confrelid = 'public.plants'::pg_catalog.regclass
-			UNION
-			SELECT c.conrelid, c.conname, c.confdeltype FROM referring r
-			JOIN pg_constraint c ON c.contype = 'f' AND c.confrelid = r.conrelid WHERE r.confdeltype = 'c'
-		)
+		WITH RECURSIVE referring AS (`+referring+`)
 		SELECT EXISTS (SELECT FROM referring r
 			WHERE r.conrelid = to_regclass(format('%I.%I', $1::pg_catalog.text, $2::pg_catalog.text))
 				AND (r.conname = $3::pg_catalog.text OR r.confdeltype IN ('n', 'd')))`,

@@ -195,6 +195,11 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 			unsure = true
 		}
 		if !rest(ctx, pause) {
+			if what == locked && ctx.Err() != nil {
+				// The last attempt had what the locks left of the time. That it was cut
+				// off says nothing of the database.
+				v.err = p.db.shares.inVain(ctx.Err())
+			}
 			return plant.Result{}, conclude(unsure, v.err)
 		}
 	}

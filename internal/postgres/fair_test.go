@@ -114,6 +114,47 @@ func TestACancelledConnectIsNoTrouble(t *testing.T) {
 	}
 }
 
+// A connection that was lost says nothing of the database: the next one will. Those who
+// wait for others meanwhile are told that they did.
+func TestALostConnectionIsNoTrouble(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	conn, err := s.borrow(in(t, patience), locked, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), `SELECT pg_terminate_backend(pg_backend_pid())`); err == nil {
+		t.Fatal("the connection was not lost")
+	}
+	conn.Release()
+	if err := s.shares.inVain(context.DeadlineExceeded); !errors.Is(err, plant.ErrBusy) {
+		t.Errorf("who waits for others is told %v, want ErrBusy", err)
+	}
+}
+
+// Whose time is over with a lock, while its last attempt still waits for a connection, is
+// told of the lock.
+func TestALockIsToldWhenTheLastAttemptHadNoTime(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.plant(t, 1)
+	s.plants.hard.note(1, verdict{next: alone, what: locked})
+	config := s.pool.Config()
+	config.ConnConfig.DialFunc = func(dial context.Context, _, _ string) (net.Conn, error) { <-dial.Done(); return nil, dial.Err() }
+	p, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.DB.pool.Close()
+	s.DB.pool = p
+	if _, err := s.plants.Delete(in(t, time.Second/2), deletion(1, "k")); !errors.Is(err, plant.ErrBusy) {
+		t.Errorf("Delete with no time for a second attempt: %v, want ErrBusy", err)
+	}
+	if _, err := s.plants.Delete(in(t, 5*time.Second), deletion(1, "k")); !errors.Is(err, plant.ErrUnavailable) {
+		t.Errorf("Delete with time for several: %v, want ErrUnavailable", err)
+	}
+}
+
 // The end of a connection is noticed beneath TLS, too.
 func TestGone(t *testing.T) {
 	t.Parallel()

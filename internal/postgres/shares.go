@@ -78,8 +78,9 @@ type shares struct {
 	parts [purposes]*semaphore.Weighted // each first come, first served
 	// inUse and waiting are for the metrics.
 	inUse, waiting [purposes]atomic.Int64
-	// trouble is why the last connection that was asked for could not be had, or
-	// was lost; nil if it could and was not.
+	// trouble is why the last connection that was opened could not be had; nil since one
+	// was given back in order. One that is lost says nothing: whether it was the database
+	// that went away, or only took longer than one request had, the next one tells.
 	trouble atomic.Pointer[error]
 }
 
@@ -154,7 +155,6 @@ func (b *borrowed) Release() {
 		b.db.shares.giveBack(b.what)
 		return
 	}
-	b.db.shares.trouble.Store(&errLost)
 	b.db.noteFault(faultLost, errLost)
 	go func() {
 		<-conn.CleanupDone()

@@ -70,7 +70,7 @@ func judgePooler(ctx context.Context, conn *pgx.Conn, pooler migrate.Pooler) Fin
 		return fine("no pooler between service and server")[0]
 	case pooler == migrate.SessionPooler:
 		return fine("a pooler in session mode is between service and server")[0]
-	case conn.Config().DefaultQueryExecMode != pgx.QueryExecModeCacheStatement:
+	case conn.Config().DefaultQueryExecMode != pgx.QueryExecModeCacheStatement, conn.Config().StatementCacheCapacity == 0:
 		return fine("a pooler in transaction mode is between, and the service uses no prepared statements")[0]
 	}
 	collide, err := statementsCollide(ctx, conn)

@@ -389,3 +389,30 @@ func TestLockedTableThroughAPooler(t *testing.T) {
 		t.Errorf("Delete of a plant of a locked table: %v, want ErrUnavailable and nothing unknown", err)
 	}
 }
+
+// Who turns the driver's cache off means that nothing is to be prepared, as with a pooler:
+// the driver itself would refuse every statement then.
+func TestWithoutTheDriversCache(t *testing.T) {
+	t.Parallel()
+	for _, parameters := range []string{"statement_cache_capacity=0", "default_query_exec_mode=cache_describe&description_cache_capacity=0"} {
+		t.Run(parameters, func(t *testing.T) {
+			t.Parallel()
+			s := storeOn(t, pgtest.New(t), parameters)
+			s.plant(t, 1)
+			if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+				t.Errorf("Delete: %v, want no error", err)
+			}
+			if err := s.Ready(in(t, patience), []int64{1}); err != nil {
+				t.Errorf("Ready: %v, want no error", err)
+			}
+			conns := s.take(t, together)
+			for _, conn := range conns {
+				var prepared int
+				if err := conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_prepared_statements WHERE name <> ''`).Scan(&prepared); err != nil || prepared > 0 {
+					t.Errorf("%d statements are prepared, %v; want none", prepared, err)
+				}
+				conn.Release()
+			}
+		})
+	}
+}

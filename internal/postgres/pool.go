@@ -104,6 +104,10 @@ func open(ctx context.Context, setting string, read func() (string, error)) (*DB
 	if conn.ConnectTimeout == 0 {
 		conn.ConnectTimeout = connectTimeout
 	}
+	if conn.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement && conn.StatementCacheCapacity == 0 ||
+		conn.DefaultQueryExecMode == pgx.QueryExecModeCacheDescribe && conn.DescriptionCacheCapacity == 0 {
+		conn.DefaultQueryExecMode = pgx.QueryExecModeExec // otherwise the driver would refuse every statement
+	}
 	conns, err := PoolSize(url)
 	if err != nil {
 		return nil, err

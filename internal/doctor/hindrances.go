@@ -52,6 +52,7 @@ func hindrances() []hindrance {
 		{"the replica identity", "plants", always | beforeUp | ready, replicaIdentity},
 		{"session_replication_role", "plants", always | beforeUp | ready, replicationRole},
 
+		{"the service's role as the migrating one", "rights", beforeUp, serviceMigrates},
 		{"the rights of the owner", "rights", always | beforeUp, ownerRights},
 		{"the rights to make tables", "rights", beforeUp, schemaRights},
 		{"the service's role", "rights", beforeUp, missingRole},
@@ -61,6 +62,7 @@ func hindrances() []hindrance {
 		{"members of the service's role", "rights", always, members},
 
 		{"names that are taken", "names", beforeUp, takenNames},
+		{"triggers with names of ours", "names", beforeUp, triggersLikeOurs},
 		{"functions with names of ours", "names", always | beforeUp, functionsLikeOurs},
 		{"schemas with names of ours", "names", always | beforeUp, schemasLikeOurs},
 		{"who makes objects in public", "names", always | beforeUp, creators},

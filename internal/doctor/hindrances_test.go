@@ -83,6 +83,8 @@ var before = []provocation{
 		`there is a public.plant_(shapes|deletions_once) already, which 00002_ledger.sql would make`, true, &hints{mend: "DROP TYPE plant_shapes;\nDROP VIEW plant_deletions_once;"}},
 	{"functions of ours", "CREATE FUNCTION plantstore_token(bytea) RETURNS text LANGUAGE sql AS 'SELECT ''x''';\nCREATE FUNCTION plantstore_record_deletion() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN END'", "names", Problem,
 		`function public.(plantstore_token\(bytea\)|plantstore_record_deletion\(\)) has the name of one of ours, and is postgres's`, true, nil},
+	{"triggers of ours", "CREATE TRIGGER plantstore_record_deletion AFTER DELETE ON plants FOR EACH ROW EXECUTE FUNCTION tsvector_update_trigger();\nCREATE TRIGGER plantstore_refuse_truncate BEFORE TRUNCATE ON plants FOR EACH STATEMENT EXECUTE FUNCTION suppress_redundant_updates_trigger()", "names", Problem,
+		`trigger plantstore_(record_deletion|refuse_truncate) of public.plants has the name of one that 00003_record_deletions.sql would make`, true, nil},
 }
 
 // These are about what the migrations make.
@@ -233,6 +235,28 @@ func TestHindrances(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// The service's role must not own what records its deletions. Who migrates with its URL is
+// told so, and not how to give it the rights for that.
+func TestTheServiceDoesNotMigrate(t *testing.T) {
+	t.Parallel()
+	database := adopted(t)
+	want := []migrate.Trouble{{Kind: migrate.Hindrance, Message: "plantstore_app is the service's role, and would own the record of what it deletes",
+		Remedy: "Migrate as plantstore_owner: see PLANTSTORE_MIGRATE_DATABASE_URL."}}
+	if troubles, _ := planned(t, database.App); !cmp.Equal(want, troubles) {
+		t.Errorf("plan: %+v, want %+v", troubles, want)
+	}
+	_, err := service().Up(t.Context(), database.App, migrate.Options{})
+	if hindered, ok := errors.AsType[*migrate.HinderedError](err); !ok || !cmp.Equal(want, hindered.Troubles) {
+		t.Errorf("up: %v, want it refused: %+v", err, want)
+	}
+	if _, err := service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if troubles, _ := planned(t, database.App); !cmp.Equal(want, troubles) {
+		t.Errorf("plan when all are applied: %+v, want %+v", troubles, want)
 	}
 }
 

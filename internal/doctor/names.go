@@ -13,6 +13,12 @@ const takenNames = `
 		OR EXISTS (SELECT FROM pg_type t WHERE t.typnamespace = to_regnamespace('public') AND t.typname = n.name))
 	ORDER BY n.name`
 
+const triggersLikeOurs = `
+	SELECT 'problem', format('trigger %I of public.plants has the name of one that 00003_record_deletions.sql would make', t.tgname),
+		format(E'-- Once you have found out what it is for.\nALTER TRIGGER %I ON public.plants RENAME TO %I;', t.tgname, 'not_' || t.tgname)
+	FROM pg_trigger t WHERE t.tgrelid = to_regclass('public.plants') AND 3 = ANY (@work::bigint[])
+		AND t.tgname IN ('plantstore_record_deletion', 'plantstore_refuse_truncate') ORDER BY t.tgname`
+
 // 00004 makes plantstore_spend and plantstore_token, 00003 the others. With other parameters a function
 // can be the one that a call means.
 const functionsLikeOurs = `

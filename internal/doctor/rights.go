@@ -2,11 +2,18 @@ package doctor
 
 // What the roles may do, and others with what is ours.
 
+// Where only the service's URL is set, it is the one to migrate with.
+const serviceMigrates = `
+	SELECT 'problem', format('%s is the service''s role, and would own the record of what it deletes', @app::text),
+		'Migrate as plantstore_owner: see PLANTSTORE_MIGRATE_DATABASE_URL.'
+	WHERE @owner::text = @app::text`
+
 // The migrations put triggers on the table and pass rights on, and restoring plants
-// reads and inserts. A trigger that is there needs no right any more.
+// reads and inserts. A trigger that is there needs no right any more. The service's role
+// is not to have these rights.
 const ownerRights = `
 	WITH lacking AS (
-		SELECT p.privilege, p.grantable, p.n FROM pg_class c JOIN pg_roles r ON r.rolname = @owner::text, (VALUES
+		SELECT p.privilege, p.grantable, p.n FROM pg_class c JOIN pg_roles r ON r.rolname = @owner::text AND r.rolname <> @app::text, (VALUES
 			(1, 'TRIGGER', false, (SELECT count(*) < 2 FROM pg_trigger t WHERE t.tgrelid = to_regclass('public.plants') AND t.tgname IN ('plantstore_record_deletion', 'plantstore_refuse_truncate'))),
 			(2, 'INSERT', false, true), (3, 'SELECT', true, true), (4, 'DELETE', true, true)) p (n, privilege, grantable, needed)
 		WHERE c.oid = to_regclass('public.plants') AND c.relkind = 'r' AND p.needed
@@ -23,7 +30,7 @@ const schemaRights = `
 	SELECT 'problem', CASE WHEN n.oid IS NULL THEN 'there is no schema public' ELSE format('%s may not make tables in schema public, which its owner %I can allow', @owner::text, o.rolname) END,
 		CASE WHEN n.oid IS NULL THEN 'CREATE SCHEMA public;' ELSE format('GRANT USAGE, CREATE ON SCHEMA public TO %I;', @owner::text) END
 	FROM pg_roles r LEFT JOIN (pg_namespace n JOIN pg_roles o ON o.oid = n.nspowner) ON n.nspname = 'public'
-	WHERE r.rolname = @owner::text AND cardinality(@work::bigint[]) > 0
+	WHERE r.rolname = @owner::text AND r.rolname <> @app::text AND cardinality(@work::bigint[]) > 0
 		AND NOT coalesce(has_schema_privilege(r.oid, n.oid, 'USAGE') AND has_schema_privilege(r.oid, n.oid, 'CREATE'), false)`
 
 const missingRole = `

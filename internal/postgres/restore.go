@@ -198,6 +198,8 @@ type restore struct {
 	plans   map[int64]*plan // by shape
 	// of is how many entries there are, inserted and compared how many were so far.
 	of, inserted, compared int
+	// rows is how many rows that made: triggers may keep some out.
+	rows int64
 }
 
 // tell reports progress.
@@ -228,6 +230,13 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 	losses, keptOut, err := r.compare(ctx, entries)
 	if err != nil {
 		return Restored{}, err
+	}
+	if r.rows > int64(len(entries)-len(keptOut)) { // what is there of another id is no plant that was deleted
+		others := slices.DeleteFunc(losses, func(l Refusal) bool { return !keptOut[l.ID] })
+		for i := range others {
+			others[i].Why, others[i].Unless = "a trigger on plants kept the row out or gave it another id", ""
+		}
+		return Restored{}, &RefusedError{others}
 	}
 	if len(losses) > 0 && !r.options.Lossy {
 		return Restored{}, &RefusedError{losses}
@@ -294,11 +303,14 @@ func (r *restore) insert(ctx context.Context, entries []entry) (refused *pgconn.
 	if err != nil {
 		return nil, err
 	}
+	var made int64
 	refused, err = r.onStoresPath(ctx, func() error {
-		_, err := r.tx.Conn().PgConn().CopyFrom(ctx, bytes.NewReader(lines), r.plans[entries[0].Shape].copy)
+		tag, err := r.tx.Conn().PgConn().CopyFrom(ctx, bytes.NewReader(lines), r.plans[entries[0].Shape].copy)
+		made = tag.RowsAffected()
 		return err
 	})
 	if refused == nil && err == nil {
+		r.rows += made
 		r.tell("put back", &r.inserted, entries)
 	}
 	return refused, err

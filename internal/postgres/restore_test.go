@@ -329,6 +329,28 @@ func TestRestoreKeepsOutWhatATriggerDoes(t *testing.T) {
 	}
 }
 
+// A plant that a trigger gives another id did not come back: it is another one, and each
+// restore would make one more.
+func TestRestoreMakesNoOtherPlant(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.exec(t, `INSERT INTO plants (name) VALUES ('fern'), ('moss'), ('lily'); DELETE FROM plants;
+		CREATE FUNCTION number() RETURNS trigger LANGUAGE plpgsql AS
+			'BEGIN IF NEW.id = 1 THEN RETURN NULL; END IF; IF NEW.id = 2 THEN NEW.id = 20; END IF; RETURN NEW; END';
+		CREATE TRIGGER number BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION number()`)
+	const why = "a trigger on plants kept the row out or gave it another id"
+	want := []Refusal{{ID: 2, Plant: 2, Why: why}, {ID: 1, Plant: 1, Why: why}}
+	for _, lossy := range []bool{false, true} {
+		_, err := l.Restore(t.Context(), ids(1, 3), RestoreOptions{Lossy: lossy})
+		if refused, _ := errors.AsType[*RefusedError](err); refused == nil || !cmp.Equal(want, refused.Refusals) {
+			t.Errorf("Restore, lossy %v: %v, want it refused: %+v", lossy, err, want)
+		}
+	}
+	if s.has(t, 20) || s.has(t, 3) {
+		t.Error("a plant came of a restore that was refused")
+	}
+}
+
 func TestRestoreOfAnEarlierDeletion(t *testing.T) {
 	t.Parallel()
 	s, l := newLedger(t)

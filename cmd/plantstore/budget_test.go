@@ -151,6 +151,9 @@ func TestBudgetCommands(t *testing.T) {
 	expect(0, `\[.*"budget": \{\n +"most": 20,\n +"period_seconds": 604800,\n +"used": 0,\n +"lifted_until": "20.*`, "", "token", "list", "--json")
 	expect(0, `the deletion budget of "shop" counts\n`, "", "token", "budget", "shop", "--lift=0s")
 	expect(0, `.* 20/7d, 0 used\n`, "", "token", "list")
+	expect(0, `.*`, "", "token", "budget", "shop", "--lift=30m")
+	expect(0, `the deletion budget of "shop" is 30/7d\n`, "", "token", "budget", "shop", "30/7d")
+	expect(0, `.* 30/7d, 0 used\n`, "", "token", "list") // what was lifted is not what was set
 	expect(0, `the deletion budget of "shop" is none\n`, "", "token", "budget", "shop", "none")
 	expect(0, `the deletion budget of "oidc:alice" is lifted for 30m0s\n`, "", "token", "budget", "oidc:alice", "--lift=30m")
 	expect(0, `.* -\n`, "", "token", "list")

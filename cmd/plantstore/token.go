@@ -230,7 +230,7 @@ func principalsAsJSON(list []postgres.PrincipalTokens) []principalJSON {
 type tokenBudget struct {
 	ownerFlags `embed:""`
 	Name       string `arg:"" help:"The principal."`
-	Budget     string `arg:"" optional:"" help:"How many plants it may delete in a time, as 500/1h or 10000/7d, or none. What it has deleted counts."`
+	Budget     string `arg:"" optional:"" help:"How many plants it may delete in a time, as 500/1h or 10000/7d, or none. What it has deleted counts; a lift ends."`
 	Lift       *age   `placeholder:"AGE" help:"Let it delete as if it had no budget, for that time, as 30m; 0s ends that. Also for a principal that comes with a JWT, as oidc:SUBJECT."`
 }
 

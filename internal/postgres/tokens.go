@@ -431,7 +431,7 @@ func (t *Tokens) inWords(doing string, err error) error {
 }
 
 // SetBudget gives a principal a deletion budget, or takes it away if that is zero. What
-// was used of one before counts. Services know of it within the time that they believe
+// was used of one before counts, and no lift of it. Services know of it within the time that they believe
 // what they read of tokens. It returns ErrNoPrincipal.
 func (t *Tokens) SetBudget(ctx context.Context, principal string, budget plant.Budget) error {
 	return t.change(ctx, "set budget", principal, func(tx pgx.Tx) error {
@@ -447,7 +447,7 @@ func setBudget(ctx context.Context, tx pgx.Tx, principal string, budget plant.Bu
 	_, err := tx.Exec(ctx, `
 		INSERT INTO public.plantstore_budgets (principal, most, period)
 		VALUES ($1::pg_catalog.text, $2::bigint, make_interval(secs => $3::pg_catalog.float8))
-		ON CONFLICT (principal) DO UPDATE SET most = EXCLUDED.most, period = EXCLUDED.period`,
+		ON CONFLICT (principal) DO UPDATE SET most = EXCLUDED.most, period = EXCLUDED.period, lifted_until = EXCLUDED.lifted_until`,
 		principal, budget.Most, budget.Period.Seconds())
 	return err
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -62,8 +61,9 @@ func writeFindings(w io.Writer, findings []doctor.Finding) error {
 	count := make(map[doctor.Grade]int)
 	var err error
 	printf := func(format string, args ...any) {
-		_, e := fmt.Fprintf(w, format, args...)
-		err = errors.Join(err, e)
+		if err == nil {
+			_, err = fmt.Fprintf(w, format, args...)
+		}
 	}
 	for _, f := range findings {
 		count[f.Grade]++

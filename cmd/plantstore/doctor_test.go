@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -141,6 +142,15 @@ warning  foreign keys: each deletion scans public.order_items (0 bytes): foreign
 	}
 	if _, stderr, code := command(t, "doctor", "--replicas=0"); code != 2 || lastLine(stderr) != "plantstore: doctor: --replicas is 0: it must be at least 1" {
 		t.Errorf("doctor --replicas=0: exit code %d, %s", code, stderr)
+	}
+}
+
+// That the findings can't be written is told once.
+func TestFindingsOntoAFullDisk(t *testing.T) {
+	t.Parallel()
+	err := writeFindings(writerFunc(func([]byte) (int, error) { return 0, syscall.ENOSPC }), make([]doctor.Finding, 3))
+	if err == nil || err.Error() != "no space left on device" {
+		t.Errorf("%v, want that no space is left, once", err)
 	}
 }
 

@@ -360,6 +360,28 @@ func TestAPurgeThatFails(t *testing.T) {
 	expecting(t, database.Owner)(1, "", `.*plantstore: .*kept.*; 1000 of 1500 are purged, run it again for the rest\n`, "deletions", "purge", "--older-than=8d")
 }
 
+// Who interrupts a command reads that it was interrupted.
+func TestAnInterruptedRestoreSaysSo(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	conn := pgtest.Connect(t, database.Super)
+	execute(t, conn, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants; BEGIN; LOCK TABLE plants`)
+	ctx, interrupt := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- run(ctx, nil, []string{"deletions", "restore", "1", "--database-url=" + database.Owner}, io.Discard, io.Discard)
+	}()
+	for waiting := false; !waiting; {
+		if err := conn.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'plants'::regclass AND NOT granted)`).Scan(&waiting); err != nil {
+			t.Fatal(err)
+		}
+	}
+	interrupt()
+	if err := <-done; err == nil || err.Error() != "restore: interrupted" {
+		t.Errorf("%v, want that the restore was interrupted", err)
+	}
+}
+
 func TestAsk(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("refused")

@@ -85,7 +85,7 @@ func (c *tokenCreate) Run(ctx context.Context, console *console) error {
 // printToken prints a token alone on standard output, so that a script can take it.
 func printToken(console *console, principal, token string, expires time.Time) error {
 	if _, err := fmt.Fprintln(console.out, token); err != nil {
-		return err
+		return fmt.Errorf("a token of %[1]q was made, and is lost: %[2]w; 'plantstore token rotate %[1]s' gives it another", principal, err)
 	}
 	_, err := fmt.Fprintf(console.err, "the token of %q %s; it cannot be shown again\n", principal, expiry(expires))
 	return err

@@ -3,13 +3,40 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"plantstore/internal/pgtest"
 )
+
+// A token that nobody got is told of: the principal is there, and of a rotation the token
+// before may be no good any more.
+func TestATokenThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	const want = `a token of "shop" was made, and is lost: no space left on device; 'plantstore token rotate shop' gives it another`
+	for _, args := range [][]string{{"create", "shop"}, {"rotate", "shop", "--overlap=0s"}} {
+		err := run(t.Context(), nil, append([]string{"token"}, append(args, "--database-url="+database.Owner)...),
+			writerFunc(func([]byte) (int, error) { return 0, syscall.ENOSPC }), io.Discard)
+		if err == nil || err.Error() != want {
+			t.Errorf("token %v: %v, want %s", args, err, want)
+		}
+	}
+}
+
+// The owner's commands say so where the URL is the service's.
+func TestCommandsOfTheOwnerAsTheService(t *testing.T) {
+	t.Parallel()
+	expect := expecting(t, pgtest.New(t).App)
+	for _, args := range []string{"deletions list", "deletions restore 1", "deletions purge --older-than=8d",
+		"token list", "token create shop", "token rotate shop", "token revoke shop", "token budget shop 5/1h"} {
+		expect(1, "(?:ID[^\n]*\n)?", `plantstore: [a-z ]+: permission denied for [^:]*: connect as the owner, see PLANTSTORE_MIGRATE_DATABASE_URL.*\n`, strings.Fields(args)...)
+	}
+}
 
 // A client whose answer was lost changes its token, and is told with the new one what
 // became of its deletion: it is the same client.

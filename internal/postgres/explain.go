@@ -43,6 +43,9 @@ func ExplainFor(err error, setting string) string {
 		if errors.Is(err, context.DeadlineExceeded) {
 			return "the database did not answer in time"
 		}
+		if errors.Is(err, context.Canceled) {
+			return "interrupted"
+		}
 		return err.Error()
 	}
 	c := connect.Config

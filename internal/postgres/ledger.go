@@ -348,10 +348,8 @@ func (l *Ledger) inWords(doing string, err error) error {
 	switch {
 	case err == nil, errors.Is(err, ErrNoDeletion), refused, strangers:
 		return err
-	case sqlState(err) == insufficientPrivilege:
-		return fmt.Errorf("%s: %s: connect as the owner, see PLANTSTORE_MIGRATE_DATABASE_URL", doing, Explain(err))
 	case sqlState(err) == lockNotAvailable:
 		return fmt.Errorf("%s: somebody else holds a lock that is needed, try again: %s", doing, Explain(err))
 	}
-	return fmt.Errorf("%s: %w", doing, l.db.explain(err))
+	return fmt.Errorf("%s: %w", doing, l.db.explainToOwner(err))
 }

@@ -418,6 +418,14 @@ func (db *DB) explain(err error) error {
 	return errors.New(ExplainFor(err, db.setting))
 }
 
+// explainToOwner is explain for a command of the owner's, who may have come as the service.
+func (db *DB) explainToOwner(err error) error {
+	if sqlState(err) == insufficientPrivilege {
+		return fmt.Errorf("%s: connect as the owner, see PLANTSTORE_MIGRATE_DATABASE_URL", Explain(err))
+	}
+	return db.explain(err)
+}
+
 // several reports whether a configuration has more than one server.
 func several(c *pgconn.Config) bool {
 	return slices.ContainsFunc(c.Fallbacks, func(f *pgconn.FallbackConfig) bool {

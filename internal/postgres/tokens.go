@@ -427,7 +427,7 @@ func (t *Tokens) inWords(doing string, err error) error {
 			return ours
 		}
 	}
-	return fmt.Errorf("%s: %w", doing, t.db.explain(err))
+	return fmt.Errorf("%s: %w", doing, t.db.explainToOwner(err))
 }
 
 // SetBudget gives a principal a deletion budget, or takes it away if that is zero. What
@@ -525,7 +525,7 @@ func (t *Tokens) List(ctx context.Context) ([]PrincipalTokens, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list tokens: %w", t.db.explain(err))
+		return nil, fmt.Errorf("list tokens: %w", t.db.explainToOwner(err))
 	}
 	return list, nil
 }

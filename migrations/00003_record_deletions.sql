@@ -155,6 +155,9 @@ BEGIN
         IF over IS NOT NULL THEN
             RAISE EXCEPTION 'a deletion budget is used up' USING ERRCODE = 'PST02', DETAIL = over::text;
         END IF;
+        IF pg_trigger_depth() > 1 THEN -- a trigger of the store's deletes: where its statement is refused, this is taken back, too
+            told := set_config('plantstore.spent', (coalesce(nullif(current_setting('plantstore.spent', true), ''), '0')::bigint + recorded)::text, true);
+        END IF;
     END IF;
     -- Tells the service that this trigger ran, and for how many rows. Of nested
     -- statements (cascades) the outermost one comes last.

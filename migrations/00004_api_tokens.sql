@@ -113,7 +113,7 @@ BEGIN
             part := part + 1;
             missing := missing - budget.parts[part];
         END LOOP;
-        RETURN json_build_object('left', greatest(budget.most - budget.used, 0), 'seconds',
+        RETURN json_build_object('left', greatest(budget.most - budget.used + coalesce(nullif(current_setting('plantstore.spent', true), ''), '0')::bigint, 0), 'seconds',
             extract(epoch FROM coalesce(budget.ends[part], moment) + budget.period - moment));
     END IF;
     IF moment < budget.began + budget.period / 60 AND cardinality(budget.parts) > 0 THEN

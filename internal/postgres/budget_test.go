@@ -287,6 +287,30 @@ func TestCascadesCount(t *testing.T) {
 	}
 }
 
+// Plants that a trigger of the store's deletes leave by statements of their own. What those
+// took of the budget is taken back with the deletion, so it is left.
+func TestWhatATriggerDeletesIsLeftWhereItIsTakenBack(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	three := plant.Budget{Most: 3, Period: time.Hour}
+	withBudget(t, database, three, "script")
+	s := storeOn(t, database, "")
+	s.exec(t, `INSERT INTO plants (id, name) SELECT n, 'fern' FROM generate_series(1, 9) n;
+		CREATE FUNCTION along() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+			'BEGIN IF OLD.id = 1 THEN DELETE FROM public.plants WHERE id = 2; DELETE FROM public.plants WHERE id IN (3, 4); END IF; RETURN NULL; END';
+		CREATE TRIGGER along AFTER DELETE ON plants FOR EACH ROW EXECUTE FUNCTION along()`)
+	for _, tt := range []struct{ id, left int64 }{{1, 3}, {5, -1}, {1, 2}, {6, -1}, {7, -1}, {1, 0}} { // -1: deleted
+		_, err := s.plants.Delete(in(t, patience), by("script", tt.id, three))
+		over, ok := errors.AsType[*plant.OverBudgetError](err)
+		switch {
+		case tt.left < 0 && err != nil:
+			t.Errorf("plant %d: %v, want it deleted", tt.id, err)
+		case tt.left >= 0 && (!ok || over.Left != tt.left):
+			t.Errorf("plant %d: %v (%+v), want over budget with %d left", tt.id, err, over, tt.left)
+		}
+	}
+}
+
 // In no span of time as long as its period does a principal delete more than its budget,
 // and a sixtieth of the period later at the most it may delete again.
 func TestABudgetSlides(t *testing.T) {

@@ -50,7 +50,7 @@ const plantsElsewhere = `
 
 const unfitTable = `
 	WITH plants AS (
-		SELECT c.oid, c.relkind, c.relpersistence, a.attnum, a.atttypid, a.atttypmod,
+		SELECT c.oid, c.relkind, c.relpersistence, a.attnum, a.atttypid, a.atttypmod, a.attgenerated,
 			(SELECT conname FROM pg_constraint WHERE conrelid = c.oid AND contype = 'p') AS key,
 			EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) AS keyed
 		FROM pg_class c LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'id' AND NOT a.attisdropped
@@ -68,8 +68,12 @@ const unfitTable = `
 	FROM plants WHERE relkind = 'r' AND attnum IS NULL
 	UNION ALL
 	SELECT 'problem', format('column "id" of public.plants is of type %s, not bigint', format_type(atttypid, atttypmod)),
-		E'-- Writes the table anew, and keeps everybody out meanwhile.\nALTER TABLE public.plants ALTER COLUMN id TYPE bigint;'
-	FROM plants WHERE relkind = 'r' AND atttypid <> 'int8'::regtype
+		CASE WHEN t.typcategory IN ('N', 'S') THEN E'-- Writes the table anew, and keeps everybody out meanwhile.\nALTER TABLE public.plants ALTER COLUMN id TYPE bigint USING id::bigint;'
+			ELSE 'Plants that are known by something else than a number can''t be deleted here. Give them numbers in a column "id" of type bigint, and make it the primary key.' END
+	FROM plants JOIN pg_type t ON t.oid = atttypid WHERE relkind = 'r' AND atttypid <> 'int8'::regtype
+	UNION ALL
+	SELECT 'warning', 'column "id" of public.plants computes itself: a plant that was deleted can''t be restored', 'ALTER TABLE public.plants ALTER COLUMN id DROP EXPRESSION;'
+	FROM plants WHERE relkind = 'r' AND atttypid = 'int8'::regtype AND attgenerated <> ''
 	UNION ALL
 	SELECT 'problem', 'the primary key of public.plants is not (id)', E'-- Keeps everybody out while it builds the index.\nALTER TABLE public.plants '
 		|| CASE WHEN key IS NULL THEN '' ELSE format('DROP CONSTRAINT %I, ', key) END || 'ADD PRIMARY KEY (id);'

@@ -364,7 +364,7 @@ func waitReady(t *testing.T, admin string, want int) string {
 	var body string
 	if !eventually(func() bool {
 		code, body = send(t, http.MethodGet, admin+"/readyz", "")
-		return code == want
+		return code == want && body != "the database did not answer in time\n" // on a busy machine it may not
 	}) {
 		t.Fatalf("/readyz says %d %q, want %d", code, body, want)
 	}

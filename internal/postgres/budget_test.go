@@ -263,6 +263,27 @@ func TestABudgetThatEndsInMidBatch(t *testing.T) {
 	}
 }
 
+// A spending is a deletion under a budget.
+type spending struct {
+	id   int64
+	left int64 // of the budget, where that does not suffice; -1: deleted
+}
+
+// spend has the principal script delete plants, one after the other.
+func (s store) spend(t *testing.T, budget plant.Budget, spendings []spending) {
+	t.Helper()
+	for _, tt := range spendings {
+		_, err := s.plants.Delete(in(t, patience), by("script", tt.id, budget))
+		over, ok := errors.AsType[*plant.OverBudgetError](err)
+		switch {
+		case tt.left < 0 && err != nil:
+			t.Errorf("plant %d: %v, want it deleted", tt.id, err)
+		case tt.left >= 0 && (!ok || over.Left != tt.left):
+			t.Errorf("plant %d: %v (%+v), want over budget with %d left", tt.id, err, over, tt.left)
+		}
+	}
+}
+
 // Plants that leave by a cascade of the request count as well.
 func TestCascadesCount(t *testing.T) {
 	t.Parallel()
@@ -272,19 +293,7 @@ func TestCascadesCount(t *testing.T) {
 	s := storeOn(t, database, "")
 	s.exec(t, `ALTER TABLE plants ADD parent bigint REFERENCES plants ON DELETE CASCADE;
 		INSERT INTO plants (id, name, parent) VALUES (1, 'a', NULL), (2, 'b', 1), (3, 'c', 1), (4, 'd', NULL), (5, 'e', 4), (6, 'f', 4), (7, 'g', NULL), (8, 'h', NULL)`)
-	for _, tt := range []struct {
-		id   int64
-		left int64 // -1: deleted
-	}{{1, -1}, {4, 2}, {7, -1}, {8, -1}, {4, 0}} {
-		_, err := s.plants.Delete(in(t, patience), by("script", tt.id, five))
-		over, ok := errors.AsType[*plant.OverBudgetError](err)
-		switch {
-		case tt.left < 0 && err != nil:
-			t.Errorf("plant %d: %v, want it deleted", tt.id, err)
-		case tt.left >= 0 && (!ok || over.Left != tt.left):
-			t.Errorf("plant %d: %v (%+v), want over budget with %d left", tt.id, err, over, tt.left)
-		}
-	}
+	s.spend(t, five, []spending{{1, -1}, {4, 2}, {7, -1}, {8, -1}, {4, 0}})
 }
 
 // Plants that a trigger of the store's deletes leave by statements of their own. What those
@@ -299,16 +308,7 @@ func TestWhatATriggerDeletesIsLeftWhereItIsTakenBack(t *testing.T) {
 		CREATE FUNCTION along() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
 			'BEGIN IF OLD.id = 1 THEN DELETE FROM public.plants WHERE id = 2; DELETE FROM public.plants WHERE id IN (3, 4); END IF; RETURN NULL; END';
 		CREATE TRIGGER along AFTER DELETE ON plants FOR EACH ROW EXECUTE FUNCTION along()`)
-	for _, tt := range []struct{ id, left int64 }{{1, 3}, {5, -1}, {1, 2}, {6, -1}, {7, -1}, {1, 0}} { // -1: deleted
-		_, err := s.plants.Delete(in(t, patience), by("script", tt.id, three))
-		over, ok := errors.AsType[*plant.OverBudgetError](err)
-		switch {
-		case tt.left < 0 && err != nil:
-			t.Errorf("plant %d: %v, want it deleted", tt.id, err)
-		case tt.left >= 0 && (!ok || over.Left != tt.left):
-			t.Errorf("plant %d: %v (%+v), want over budget with %d left", tt.id, err, over, tt.left)
-		}
-	}
+	s.spend(t, three, []spending{{1, 3}, {5, -1}, {1, 2}, {6, -1}, {7, -1}, {1, 0}})
 }
 
 // In no span of time as long as its period does a principal delete more than its budget,

@@ -49,7 +49,7 @@ func (c *deletionsList) Validate() error {
 	if c.Limit < 1 || c.Limit > 10000 {
 		return fmt.Errorf("--limit is %d: it must be from 1 to 10000", c.Limit)
 	}
-	return nil
+	return inOrder(c.Since, c.Until)
 }
 
 // Run lists deletions.

@@ -56,7 +56,7 @@ func (c *deletionsRestore) Validate() error {
 	case !c.bySomebody() && (!c.Since.IsZero() || !c.Until.IsZero() || len(c.Except) > 0):
 		return errors.New("--since, --until and --except go with --by or --by-role")
 	}
-	return nil
+	return inOrder(c.Since, c.Until)
 }
 
 // was is a word for what was done or, of a dry run, would be.
@@ -126,6 +126,11 @@ func (c *deletionsRestore) undoable(ctx context.Context, console *console, ledge
 	}
 	if undo.Superseded > 0 {
 		fmt.Fprintf(console.err, "left out, because deleted again since: %s\n", counted(undo.Superseded, "plant"))
+	}
+	for _, id := range c.Except {
+		if !slices.Contains(undo.IDs, id) {
+			return nil, fmt.Errorf("nothing %s restored: --except names deletion %d, which is not one of those to be undone", c.was("was"), id)
+		}
 	}
 	ids := slices.DeleteFunc(undo.IDs, func(id int64) bool { return slices.Contains(c.Except, id) })
 	if len(ids) == 0 || c.Yes || c.DryRun {

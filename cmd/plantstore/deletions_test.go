@@ -197,6 +197,8 @@ not as it was, the ledger has the values:
   deletion 4, plant 4: column "created_at" \(timestamp with time zone\) is gone: "2026-01-01 00:00:00\+00" has no place
 `, "", "deletions", "restore", "4", "--lossy", "--dry-run")
 	expect(0, "would restore 2 plants\n.*", "", "deletions", "restore", "--by-role=plantstore_owner", "--since=2026-07-01", "--except=2", "--lossy", "--dry-run")
+	expect(1, "", `plantstore: nothing was restored: --except names deletion 22, which is not one of those to be undone\n`,
+		"deletions", "restore", "--by-role=plantstore_owner", "--since=2026-07-01", "--except=2,22", "--lossy", "--yes")
 	if after := untouched(); after != before {
 		t.Errorf("a dry run changed something:\n%s", cmp.Diff(before, after))
 	}
@@ -299,20 +301,22 @@ Restore as a role that has no more rights than those, or accept it with --run-tr
 func TestBadDeletionsCommandLines(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"list --since=yesterday":                    `--since: "yesterday" is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d`,
-		"list --until=-2h":                          `--until: "-2h" is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d`,
-		"list --limit=0":                            `deletions list: --limit is 0: it must be from 1 to 10000`,
-		"restore":                                   `deletions restore: name the deletions by id, or all of somebody's with --by or --by-role, and --since`,
-		"restore 1 --by=shop --since=1h":            `deletions restore: name the deletions by id, or all of somebody's with --by or --by-role, and --since`,
-		"restore --by=shop --since=1h --superseded": `deletions restore: --superseded goes with ids: with --by and --by-role, what was deleted again later is left out`,
-		"restore --by=shop":                         `deletions restore: --by and --by-role want --since: when did the deletions to be undone begin?`,
-		"restore --by=x --by-role=y --since=1h":     `deletions restore: --by and --by-role do not go together: restore the deletions of one after those of the other`,
-		"restore 1 --since=1h":                      `deletions restore: --since, --until and --except go with --by or --by-role`,
-		"purge":                                     `missing flags: --older-than=AGE`,
-		"purge --older-than=1y":                     `--older-than: "1y" is no age: want one as 365d or 36h`,
-		"purge --older-than=99999999999d":           `--older-than: "99999999999d" is no age: want one as 365d or 36h`,
-		"show":                                      `expected "<id>"`,
-		"restore 1 --database-url=nowhere":          `PLANTSTORE_MIGRATE_DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database`,
+		"list --since=yesterday":                               `--since: "yesterday" is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d`,
+		"list --until=-2h":                                     `--until: "-2h" is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d`,
+		"list --limit=0":                                       `deletions list: --limit is 0: it must be from 1 to 10000`,
+		"restore":                                              `deletions restore: name the deletions by id, or all of somebody's with --by or --by-role, and --since`,
+		"restore 1 --by=shop --since=1h":                       `deletions restore: name the deletions by id, or all of somebody's with --by or --by-role, and --since`,
+		"restore --by=shop --since=1h --superseded":            `deletions restore: --superseded goes with ids: with --by and --by-role, what was deleted again later is left out`,
+		"restore --by=shop":                                    `deletions restore: --by and --by-role want --since: when did the deletions to be undone begin?`,
+		"restore --by=x --by-role=y --since=1h":                `deletions restore: --by and --by-role do not go together: restore the deletions of one after those of the other`,
+		"restore 1 --since=1h":                                 `deletions restore: --since, --until and --except go with --by or --by-role`,
+		"restore --by=x --since=2026-07-01 --until=2026-07-01": `deletions restore: --until (2026-07-01T00:00:00Z) is not after --since (2026-07-01T00:00:00Z)`,
+		"list --since=2026-07-02 --until=2026-07-01":           `deletions list: --until (2026-07-01T00:00:00Z) is not after --since (2026-07-02T00:00:00Z)`,
+		"purge":                            `missing flags: --older-than=AGE`,
+		"purge --older-than=1y":            `--older-than: "1y" is no age: want one as 365d or 36h`,
+		"purge --older-than=99999999999d":  `--older-than: "99999999999d" is no age: want one as 365d or 36h`,
+		"show":                             `expected "<id>"`,
+		"restore 1 --database-url=nowhere": `PLANTSTORE_MIGRATE_DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database`,
 	} {
 		_, stderr, code := command(t, append([]string{"deletions"}, strings.Fields(args)...)...)
 		if got := lastLine(stderr); got != "plantstore: "+want || code == 0 {

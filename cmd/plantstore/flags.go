@@ -181,6 +181,14 @@ func (m *moment) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// inOrder refuses a period that ends before it begins. Nothing would be found in it.
+func inOrder(since, until moment) error {
+	if !until.IsZero() && !until.After(since.Time) {
+		return fmt.Errorf("--until (%s) is not after --since (%s)", date(until.Time, ""), date(since.Time, ""))
+	}
+	return nil
+}
+
 // A budget is a deletion budget on the command line.
 type budget plant.Budget
 

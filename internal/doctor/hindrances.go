@@ -52,7 +52,7 @@ func hindrances() []hindrance {
 		{"the replica identity", "plants", always | beforeUp | ready, replicaIdentity},
 		{"session_replication_role", "plants", always | beforeUp | ready, replicationRole},
 
-		{"the service's role as the migrating one", "rights", beforeUp, serviceMigrates},
+		{"the service's role as the migrating one", "rights", beforeUp | beforeDown, serviceMigrates},
 		{"the rights of the owner", "rights", always | beforeUp, ownerRights},
 		{"the rights to make tables", "rights", beforeUp, schemaRights},
 		{"the service's role", "rights", beforeUp, missingRole},

@@ -248,7 +248,7 @@ func TestHindrances(t *testing.T) {
 func TestTheServiceDoesNotMigrate(t *testing.T) {
 	t.Parallel()
 	database := adopted(t)
-	want := []migrate.Trouble{{Kind: migrate.Hindrance, Message: "plantstore_app is the service's role, and would own the record of what it deletes",
+	want := []migrate.Trouble{{Kind: migrate.Hindrance, Message: "plantstore_app is the service's role: it must not own the record of what it deletes",
 		Remedy: "Migrate as plantstore_owner: see PLANTSTORE_MIGRATE_DATABASE_URL."}}
 	if troubles, _ := planned(t, database.App); !cmp.Equal(want, troubles) {
 		t.Errorf("plan: %+v, want %+v", troubles, want)
@@ -262,6 +262,10 @@ func TestTheServiceDoesNotMigrate(t *testing.T) {
 	}
 	if troubles, _ := planned(t, database.App); !cmp.Equal(want, troubles) {
 		t.Errorf("plan when all are applied: %+v, want %+v", troubles, want)
+	}
+	_, err = service().DownTo(t.Context(), database.App, 0, migrate.Options{})
+	if hindered, ok := errors.AsType[*migrate.HinderedError](err); !ok || !cmp.Equal(want, hindered.Troubles) {
+		t.Errorf("down: %v, want it refused: %+v", err, want)
 	}
 }
 

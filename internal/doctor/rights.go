@@ -4,7 +4,7 @@ package doctor
 
 // Where only the service's URL is set, it is the one to migrate with.
 const serviceMigrates = `
-	SELECT 'problem', format('%s is the service''s role, and would own the record of what it deletes', @app::text),
+	SELECT 'problem', format('%s is the service''s role: it must not own the record of what it deletes', @app::text),
 		'Migrate as plantstore_owner: see PLANTSTORE_MIGRATE_DATABASE_URL.'
 	WHERE @owner::text = @app::text`
 

@@ -398,7 +398,8 @@ func (s *stage) delete(t *testing.T, ids []int64, requestID string, keySent bool
 	// Batches get quick with time, and their time limits lose a digit: the bytes would
 	// not be those that were counted. So each request meets a service that is new.
 	s.plants.group.mu.Lock()
-	s.plants.group.lanes = lanes{most: s.plants.group.lanes.most}
+	l := &s.plants.group.lanes
+	*l = lanes{most: l.most, open: l.open}
 	s.plants.group.mu.Unlock()
 	s.link.arm(breaches)
 	for _, release := range release {

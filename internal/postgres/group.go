@@ -51,8 +51,12 @@ type group struct {
 	mu      sync.Mutex
 	waiting []*member
 	lanes   lanes
+	// watched: a timer will see to it that slow lanes are passed. It runs only where
+	// somebody waits: one for each batch would cost a lone deletion a system call, and
+	// another thread its sleep.
+	watched bool
 
-	run func() // runBatch, or what a test has in its place
+	run func(ctx context.Context, most int) // runBatch, or what a test has in its place
 }
 
 func newGroup(db *DB, what purpose, perform func(*group, *pgx.Conn, []*member)) *group {
@@ -76,6 +80,8 @@ const (
 	// and one for each member at the most. A peer that does not answer for so long
 	// is taken for gone.
 	commitTimeout = time.Second
+	// leastToGoAlone is more time than a batch of one may take, connecting included.
+	leastToGoAlone = 3 * commitTimeout
 )
 
 // A member is a deletion in a group.
@@ -98,10 +104,16 @@ func (g *group) join(ctx context.Context, d plant.Deletion) verdict {
 	m.until, _ = ctx.Deadline()
 	g.mu.Lock()
 	g.waiting = append(g.waiting, m)
-	opened := g.openLane()
+	first := len(g.waiting) == 1
+	due, opened := g.openLane()
 	g.mu.Unlock()
+	if opened && first && g.db.shares.free(g.what) && (m.until.IsZero() || time.Until(m.until) > leastToGoAlone) {
+		// In the request's own goroutine: another would have to be woken, and this one
+		// by it.
+		due, opened = g.batch(ctx, due, 1)
+	}
 	if opened {
-		go g.lane()
+		go g.lane(due)
 	}
 	select {
 	case v := <-m.verdict:
@@ -116,51 +128,75 @@ func (g *group) join(ctx context.Context, d plant.Deletion) verdict {
 	}
 }
 
-// openLane reports whether somebody waits and there is a lane to open, which the
-// caller then has to run. It is called with mu held.
-func (g *group) openLane() bool { return len(g.waiting) > 0 && g.lanes.enter() }
+// openLane opens a lane if somebody waits and one is wanted. The caller then has to run
+// it. It is called with mu held.
+func (g *group) openLane() (due time.Time, opened bool) {
+	if len(g.waiting) == 0 {
+		return time.Time{}, false
+	}
+	if due, opened = g.lanes.enter(); !opened {
+		g.watch()
+	}
+	return due, opened
+}
 
 // lane runs batches until it is not needed any more.
-func (g *group) lane() {
-	for {
-		g.mu.Lock()
-		patience := g.lanes.patience()
-		g.mu.Unlock()
-		overdue := time.AfterFunc(patience, g.passSlow)
-		g.run()
-		inTime := overdue.Stop()
-		g.mu.Lock()
-		g.lanes.leave(inTime)
-		again := g.openLane()
-		g.mu.Unlock()
-		if !again {
-			return
-		}
+func (g *group) lane(due time.Time) {
+	for opened := true; opened; {
+		due, opened = g.batch(context.Background(), due, maxBatch)
 	}
+}
+
+// batch runs one batch of up to most on an open lane, and closes that. It opens another
+// if one is needed, see openLane.
+func (g *group) batch(ctx context.Context, due time.Time, most int) (next time.Time, opened bool) {
+	g.run(ctx, most)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.lanes.leave(due)
+	return g.openLane()
+}
+
+// watch sees to it that slow lanes are passed, if somebody waits. It is called with mu
+// held.
+func (g *group) watch() {
+	if g.watched || len(g.waiting) == 0 {
+		return
+	}
+	due, some := g.lanes.nextSlow()
+	if !some {
+		return
+	}
+	g.watched = true
+	time.AfterFunc(time.Until(due), g.passSlow)
 }
 
 // passSlow opens a lane beside one whose batch is slow.
 func (g *group) passSlow() {
 	g.mu.Lock()
-	g.lanes.slow++
-	opened := g.openLane()
+	g.watched = false
+	due, opened := g.openLane()
+	g.watch() // the lane may not take all who wait
 	g.mu.Unlock()
 	if opened {
-		g.lane()
+		g.lane(due)
 	}
 }
 
 // runBatch runs one batch. Its members are taken when there is a connection for
-// them, so that a request that gives up before knows that nothing was tried.
-func (g *group) runBatch() {
-	// However long others of the share take: each member has a deadline of its own.
-	conn, err := g.db.borrow(context.Background(), g.what, commitTimeout)
+// them, so that a request that gives up before knows that nothing was tried. However
+// long others of the share take, each member has a deadline of its own; ctx is the one
+// of a request that runs the batch itself.
+func (g *group) runBatch(ctx context.Context, most int) {
+	conn, err := g.db.borrow(ctx, g.what, commitTimeout)
 	if err != nil {
-		tell(g.take(math.MaxInt), judge(err, false))
+		if ctx.Err() == nil {
+			tell(g.take(math.MaxInt), judge(err, false))
+		}
 		return
 	}
 	defer conn.Release()
-	if batch := g.take(maxBatch); len(batch) > 0 {
+	if batch := g.take(most); len(batch) > 0 {
 		g.perform(g, conn.Conn.Conn(), batch)
 	}
 }

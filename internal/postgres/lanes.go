@@ -29,8 +29,8 @@ import (
 // a batch, and gets fewer.
 type lanes struct {
 	most int // connections that there are for them
-	open int
-	slow int // those of the open that take longer than is usual: others pass them
+	// open has for each the moment from which it counts as slow: then others pass it.
+	open []time.Time
 
 	work time.Duration // that the database had with a batch lately, as a rule
 	road time.Duration // what a batch takes beyond that
@@ -63,26 +63,41 @@ func (l *lanes) wanted() int {
 	return 1 + int(math.Round(2*float64(max(l.road-shortRoad, 0))/float64(l.work)))
 }
 
-// enter counts one lane more, if it is wanted.
-func (l *lanes) enter() bool {
-	if l.open >= l.most || l.open-l.slow >= l.wanted() {
-		return false
+// enter opens a lane, if one more is wanted. It returns the moment from which the lane's
+// batch counts as slow, by which leave knows it.
+func (l *lanes) enter() (due time.Time, opened bool) {
+	now := time.Now()
+	inTime := 0
+	for _, due := range l.open {
+		if due.After(now) {
+			inTime++
+		}
 	}
-	l.open++
-	l.alone = l.open-l.slow == 1
-	return true
+	if len(l.open) >= l.most || inTime >= l.wanted() {
+		return time.Time{}, false
+	}
+	due = now.Add(max(2*(l.road+l.work), slowBatch))
+	l.open = append(l.open, due)
+	l.alone = inTime == 0
+	return due, true
 }
 
-// leave counts one lane less.
-func (l *lanes) leave(inTime bool) {
-	l.open--
-	if !inTime {
-		l.slow--
-	}
+// leave closes a lane.
+func (l *lanes) leave(due time.Time) {
+	at := slices.Index(l.open, due)
+	l.open = slices.Delete(l.open, at, at+1)
 }
 
-// patience is how long a batch may take before others pass it.
-func (l *lanes) patience() time.Duration { return max(2*(l.road+l.work), slowBatch) }
+// nextSlow is when one more of the lanes will count as slow.
+func (l *lanes) nextSlow() (due time.Time, some bool) {
+	now := time.Now()
+	for _, d := range l.open {
+		if d.After(now) && (!some || d.Before(due)) {
+			due, some = d, true
+		}
+	}
+	return due, some
+}
 
 // note learns from a batch. Work that was held up counts as twice the usual.
 func (l *lanes) note(trip, work time.Duration) {

@@ -62,12 +62,12 @@ const (
 // group returns a group whose batches go to the simulated database. With fixed lanes
 // it learns nothing.
 func (s *farDatabase) group(most, fixed int) *group {
-	g := &group{lanes: lanes{most: most}}
+	g := &group{db: &DB{shares: newShares(defaultConns)}, lanes: lanes{most: most}}
 	if fixed > 0 {
 		g.lanes = lanes{most: fixed, work: 1, road: time.Hour}
 	}
-	g.run = func() {
-		batch := g.take(maxBatch)
+	g.run = func(_ context.Context, most int) {
+		batch := g.take(most)
 		began := time.Now()
 		time.Sleep(s.distance / 2)
 		work := eachBatch + time.Duration(len(batch))*eachMember
@@ -236,9 +236,9 @@ func TestLanesForgetADelay(t *testing.T) {
 	const usual, work = 1500 * time.Microsecond, 500 * time.Microsecond
 	l := lanes{most: 13}
 	alone := func(trip time.Duration) {
-		l.enter()
+		due, _ := l.enter()
 		l.note(trip, work)
-		l.leave(true)
+		l.leave(due)
 	}
 	crowded := func(trip time.Duration) {
 		l.alone = false

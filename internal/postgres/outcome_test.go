@@ -78,7 +78,7 @@ func TestTheEndOfARequestWhoseBatchIsUnderWay(t *testing.T) {
 	t.Parallel()
 	s, w := lossy(t, pgtest.New(t), "")
 	s.plant(t, 1)
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), leastToGoAlone) // not enough to run the batch itself
 	defer cancel()
 	ended, told := make(chan verdict), make(chan verdict, 1)
 	w.sending = sync.OnceFunc(func() {

@@ -139,6 +139,9 @@ func (db *DB) borrow(ctx context.Context, what purpose, limit time.Duration) (*b
 	return &borrowed{conn, db, what}, nil
 }
 
+// free tells whether a connection of a share could be had a moment ago.
+func (s *shares) free(what purpose) bool { return s.inUse[what].Load() < int64(s.size[what]) }
+
 func (s *shares) giveBack(what purpose) {
 	s.inUse[what].Add(-1)
 	s.parts[what].Release(1)

@@ -83,6 +83,7 @@ var before = []provocation{
 	{"plants on every search path", "CREATE SCHEMA plantstore_owner AUTHORIZATION plantstore_owner;\nALTER TABLE plants SET SCHEMA plantstore_owner", "plants", Problem,
 		`public.plants does not exist and would be made, but plants means plantstore_owner.plants here \(search_path is "\$user", public\)`, true, nil},
 	{"plants elsewhere", "CREATE SCHEMA shop;\nALTER TABLE plants SET SCHEMA shop", "plants", Warning, `public.plants does not exist and would be made, and there is shop.plants`, true, nil},
+	{"plants with a capital", "ALTER TABLE plants RENAME TO \"Plants\"", "plants", Warning, `public.plants does not exist and would be made, and there is public."Plants"`, true, nil},
 	{"a table of ours", "CREATE TABLE api_tokens (n int)", "names", Problem, `there is a public.api_tokens already, which 00004_api_tokens.sql would make`, true, &hints{mend: "DROP TABLE api_tokens;"}},
 	{"a type and a view of ours", "CREATE TYPE plant_shapes AS ENUM ();\nCREATE VIEW plant_deletions_once AS SELECT 1", "names", Problem,
 		`there is a public.plant_(shapes|deletions_once) already, which 00002_ledger.sql would make`, true, &hints{mend: "DROP TYPE plant_shapes;\nDROP VIEW plant_deletions_once;"}},

@@ -17,8 +17,9 @@ const tableGone = `
 // own search path is pinned: its reset value is what it would be.
 const plantsElsewhere = `
 	WITH elsewhere AS (
-		SELECT c.oid, n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE c.relname = 'plants' AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_|^information_schema$|^public$'
+		SELECT c.oid, n.nspname, c.relname = 'plants' AS same FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE lower(c.relname) = 'plants' AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_|^information_schema$'
+			AND NOT (c.relname = 'plants' AND n.nspname = 'public')
 	), settings AS (
 		SELECT substr(c, strpos(c, '=') + 1) AS path, ` + alterSetting + ` AS who
 		FROM pg_db_role_setting s LEFT JOIN pg_roles r ON r.oid = s.setrole, unnest(s.setconfig) c
@@ -33,15 +34,15 @@ const plantsElsewhere = `
 		SELECT p.path, p.remedy, u.n, CASE WHEN btrim(u.item) LIKE '"%"' THEN replace(btrim(btrim(u.item), '"'), '""', '"') ELSE lower(btrim(u.item)) END AS name
 		FROM paths p, unnest(string_to_array(p.path, ',')) WITH ORDINALITY u (item, n)
 	), found AS (
-		SELECT DISTINCT ON (e.oid) e.oid, s.path, s.remedy FROM elsewhere e
-		LEFT JOIN schemas s ON e.nspname IN (s.name, CASE s.name WHEN '$user' THEN @app::text END, CASE s.name WHEN '$user' THEN @owner::text END)
+		SELECT DISTINCT ON (e.oid) e.oid, e.same, s.path, s.remedy FROM elsewhere e
+		LEFT JOIN schemas s ON e.same AND e.nspname IN (s.name, CASE s.name WHEN '$user' THEN @app::text END, CASE s.name WHEN '$user' THEN @owner::text END)
 			AND s.n < coalesce((SELECT min(p.n) FROM schemas p WHERE p.path = s.path AND p.name = 'public'), s.n + 1)
 		ORDER BY e.oid, s.path
 	)
 	SELECT CASE WHEN path IS NULL THEN 'warning' ELSE 'problem' END,
 		CASE WHEN path IS NULL THEN format('public.plants does not exist and would be made, and there is %s', oid::regclass)
 			ELSE format('public.plants does not exist and would be made, but plants means %s here (search_path is %s)', oid::regclass, path) END,
-		format(E'-- If that is the table to delete from. If not, make public.plants before.\nALTER TABLE %s SET SCHEMA public;', oid::regclass)
+		format(E'-- If that is the table to delete from. If not, make public.plants before.\nALTER TABLE %s %s;', oid::regclass, CASE WHEN same THEN 'SET SCHEMA public' ELSE 'RENAME TO plants' END)
 	FROM found WHERE to_regclass('public.plants') IS NULL AND to_regclass('public.plant_deletions') IS NULL
 		AND (cardinality(@work::bigint[]) = 0 OR 1 = ANY (@work::bigint[]))
 	UNION ALL

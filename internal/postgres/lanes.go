@@ -88,15 +88,16 @@ func (l *lanes) leave(due time.Time) {
 	l.open = slices.Delete(l.open, at, at+1)
 }
 
-// nextSlow is when one more of the lanes will count as slow.
+// nextSlow is when one more of the lanes will count as slow: the first that was opened of
+// those that do not yet.
 func (l *lanes) nextSlow() (due time.Time, some bool) {
 	now := time.Now()
-	for _, d := range l.open {
-		if d.After(now) && (!some || d.Before(due)) {
-			due, some = d, true
+	for _, due := range l.open {
+		if due.After(now) {
+			return due, true
 		}
 	}
-	return due, some
+	return time.Time{}, false
 }
 
 // note learns from a batch. Work that was held up counts as twice the usual.

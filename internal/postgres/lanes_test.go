@@ -264,3 +264,88 @@ func TestLanesForgetADelay(t *testing.T) {
 		t.Errorf("%d lanes where the road is gone, want 1", got)
 	}
 }
+
+// A deletion that is alone runs its batch itself, if it can wait for it. Otherwise the
+// batch is made up of whoever waits once there is a connection.
+func TestWhoRunsABatch(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name  string
+		time  time.Duration // of the request
+		inUse int           // connections of the share
+		want  int           // the most that the batch may take
+	}{
+		{"alone", leastToGoAlone + time.Second, 1, 1},
+		{"short of time", leastToGoAlone, 1, maxBatch},
+		{"no connection is free", leastToGoAlone + time.Second, 2, maxBatch},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db := &DB{shares: newShares(LeastConns)}
+				db.shares.inUse[together].Store(int64(tt.inUse))
+				g := &group{db: db, what: together, lanes: lanes{most: 2}}
+				got := 0
+				var end time.Time
+				g.run = func(ctx context.Context, most int) {
+					got = most
+					end, _ = ctx.Deadline()
+					tell(g.take(most), verdict{})
+				}
+				ctx := in(t, tt.time)
+				g.join(ctx, plant.Deletion{})
+				synctest.Wait()
+				want, _ := ctx.Deadline()
+				if tt.want > 1 {
+					want = time.Time{} // that of no request: it may be for others, too
+				}
+				if got != tt.want || !end.Equal(want) {
+					t.Errorf("a batch of up to %d that waits for a connection until %v, want %d and %v", got, end, tt.want, want)
+				}
+			})
+		})
+	}
+}
+
+// Whoever waits behind slow batches passes them, one lane after the other, as long as
+// there are connections.
+func TestSlowBatchesArePassed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := &group{db: &DB{shares: newShares(defaultConns)}, lanes: lanes{most: 4}}
+		began, end := make(chan time.Time), make(chan bool)
+		g.run = func(context.Context, int) {
+			batch := g.take(1)
+			began <- time.Now()
+			<-end
+			tell(batch, verdict{})
+		}
+		var clients sync.WaitGroup
+		start := time.Now()
+		come := func(n int) {
+			for range n {
+				clients.Go(func() { g.join(context.Background(), plant.Deletion{}) })
+			}
+		}
+		lane := func(want time.Duration) {
+			t.Helper()
+			if got := (<-began).Sub(start); got != want {
+				t.Errorf("a lane opened after %v, want %v", got, want)
+			}
+		}
+		come(1)
+		lane(0)
+		come(2) // one lane does not take both, and nobody else has to come
+		lane(slowBatch)
+		lane(2 * slowBatch)
+		time.Sleep(slowBatch) // all are slow by now, and whoever comes need not wait
+		come(1)
+		lane(3 * slowBatch)
+		close(end)
+		clients.Wait()
+		synctest.Wait()
+		if len(g.lanes.open) != 0 {
+			t.Errorf("%d lanes are open when all is done, want none", len(g.lanes.open))
+		}
+	})
+}

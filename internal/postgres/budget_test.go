@@ -208,6 +208,21 @@ func TestRepliesBeyondABudget(t *testing.T) {
 	}
 }
 
+// Of a budget that is made smaller than what was used of it nothing is left, and no less.
+func TestABudgetThatIsMadeSmaller(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	three, one := plant.Budget{Most: 3, Period: time.Hour}, plant.Budget{Most: 1, Period: time.Hour}
+	issued := withBudget(t, database, three, "script")
+	s := storeOn(t, database, "")
+	s.sample(t, 4)
+	s.spend(t, three, []spending{{1, -1}, {2, -1}, {3, -1}})
+	if err := issued.SetBudget(t.Context(), "script", one); err != nil {
+		t.Fatal(err)
+	}
+	s.spend(t, one, []spending{{4, 0}})
+}
+
 // A batch in whose midst budgets end deletes what they allow, and all that others want.
 func TestABudgetThatEndsInMidBatch(t *testing.T) {
 	t.Parallel()

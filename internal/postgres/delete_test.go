@@ -574,6 +574,19 @@ func TestReady(t *testing.T) {
 	if err := s.Ready(in(t, patience), []int64{1, 98, 99}); err == nil || err.Error() != behind {
 		t.Errorf("Ready with unknown migrations: %v, want %s", err, behind)
 	}
+	locker, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := locker.Exec(t.Context(), `LOCK TABLE public.goose_db_version`); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Ready(in(t, patience), []int64{1}); !errors.Is(err, ErrLocked) {
+		t.Errorf("Ready while the versions are locked: %v, want ErrLocked", err)
+	}
+	if err := locker.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	never := storeOn(t, pgtest.Empty(t), "")
 	const all = "the schema is behind: migrations 1, 2 are missing; apply them with 'plantstore migrate up'"
 	if err := never.Ready(in(t, patience), []int64{1, 2}); err == nil || err.Error() != all {

@@ -124,6 +124,10 @@ func TestExplainTellsWhyTLSFails(t *testing.T) {
 			"sslcert and sslkey in DATABASE_URL (or PGSSLCERT and PGSSLKEY) are no certificate and its key"},
 		{"no authority in the file", "1", "sslmode=verify-full&sslrootcert=" + broken,
 			"sslrootcert in DATABASE_URL (or PGSSLROOTCERT) names a file without a certificate in it"},
+		{"nobody there, TLS or not", "1", "sslmode=require",
+			"cannot connect to PostgreSQL at localhost:1: connection refused: is it running, and is DATABASE_URL right?"},
+		{"no TLS asked for, and an answer that the driver can't make out", tlsServer(t, "R\x00\x00\x00\x08\x00\x00\x00\x63", nil), "sslmode=disable",
+			"cannot connect to PostgreSQL at localhost:PORT: it cannot be reached: is it running, and is DATABASE_URL right?"},
 		{"unknown sslmode", "1", "sslmode=verify",
 			"sslmode in DATABASE_URL (or PGSSLMODE) is none that there is: it may be disable, allow, prefer, require, verify-ca or verify-full"},
 	}

@@ -490,6 +490,27 @@ func TestExportTellsOfAPurge(t *testing.T) {
 	}
 }
 
+// A look for the cursor that fails says nothing of a purge.
+func TestACursorThatCannotBeLookedFor(t *testing.T) {
+	t.Parallel()
+	_, l := newLedger(t)
+	e := &export{Ledger: l, ExportOptions: ExportOptions{After: Cursor{1, time.Now().Add(-30 * 24 * time.Hour)},
+		Tell: func(what string) { t.Errorf("told %q, want nothing", what) }}}
+	failed := errors.New("the look has failed")
+	err := transact(t.Context(), l.db.pool, pgx.RepeatableRead, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), `SELECT 1/0`); err == nil {
+			t.Error("a division by zero: no error") // after which the transaction takes no statement
+		}
+		if err := e.checkCursor(t.Context(), tx); sqlState(err) != "25P02" {
+			t.Errorf("the look for the cursor: %v, want the error of the transaction", err)
+		}
+		return failed
+	})
+	if !errors.Is(err, failed) {
+		t.Fatal(err)
+	}
+}
+
 // A follower that had all there was misses nothing when that is purged.
 func TestAFollowerIsNotToldOfAPurgeOfWhatItHas(t *testing.T) {
 	t.Parallel()

@@ -132,6 +132,17 @@ func TestCourseOfADeletionThatIsRefused(t *testing.T) {
 	if c := result.Course; !errors.Is(err, plant.ErrNotFound) || c.Tried != 1 || c.Batch != 1 || c.Attempts[0].Failed != "" || c.Attempts[0].Took <= 0 {
 		t.Errorf("Delete of no plant: %v, %+v; want ErrNotFound by one attempt, alone in its batch", err, c)
 	}
+	const waits = "connection_wait_seconds"
+	if got := counts(t, s.DB)[waits]; got != 1 {
+		t.Errorf("%v waits for a connection were counted, want 1", got)
+	}
+	result, err = s.DB.Plants(0).Delete(in(t, patience), deletion(1, "k"))
+	if !errors.Is(err, plant.ErrOverloaded) || result.Course.Tried != 0 {
+		t.Errorf("Delete where none may be in flight: %v, %+v; want ErrOverloaded without an attempt", err, result.Course)
+	}
+	if got := counts(t, s.DB)[waits]; got != 1 {
+		t.Errorf("%v waits for a connection were counted, want none more", got)
+	}
 }
 
 func TestCourseOfADeletionWithoutADatabase(t *testing.T) {

@@ -84,6 +84,7 @@ func TestRestoreNamesWhatWouldChange(t *testing.T) {
 		{"a composite that lost an attribute", "size", "(1, 'cm')", "ALTER name SET DEFAULT 'x'; ALTER TYPE size DROP ATTRIBUTE unit", `column "v" (public.size): malformed record literal: "(1,cm)" (SQLSTATE 22P02): Too many columns`},
 		{"control characters", "text", `E'a\x1b[31m\x07\n'`, "ALTER v TYPE int USING NULL", `column "v" (text, today integer): invalid input syntax for type integer: "a\x1b[31m\a\n" (SQLSTATE 22P02)`},
 		{"a column that is gone", "text", `E'white\x1b'`, "DROP v", `column "v" (text) is gone: "white\x1b" has no place`},
+		{"a column of long values that is gone", "text", "'a' || repeat('植', 50)", "DROP v", `column "v" (text) is gone: "a` + strings.Repeat("植", 19) + `"… has no place`},
 		{"an empty column that is gone", "text", "NULL", "DROP v", ``},
 		{"a column that is called otherwise", "text", "'white'", "RENAME v TO w", `column "v" (text) is gone: "white" has no place`},
 		{"a column that computes itself now", "text", "'Fern'", "DROP v, ADD v text GENERATED ALWAYS AS (upper(name)) STORED", `column "v" (text): "Fern" becomes "FERN"`},
@@ -442,9 +443,10 @@ func TestRestoreAmongFunctionsOfTheStores(t *testing.T) {
 	s.exec(t, `ALTER TABLE plants ADD price money, ADD seen interval;
 		INSERT INTO plants (name, price, seen) VALUES ('fern', 1.50, '-1 day 2 hours'); DELETE FROM plants;
 		CREATE TABLE audit (name text);
+		CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql AS $$BEGIN RAISE 'this is not the clock'; END$$;
 		CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
 			INSERT INTO audit VALUES (NEW.name);
-			PERFORM set_config('intervalstyle', 'iso_8601', true), set_config('timezone', 'Asia/Kathmandu', true), set_config('search_path', 'nowhere', true);
+			PERFORM set_config('intervalstyle', 'iso_8601', true), set_config('timezone', 'Asia/Kathmandu', true), set_config('search_path', 'public, pg_catalog', true);
 			RETURN NEW; END$$;
 		CREATE TRIGGER note BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION note()`)
 	restoreAll(t, l)
@@ -490,6 +492,8 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 			"constraint d_check calls shop.fine(anyelement) for shop"},
 		{"a range", "shop", `CREATE FUNCTION shop.diff(text, text) RETURNS float8 IMMUTABLE LANGUAGE sql AS 'SELECT 1::float8'; CREATE TYPE shop.rrange AS RANGE (subtype = text, subtype_diff = shop.diff); ALTER TABLE public.plants ADD c shop.rmultirange`,
 			"type shop.rrange calls shop.diff(text,text) for shop"},
+		{"whatever other tables have", "shop", evil + check + `CREATE TABLE shop.other (id bigint CHECK (shop.fine(id)), n boolean DEFAULT shop.fine(1)); CREATE INDEX ON shop.other (shop.fine(id)) WHERE shop.fine(id);
+			CREATE RULE r AS ON INSERT TO shop.other WHERE shop.fine(NEW.id) DO ALSO NOTHING; CREATE TRIGGER t BEFORE INSERT ON shop.other FOR EACH ROW WHEN (shop.fine(NEW.id)) EXECUTE FUNCTION shop.evil()`, ``},
 		{"a rule", "shop", check + `CREATE RULE r AS ON INSERT TO public.plants WHERE shop.fine(NEW.id) DO ALSO NOTHING`, "rule r on table plants calls shop.fine(anyelement) for shop"},
 	}
 	for _, tt := range tests {

@@ -39,6 +39,12 @@ func keeping(statement string) string {
 		"CREATE TRIGGER keep BEFORE DELETE ON public.plants FOR EACH ROW WHEN (OLD.id = 1) EXECUTE FUNCTION public.keep();"
 }
 
+// changing has a trigger that changes what goes into the ledger.
+func changing(statement string) string {
+	return "CREATE FUNCTION public.change() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN " + statement + "; RETURN NEW; END$$;" +
+		"CREATE TRIGGER change BEFORE INSERT ON public.plant_deletions FOR EACH ROW EXECUTE FUNCTION public.change();"
+}
+
 var rules = []rule{
 	{name: "a trigger that raises", sql: `CREATE SEQUENCE public.tries;` + archiving(`PERFORM nextval('public.tries'); RAISE EXCEPTION 'never'`),
 		want: plant.ErrStoreRule},
@@ -90,6 +96,8 @@ var rules = []rule{
 	{name: "a ledger that loses its rows", sql: `CREATE RULE lose AS ON INSERT TO public.plant_deletions DO INSTEAD NOTHING`, want: plant.ErrHindered},
 	{name: "a ledger that forgets", sql: `CREATE FUNCTION public.forget() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM public.plant_deletions; RETURN NULL; END';
 		CREATE TRIGGER forget AFTER INSERT ON public.plant_deletions FOR EACH STATEMENT EXECUTE FUNCTION public.forget()`, want: plant.ErrHindered},
+	{name: "a ledger that changes keys", sql: changing(`NEW.idempotency_key := 'another'`), want: plant.ErrHindered},
+	{name: "a ledger that changes who deleted", sql: changing(`NEW.deleted_by := 'somebody'`), want: plant.ErrHindered},
 	{name: "a ledger whose sequence is behind", sql: `INSERT INTO public.plant_deletions (id, plant_id, shape, plant, deleted_by) OVERRIDING SYSTEM VALUE
 		SELECT i, 1000 + i, 1, '()', 'somebody' FROM generate_series(1, 1000) i`, want: plant.ErrHindered},
 	{name: "shapes whose sequence is behind", sql: `INSERT INTO public.plant_shapes (id, attributes, names, types, generated) OVERRIDING SYSTEM VALUE

@@ -326,6 +326,24 @@ func TestWhatATriggerDeletesIsLeftWhereItIsTakenBack(t *testing.T) {
 	s.spend(t, three, []spending{{1, 3}, {5, -1}, {1, 2}, {6, -1}, {7, -1}, {1, 0}})
 }
 
+// Where such a deletion came about, nothing of it is left for those after it on the same
+// connection.
+func TestWhatATriggerDeletedEarlierIsNotLeft(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	three := plant.Budget{Most: 3, Period: time.Hour}
+	withBudget(t, database, three, "script")
+	s := storeOn(t, database, "")
+	s.exec(t, `INSERT INTO plants (id, name) SELECT n, 'fern' FROM generate_series(1, 9) n;
+		CREATE FUNCTION along() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN DELETE FROM public.plants WHERE id = OLD.id + 1; RETURN NULL; END';
+		CREATE TRIGGER along AFTER DELETE ON plants FOR EACH ROW WHEN (OLD.id = 1) EXECUTE FUNCTION along()`)
+	s.spend(t, three, []spending{{1, -1}, {5, -1}, {6, 0}})
+	left := stringsOf(t, s.pool, `SELECT coalesce(nullif(current_setting('plantstore.spent', true), ''), 'none')`)
+	if !slices.Equal(left, []string{"none"}) {
+		t.Errorf("plantstore.spent after the transactions: %q, want none", left)
+	}
+}
+
 // In no span of time as long as its period does a principal delete more than its budget,
 // and a sixtieth of the period later at the most it may delete again.
 func TestABudgetSlides(t *testing.T) {

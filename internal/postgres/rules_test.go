@@ -89,6 +89,10 @@ var rules = []rule{
 	{name: "a trigger that answers for the ledger's", sql: `ALTER TABLE public.plants DISABLE TRIGGER plantstore_record_deletion;
 		CREATE FUNCTION public.nothing() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM set_config('plantstore.recorded', '0', true); RETURN NULL; END$$;
 		CREATE TRIGGER nothing AFTER DELETE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION public.nothing()`, want: plant.ErrHindered},
+	{name: "replica role, and a trigger that answers for the ledger's", super: `ALTER DATABASE {database} SET session_replication_role = replica`, sql: `
+		CREATE FUNCTION public.nothing() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM set_config('plantstore.recorded', '0', true); RETURN NULL; END$$;
+		CREATE TRIGGER nothing AFTER DELETE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION public.nothing();
+		ALTER TABLE public.plants ENABLE ALWAYS TRIGGER nothing`, want: plant.ErrHindered},
 	{name: "the ledger's trigger dropped", sql: `DROP TRIGGER plantstore_record_deletion ON public.plants`, want: plant.ErrHindered},
 	{name: "a table swapped", sql: `ALTER TABLE public.plants RENAME TO old_plants; CREATE TABLE public.plants AS TABLE public.old_plants;
 		GRANT SELECT (id), DELETE ON public.plants TO plantstore_app`, want: plant.ErrHindered},

@@ -201,11 +201,22 @@ func TestExportWaitsForTheStandbyOfCommits(t *testing.T) {
 	if err := <-done; !cancelled || err == nil || !strings.Contains(err.Error(), errCutShort.Error()) {
 		t.Errorf("Export: %v, its wait was cancelled: %v; want it to wait, and not to believe", err, cancelled)
 	}
+	// A follower goes on.
+	follower := exportOf(t, ledgerOf(t, database), Cursor{}, true)
+	for len(follower.news) == 0 && len(follower.done) == 0 {
+		if _, err := super.Exec(t.Context(), `SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	follower.hear(t, "waiting for the database: "+errCutShort.Error())
 	requireStandby(t, super, "")
+	follower.hear(t, "the database is back")
 	x := exportOf(t, ledgerOf(t, database), Cursor{}, false)
 	x.end(t)
-	if diff := cmp.Diff([]int64{1}, x.plants()); diff != "" {
-		t.Errorf("exported plants once no standby is asked for (-want +got):\n%s", diff)
+	for _, got := range [][]int64{x.plants(), follower.plants()} {
+		if diff := cmp.Diff([]int64{1}, got); diff != "" {
+			t.Errorf("exported plants once no standby is asked for (-want +got):\n%s", diff)
+		}
 	}
 }
 

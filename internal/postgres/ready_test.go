@@ -42,6 +42,21 @@ func TestAQuestionOutlivesItsConnection(t *testing.T) {
 	}
 }
 
+// A session that could hold a lock without end is not used.
+func TestASessionWithoutItsLimitsIsNotUsed(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	if _, err := pgtest.Pool(t, database.Super).Exec(t.Context(), `REVOKE EXECUTE ON FUNCTION pg_catalog.pg_backend_pid() FROM PUBLIC`); err != nil {
+		t.Fatal(err)
+	}
+	s := storeOn(t, database, "")
+	lent := false
+	err := s.Lend(in(t, patience), func(*pgx.Conn) error { lent = true; return nil })
+	if lent || sqlState(err) != insufficientPrivilege {
+		t.Errorf("Lend where sessions can't be given limits: lent %v, %v; want the refusal of the server", lent, err)
+	}
+}
+
 // Without its synchronous standby the database answers, and commits nothing.
 func TestNotReadyWithoutItsStandby(t *testing.T) {
 	t.Parallel()

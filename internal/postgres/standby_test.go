@@ -35,13 +35,31 @@ func ownStore(t *testing.T, settings map[string]string) (pgtest.Database, *local
 	}, server
 }
 
-// requireStandby makes commits of a server wait for a standby of one of names.
+// requireStandby makes commits of a server wait for a standby of one of names. When it
+// returns they do: the checkpointer tells commits whether to wait. It has been told once a
+// new session sees the setting, and has looked before the next checkpoint begins.
 func requireStandby(t *testing.T, super *pgxpool.Pool, names string) {
 	t.Helper()
 	for _, sql := range []string{`ALTER SYSTEM SET synchronous_standby_names = '` + names + `'`, `SELECT pg_reload_conf()`} {
 		if _, err := super.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 			t.Fatal(err)
 		}
+	}
+	for seen := ""; ; {
+		conn, err := pgx.ConnectConfig(t.Context(), super.Config().ConnConfig)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = errors.Join(conn.QueryRow(t.Context(), `SHOW synchronous_standby_names`).Scan(&seen), conn.Close(t.Context()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seen == names {
+			break
+		}
+	}
+	if _, err := super.Exec(t.Context(), `CHECKPOINT`); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -98,7 +98,7 @@ func TestAfterANoNothingOfTheRequestRuns(t *testing.T) {
 			}
 			// The client's next request is another turn.
 			if result, err := s.insist(t, keyed(1, "k")); err != nil || result.Replayed {
-				t.Errorf("the next request: %+v, %v; want deleted", result, err)
+				t.Fatalf("the next request: %+v, %v; want deleted", result, err)
 			}
 			s.plant(t, 1)
 			for number := range 3 {

@@ -422,6 +422,105 @@ func TestDoctorOnWhatTheServiceConnectsWith(t *testing.T) {
 	}
 }
 
+// A look that fails is told for what it is: nothing is found that is not so, and nothing
+// is said to be fine.
+func TestWhatCantBeExaminedIsTold(t *testing.T) {
+	t.Parallel()
+	for revoked, checks := range map[string][]string{
+		`EXECUTE ON FUNCTION pg_catalog.current_setting(text)`:   {"version", "connections"},
+		`EXECUTE ON FUNCTION pg_catalog.pg_is_in_recovery()`:     {"primary"},
+		`SELECT ON pg_catalog.pg_db_role_setting`:                {"primary"},
+		`SELECT ON pg_catalog.pg_database`:                       {"primary", "connections", "grants"},
+		`SELECT ON pg_catalog.pg_stat_activity`:                  {"connections", "transactions"},
+		`SELECT ON pg_catalog.pg_prepared_xacts`:                 {"transactions"},
+		`EXECUTE ON FUNCTION pg_catalog.pg_has_role(name, text)`: {"transactions"},
+		`SELECT ON pg_catalog.pg_index`:                          {"schema", "foreign keys"},
+		`SELECT ON pg_catalog.pg_roles`:                          {"schema", "plants", "rights", "names", "record", "grants"},
+		`SELECT ON pg_catalog.pg_rewrite`:                        {"plants", "record"},
+		`SELECT ON pg_catalog.pg_default_acl`:                    {"rights"},
+		`SELECT ON pg_catalog.pg_shdepend`:                       {"grants"},
+		`SELECT ON pg_catalog.pg_proc`:                           {"names", "record", "grants"},
+		`SELECT ON pg_catalog.pg_constraint`:                     {"foreign keys", "cascades"},
+		`SELECT ON pg_catalog.pg_stats`:                          {"cascades"},
+		`EXECUTE ON FUNCTION pg_catalog.pg_backend_pid()`:        {"service connection", "connection"},
+		`SELECT ON public.goose_db_version`:                      {"schema"},
+		`SELECT ON public.plant_deletions`:                       {"record", "ledger"},
+		`SELECT ON public.api_tokens`:                            {"tokens"},
+	} {
+		t.Run(revoked, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			e := examinationOf(database.Owner, database.App)
+			others := regexp.MustCompile(`others have \d+ open`) // other tests
+			examined := func() []Finding {
+				found := e.run(t.Context())
+				for i := range found {
+					found[i].Message = others.ReplaceAllString(found[i].Message, "others have some open")
+				}
+				return found
+			}
+			before := examined()
+			script(t, database.Super, "REVOKE "+revoked+" FROM PUBLIC, plantstore_owner;")
+			told := make(map[string]bool)
+			for _, f := range examined() {
+				failed := regexp.MustCompile(`^(could not be examined|the migrations can't be read|could not find out about a pooler): .*permission denied`).MatchString(f.Message)
+				if failed && f.Grade != OK && f.Remedy != "" {
+					told[f.Check] = true
+				} else if !containsFinding(before, f) {
+					t.Errorf("%+v is not so", f)
+				}
+			}
+			for _, check := range checks {
+				if !told[check] {
+					t.Errorf("nothing is told of %q; these could not be examined: %v", check, told)
+				}
+			}
+		})
+	}
+}
+
+func TestDoctorJudgesTokens(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	for _, tt := range []struct {
+		name   string
+		tokens string // created_at, expires_at, revoked_at, last_used_at of each: days from now
+		want   string // pattern of the message; empty: all is well
+		remedy string
+	}{
+		{"good", "(-40, 90, NULL, 0)", "", ""},
+		{"new", "(-29, 90, NULL, NULL)", "", ""},
+		{"forgotten", "(-31, 90, NULL, NULL)", "the token of forgotten was never used since 20.*", "revoke"},
+		{"ends", "(-40, 13, NULL, 0)", "the token of ends expires on 20.*", "rotate"},
+		{"ends-later", "(-40, 15, NULL, 0)", "", ""},
+		{"forever", "(-40, NULL, NULL, 0)", "the token of forever never expires", "rotate"},
+		{"forgotten-forever", "(-31, NULL, NULL, NULL)", "the token of forgotten-forever was never used since 20.*", "revoke"},
+		{"ended", "(-40, -1, NULL, 0)", "", ""},
+		{"ended-unused", "(-40, -1, NULL, NULL)", "", ""},
+		{"revoked", "(-40, NULL, -1, NULL)", "", ""},
+		{"not-changed-over", "(-60, 5, NULL, 0), (-31, 90, NULL, NULL)", "the newest token of not-changed-over was never used since 20.*: its client has not changed over", "rotate"},
+		{"not-changed-from-forever", "(-60, NULL, NULL, 0), (-31, 90, NULL, NULL)", "the newest token of not-changed-from-forever was never used since .*", "rotate"},
+		{"old-ended", "(-60, -1, NULL, 0), (-31, 90, NULL, NULL)", "the token of old-ended was never used since .*", "revoke"},
+		{"old-revoked", "(-60, 90, -1, 0), (-31, 90, NULL, NULL)", "the token of old-revoked was never used since .*", "revoke"},
+		{"changed-over", "(-60, 5, NULL, 0), (-20, 90, NULL, 0)", "", ""},
+		{"newest-revoked", "(-60, 5, NULL, 0), (-20, 90, -1, 0)", "the token of newest-revoked expires on 20.*", "rotate"},
+	} {
+		script(t, database.Super, fmt.Sprintf(`INSERT INTO api_principals (name) VALUES ('%s');
+			INSERT INTO api_tokens (principal, digest, scopes, created_at, expires_at, revoked_at, last_used_at)
+			SELECT '%[1]s', sha256(('%[1]s' || row_number() OVER ())::bytea), '{}', now() + a * interval '1 day', now() + b::int * interval '1 day',
+				now() + c::int * interval '1 day', now() + d::int * interval '1 day' FROM (VALUES %s) t (a, b, c, d);`, tt.name, tt.tokens))
+		want, found := 0, troubles(t, examinationOf(database.Super, database.App))
+		if tt.want != "" {
+			want = 1
+		}
+		if len(found) != want || want > 0 && (found[0].Check != "tokens" || found[0].Grade != Warning ||
+			!regexp.MustCompile(`^`+tt.want+`$`).MatchString(found[0].Message) || found[0].Remedy != "plantstore token "+tt.remedy+" "+tt.name) {
+			t.Errorf("%s: %+v, want %s, and to %s it", tt.name, found, tt.want, tt.remedy)
+		}
+		script(t, database.Super, `TRUNCATE api_principals CASCADE;`)
+	}
+}
+
 // What concerns a whole server is provoked on one of its own.
 func TestDoctorOnAServer(t *testing.T) {
 	t.Parallel()

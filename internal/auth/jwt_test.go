@@ -14,6 +14,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -313,6 +314,73 @@ func TestCheckURL(t *testing.T) {
 	}
 	if err := CheckURL("file:///etc/jwks.json", "https", "file"); err != nil {
 		t.Errorf("CheckURL of a file: %v, want none", err)
+	}
+}
+
+// An issuer that answers something else has its keys unknown, and is told why.
+func TestAnIssuerThatAnswersSomethingElse(t *testing.T) {
+	t.Parallel()
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := func(keys ...jose.JSONWebKey) string {
+		set, err := json.Marshal(jose.JSONWebKeySet{Keys: keys})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(set)
+	}
+	var answers sync.Map // path to body
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, ok := answers.Load(r.URL.Path)
+		if !ok {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, body.(string))
+	}))
+	defer server.Close()
+	discovery := func(issuer, jwks string) string {
+		return fmt.Sprintf(`{"issuer":%q,"jwks_uri":%q}`, issuer, jwks)
+	}
+	for name, tt := range map[string]struct {
+		discovery string // empty: the keys are at /NAME/keys
+		keys      string
+		want      string // empty: a key is found
+	}{
+		"good":       {"", keys(jose.JSONWebKey{Key: public}), ""},
+		"sig":        {"", keys(jose.JSONWebKey{Key: public, Use: "sig"}), ""},
+		"discovered": {discovery(server.URL+"/discovered", server.URL+"/discovered/keys"), keys(jose.JSONWebKey{Key: public}), ""},
+		"enc":        {"", keys(jose.JSONWebKey{Key: public, Use: "enc"}), "there is no key in it that could sign a token"},
+		"private":    {"", keys(jose.JSONWebKey{Key: private}), "there is no key in it that could sign a token"},
+		"html":       {"", "<html>", "invalid character '<' looking for beginning of value"},
+		"large":      {"", strings.Repeat(" ", maxKeys) + keys(jose.JSONWebKey{Key: public}), "EOF"},
+		"absent":     {"", "", "404 Not Found"},
+		"nowhere":    {"-", "", "discovery: 404 Not Found: "},
+		"other":      {discovery("https://other.example", server.URL+"/good/keys"), "", `discovery: oidc: issuer URL provided to client ("` + server.URL + `/other") did not match`},
+		"plain":      {discovery(server.URL+"/plain", "http://idp.example/keys"), "", `discovery: jwks_uri: "http://idp.example/keys" is no https URL`},
+		"file":       {discovery(server.URL+"/file", "file:///etc/passwd"), "", `discovery: jwks_uri: "file:///etc/passwd" is no https URL`},
+	} {
+		base := server.URL + "/" + name
+		if tt.keys != "" {
+			answers.Store("/"+name+"/keys", tt.keys)
+		}
+		jwks := base + "/keys"
+		if tt.discovery != "" {
+			jwks = ""
+		}
+		if strings.HasPrefix(tt.discovery, "{") {
+			answers.Store("/"+name+"/.well-known/openid-configuration", tt.discovery)
+		}
+		found, err := newIssuersKeys(base, jwks).fetch(t.Context())
+		switch {
+		case tt.want == "" && (err != nil || len(found) != 1):
+			t.Errorf("%s: %d keys, %v; want one", name, len(found), err)
+		case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
+			t.Errorf("%s: %v, want %s", name, err, tt.want)
+		}
 	}
 }
 

@@ -383,6 +383,113 @@ func TestWarningsArePassedOn(t *testing.T) {
 	}
 }
 
+// A run that can't learn what it has to know ends before it changes anything, and so does
+// one whose lock timeout can't be set.
+func TestARunThatCantAskEnds(t *testing.T) {
+	t.Parallel()
+	for sql, want := range map[string]string{
+		`REVOKE EXECUTE ON FUNCTION pg_catalog.pg_backend_pid() FROM PUBLIC`:                "ask for the server's process: ",
+		`REVOKE EXECUTE ON FUNCTION pg_catalog.set_config(text, text, boolean) FROM PUBLIC`: "pin the search path: ",
+		`REVOKE EXECUTE ON FUNCTION pg_catalog.pg_try_advisory_lock(bigint) FROM PUBLIC`:    "take the migration lock: ",
+		`REVOKE SELECT ON pg_catalog.pg_settings FROM PUBLIC`:                               "read deadlock_timeout: ",
+		`REVOKE SELECT ON pg_catalog.pg_roles FROM PUBLIC`:                                  "look whose the tables are: ",
+		`REVOKE EXECUTE ON FUNCTION pg_catalog.to_regclass(text) FROM PUBLIC`:               "look for goose_db_version: ",
+		`REVOKE SELECT ON public.goose_db_version FROM plantstore_owner`:                    "read goose_db_version: ",
+		`REVOKE SELECT ON pg_catalog.pg_index FROM PUBLIC`:                                  "look for invalid indexes: ",
+		`TRUNCATE public.plantstore_migrations;
+			REVOKE INSERT ON public.plantstore_migrations FROM plantstore_owner`: "record checksums: ",
+		`TRUNCATE public.plantstore_migrations;
+			REVOKE DELETE ON public.plantstore_migrations FROM plantstore_owner`: "record checksums: ",
+		`SELECT`: "migration 00101_a.sql: ERROR: invalid value for parameter \"lock_timeout\"",
+	} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			super := pgtest.Connect(t, database.Super)
+			exec(t, super, sql)
+			options := migrate.Options{}
+			if sql == `SELECT` {
+				options.LockTimeout = 30 * 24 * time.Hour
+			}
+			set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nCREATE TABLE public.a ();\n"})
+			changes, err := set.Up(t.Context(), database.Owner, options)
+			if err == nil || !strings.HasPrefix(err.Error(), want) || len(changes) != 0 {
+				t.Errorf("Up = %v, %v; want nothing, and the error %q", changes, err, want)
+			}
+			if got := query(t, super, `SELECT 'a' FROM pg_class WHERE relname = 'a'`); len(got) != 0 {
+				t.Error("the migration was applied")
+			}
+		})
+	}
+}
+
+// What hinders is looked for before anything is changed. What counts is whether there is
+// anything to do.
+func TestHindrancesComeFirst(t *testing.T) {
+	t.Parallel()
+	down := func(set migrate.Set, url string, o migrate.Options) ([]migrate.Change, error) {
+		return set.DownTo(t.Context(), url, 100, o)
+	}
+	up := func(set migrate.Set, url string, o migrate.Options) ([]migrate.Change, error) {
+		return set.Up(t.Context(), url, o)
+	}
+	lookFails := errors.New("no look")
+	hindrance := []migrate.Trouble{{Kind: migrate.Hindrance, Message: "a rule", Remedy: "Drop it."}}
+	caution := []migrate.Trouble{{Kind: migrate.Caution, Message: "a trigger", Remedy: "Look at it."}}
+	database := pgtest.New(t)
+	for _, tt := range []struct {
+		name   string
+		run    func(migrate.Set, string, migrate.Options) ([]migrate.Change, error)
+		asked  bool
+		found  []migrate.Trouble
+		err    error
+		want   string // the error
+		warned string
+		done   int
+	}{
+		{"up, no look", up, true, nil, lookFails, "look for hindrances: no look", "", 0},
+		{"up, hindered", up, true, hindrance, nil, "nothing was changed: a rule", "", 0},
+		{"up, with caution", up, true, caution, nil, "", "a trigger. Look at it.", 1},
+		{"nothing to apply, hindered", up, true, hindrance, nil, "", "a rule. Drop it.", 0},
+		{"nothing to apply, with caution", up, true, caution, nil, "", "", 0},
+		{"nothing to apply, no look", up, true, nil, lookFails, "look for hindrances: no look", "", 0},
+		{"down, no look", down, true, nil, lookFails, "look for hindrances: no look", "", 0},
+		{"down, hindered", down, true, hindrance, nil, "nothing was changed: a rule", "", 0},
+		{"down, with caution", down, true, caution, nil, "", "a trigger. Look at it.", 1},
+		{"nothing to take back", down, false, hindrance, nil, "", "", 0},
+	} {
+		var seen events
+		set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nSELECT 1;\n"})
+		asked := false
+		set.Hindrances = func(context.Context, pgx.Tx, bool, []migrate.Migration) ([]migrate.Trouble, error) {
+			asked = true
+			return tt.found, tt.err
+		}
+		changes, err := tt.run(set, database.Owner, migrate.Options{Notify: seen.notify})
+		if (err == nil) != (tt.want == "") || err != nil && err.Error() != tt.want || len(changes) != tt.done {
+			t.Errorf("%s: %v, %v; want %d and the error %q", tt.name, changes, err, tt.done, tt.want)
+		}
+		warned := ""
+		for _, e := range seen.of(migrate.Warned) {
+			warned += e.Warning
+		}
+		if warned != tt.warned || asked != tt.asked {
+			t.Errorf("%s: warned of %q and asked: %v; want %q, %v", tt.name, warned, asked, tt.warned, tt.asked)
+		}
+		p, err := set.Plan(t.Context(), database.Owner)
+		if tt.err != nil {
+			if err == nil || err.Error() != tt.want {
+				t.Errorf("%s: plan with the error %v, want %s", tt.name, err, tt.want)
+			}
+			continue
+		}
+		if all := append(p.Trouble, p.Cautions...); err != nil || len(p.Trouble) > 1 || !slices.Equal(all, tt.found) ||
+			len(p.Cautions) != 0 && p.Cautions[0].Kind != migrate.Caution {
+			t.Errorf("%s: plan with trouble %v and cautions %v, %v; want %v", tt.name, p.Trouble, p.Cautions, err, tt.found)
+		}
+	}
+}
+
 func TestDownOfSomebodyElses(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)

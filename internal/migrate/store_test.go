@@ -41,6 +41,10 @@ func TestNewStore(t *testing.T) {
 	if got, want := applied(t, onServer("plantstore_owner", name)), len(migrate.All()); got != want {
 		t.Errorf("%d migrations applied, want all %d", got, want)
 	}
+	nowhere := func(string, string) string { return "postgres://nobody@127.0.0.1:1/nothing?sslmode=disable" }
+	if err := migrate.CreateDatabase(t.Context(), nowhere, name, ""); err == nil || !strings.Contains(err.Error(), "create database "+name) {
+		t.Errorf("a store where there is no server: error %v, want one about creating %s", err, name)
+	}
 	err := migrate.NewStore(t.Context(), onServer, name)
 	if err == nil || !strings.Contains(err.Error(), "create database "+name) {
 		t.Errorf("the same store again: error %v, want one about creating %s", err, name)

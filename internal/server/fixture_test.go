@@ -58,7 +58,7 @@ func testConfig() Config {
 		Tokens: fakeTokens(func(_ context.Context, token string) (auth.Principal, error) {
 			switch token {
 			case "alice" + secret:
-				return auth.Principal{Name: "alice", Scopes: []string{auth.ScopeDelete}}, nil
+				return auth.Principal{Name: "alice", Scopes: []string{auth.ScopeDelete}, Budget: plant.Budget{Most: 500, Period: time.Hour}}, nil
 			case "carol" + secret:
 				return auth.Principal{Name: "carol", Scopes: []string{auth.ScopeDelete}}, nil
 			case "bob" + secret:

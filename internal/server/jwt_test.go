@@ -280,17 +280,17 @@ func TestJWTsByAFileOfKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := withProvider(t, p, testConfig())
-	c.JWTs = auth.NewVerifier(auth.Issuer{URL: "https://login.example", JWKS: "file://" + file, Audience: authtest.Audience, Claim: "client_id"},
-		time.Minute, slog.New(slog.DiscardHandler))
-	principal := ""
+	c.JWTs = auth.NewVerifier(auth.Issuer{URL: "https://login.example", JWKS: "file://" + file, Audience: authtest.Audience, Claim: "client_id",
+		Budget: plant.Budget{Most: 7, Period: time.Hour}}, time.Minute, slog.New(slog.DiscardHandler))
+	var asked plant.Deletion
 	c.Plants = fakePlants(func(_ context.Context, d plant.Deletion) (plant.Result, error) {
-		principal = d.Principal
+		asked = d
 		return plant.Result{}, nil
 	})
 	s := start(t, c)
 	token := p.Sign(t, p.Claims("7", map[string]any{"iss": "https://login.example", "client_id": "back-office"}), nil)
-	if got := s.ask(t, bearing(token)); got.code() != 204 || principal != "oidc:back-office" {
-		t.Errorf("answer %d for %q, want 204 for oidc:back-office", got.code(), principal)
+	if got := s.ask(t, bearing(token)); got.code() != 204 || asked.Principal != "oidc:back-office" || asked.Budget.String() != "7/1h" {
+		t.Errorf("answer %d for %q with the budget %s, want 204 for oidc:back-office with 7/1h", got.code(), asked.Principal, asked.Budget)
 	}
 }
 

@@ -157,12 +157,11 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 		publicServer.TLSConfig = s.Certificate.config(s.Log)
 	}
 	adminServer := &http.Server{
-		Handler:           s.Admin(),
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       5 * time.Second,
-		WriteTimeout:      15 * time.Second,
-		MaxHeaderBytes:    maxHeaderBytes,
-		ErrorLog:          publicServer.ErrorLog,
+		Handler:        s.Admin(),
+		ReadTimeout:    5 * time.Second, // the headers included
+		WriteTimeout:   15 * time.Second,
+		MaxHeaderBytes: maxHeaderBytes,
+		ErrorLog:       publicServer.ErrorLog,
 	}
 	failed, fail := context.WithCancelCause(ctx)
 	defer fail(nil)

@@ -213,7 +213,8 @@ func TestDeletionHasWhatTheRequestSaid(t *testing.T) {
 	if age := time.Since(got.Came); age < 0 || age > time.Hour {
 		t.Errorf("the request came %s ago, want now", age)
 	}
-	want := plant.Deletion{Plant: -42, Principal: "alice", RequestID: "r1", Key: "k1", KeySent: true, Came: got.Came}
+	want := plant.Deletion{Plant: -42, Principal: "alice", RequestID: "r1", Key: "k1", KeySent: true, Came: got.Came,
+		Budget: plant.Budget{Most: 500, Period: time.Hour}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("deletion (-want +got):\n%s", diff)
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -10,6 +11,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"io"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
@@ -238,6 +240,54 @@ func TestCertificateIsReplacedUnderLoad(t *testing.T) {
 	write(t, f.key, expired.key)
 	time.Sleep(lookEvery + lookEvery/2)
 	more(20)
+}
+
+// What is wrong with new files is told once, whichever of the two it is, and again after
+// they were of use.
+func TestCertificateThatIsNotReplacedIsTold(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		until := time.Now().Add(24 * time.Hour)
+		first, second, stray := newPair(t, until), newPair(t, until), newPair(t, until)
+		f := newFiles(t, first)
+		c, err := LoadCertificate(f.cert, f.key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var log bytes.Buffer
+		c.config(slog.New(slog.NewTextHandler(&log, nil)))
+		const told, replaced = "was not replaced", "was replaced"
+		for _, step := range []struct {
+			name      string
+			cert, key []byte
+			said      string // empty: nothing
+			serves    []byte
+		}{
+			{"the same", first.cert, first.key, "", first.cert},
+			{"another key", first.cert, stray.key, told, first.cert},
+			{"a new pair", second.cert, second.key, replaced, second.cert},
+			{"another key again", second.cert, stray.key, told, second.cert},
+			{"another certificate", first.cert, second.key, "", second.cert}, // as before: they don't go together
+		} {
+			write(t, f.cert, step.cert)
+			write(t, f.key, step.key)
+			log.Reset()
+			var pair *tls.Certificate
+			for range 3 {
+				time.Sleep(lookEvery)
+				if pair, err = c.now(nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if block, _ := pem.Decode(step.serves); !bytes.Equal(pair.Certificate[0], block.Bytes) {
+				t.Errorf("%s: it does not serve the certificate that it should", step.name)
+			}
+			want := map[bool]int{true: 1}[step.said != ""]
+			if got := strings.Count(log.String(), "\n"); got != want || !strings.Contains(log.String(), step.said) {
+				t.Errorf("%s: the log says %q, want %d line with %q", step.name, log.String(), want, step.said)
+			}
+		}
+	})
 }
 
 func TestCertificatesThatAreOfNoUse(t *testing.T) {

@@ -1,0 +1,58 @@
+package plant
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestBudgetsAreReadAsTheyAreWritten(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	for _, tt := range []struct {
+		text    string
+		budget  Budget
+		written string // empty: as it was read
+	}{
+		{"500/1h", Budget{500, time.Hour}, ""},
+		{"10000/7d", Budget{10000, 7 * day}, ""},
+		{"20/90s", Budget{20, 90 * time.Second}, "20/1m30s"},
+		{"20/90m", Budget{20, 90 * time.Minute}, "20/1h30m"},
+		{"20/36h", Budget{20, 36 * time.Hour}, ""},
+		{"20/48h", Budget{20, 2 * day}, "20/2d"},
+		{"20/10m", Budget{20, 10 * time.Minute}, ""},
+		{"20/1500ms", Budget{20, 1500 * time.Millisecond}, "20/1.5s"},
+		{"1/1s", Budget{1, time.Second}, ""},
+		{"1000000000/168h", Budget{1_000_000_000, LongestPeriod}, "1000000000/7d"},
+	} {
+		if tt.written == "" {
+			tt.written = tt.text
+		}
+		got, err := ParseBudget(tt.text)
+		if err != nil || got != tt.budget || got.String() != tt.written {
+			t.Errorf("ParseBudget(%q) = %v, %v, written %q; want %v, written %q", tt.text, got, err, got.String(), tt.budget, tt.written)
+		}
+		if again, err := ParseBudget(got.String()); err != nil || again != got {
+			t.Errorf("ParseBudget(%q) = %v, %v; want %v", got.String(), again, err, got)
+		}
+	}
+	if got := (Budget{}).String(); got != "none" {
+		t.Errorf("no budget is written %q, want none", got)
+	}
+}
+
+func TestBudgetsThatAreNone(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"": "is no deletion budget", "500": "is no deletion budget", "500/": "is no deletion budget", "/1h": "is no deletion budget",
+		"many/1h": "is no deletion budget", "9e99/1h": "is no deletion budget", "5/hour": "is no deletion budget", "5/99999d": "is no deletion budget",
+		"5/-1d": "is no deletion budget", "5/1h/1h": "is no deletion budget", "none": "is no deletion budget",
+		"0/1h": "is for 0 plants: it must be for 1 to 1000000000", "-1/1h": "is for -1 plants", "1000000001/1h": "is for 1000000001 plants",
+		"5/0d": "has a period of 0d: it must be 1s at the least", "5/999ms": "it must be 1s at the least", "5/-1h": "it must be 1s at the least",
+		"5/8d": "it must be 7d at the most", "5/168h0m1s": "it must be 7d at the most",
+	} {
+		if got, err := ParseBudget(text); got != (Budget{}) || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("ParseBudget(%q) = %v, %v; want an error: %s", text, got, err, want)
+		}
+	}
+}

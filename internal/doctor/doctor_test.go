@@ -525,7 +525,7 @@ func TestDoctorJudgesTokens(t *testing.T) {
 func TestDoctorOnAServer(t *testing.T) {
 	t.Parallel()
 	server, err := localpg.Start(t.Context(), localpg.Options{Settings: map[string]string{
-		"fsync": "off", "wal_level": "logical", "max_prepared_transactions": "5"}})
+		"fsync": "off", "wal_level": "logical", "max_prepared_transactions": "5", "max_connections": "100"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -547,6 +547,41 @@ func TestDoctorOnAServer(t *testing.T) {
 	if found := troubles(t, examinationOf(owner, app)); len(found) > 0 {
 		t.Errorf("after the remedy: %+v, want nothing", found)
 	}
+	t.Run("as many connections as fit", func(t *testing.T) {
+		script(t, super, "ALTER ROLE plantstore_app CONNECTION LIMIT 150;\nALTER DATABASE postgres CONNECTION LIMIT 150;")
+		for _, url := range []string{owner, owner, app} {
+			pgtest.Connect(t, url)
+		}
+		connections := func(pool int) (found Finding) {
+			e := examinationOf(super, pgtest.WithParameters(app, fmt.Sprintf("pool_max_conns=%d", pool)))
+			for _, f := range e.run(t.Context()) {
+				if f.Check == "connections" {
+					found = f
+				}
+			}
+			return found
+		}
+		const allowed = 97 // of 100, less those for superusers
+		told := fmt.Sprintf("the service opens up to 25 connections (pool_max_conns 25, replicas 1); the server allows %d, others have 2 open", allowed)
+		// The end of those of before is seen soon, not at once.
+		for deadline := time.Now().Add(time.Minute); connections(25).Message != told; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%+v, want %s", connections(25), told)
+			}
+		}
+		for pool, want := range map[int]Grade{allowed - 2: OK, allowed - 1: Warning, allowed: Warning, allowed + 1: Problem} {
+			if found := connections(pool); found.Grade != want {
+				t.Errorf("pool of %d: %+v, want %s", pool, found, want)
+			}
+		}
+		for limit, want := range map[int]Grade{24: Problem, 25: OK} {
+			script(t, super, fmt.Sprintf("ALTER ROLE plantstore_app CONNECTION LIMIT %d;\nALTER DATABASE postgres CONNECTION LIMIT %[1]d;", limit))
+			if found := connections(25); found.Grade != want {
+				t.Errorf("limit of %d for a pool of 25: %+v, want %s", limit, found, want)
+			}
+		}
+		script(t, super, "ALTER ROLE plantstore_app CONNECTION LIMIT -1;\nALTER DATABASE postgres CONNECTION LIMIT -1;")
+	})
 	for _, tt := range []provocation{
 		{"attributes", `ALTER ROLE plantstore_app SUPERUSER CREATEROLE CREATEDB REPLICATION BYPASSRLS`, "grants", Problem,
 			"plantstore_app is (SUPERUSER|CREATEROLE|CREATEDB|REPLICATION|BYPASSRLS)", true, nil},
@@ -565,6 +600,13 @@ func TestDoctorOnAServer(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) { provoke(t, examinationOf(super, app), super, "postgres", tt) })
 	}
+	t.Run("a replication slot that holds nothing back", func(t *testing.T) {
+		script(t, super, "SELECT pg_create_physical_replication_slot('unused');")
+		if found := troubles(t, examinationOf(super, app)); len(found) > 0 {
+			t.Errorf("%+v, want nothing", found)
+		}
+		script(t, super, "SELECT pg_drop_replication_slot('unused');")
+	})
 	t.Run("row level security for others", func(t *testing.T) {
 		script(t, super, "ALTER TABLE plants ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;")
 		found := troubles(t, examinationOf(super, app))

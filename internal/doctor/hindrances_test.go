@@ -280,6 +280,95 @@ func planned(t *testing.T, url string) (troubles, cautions []migrate.Trouble) {
 	return plan.Trouble, plan.Cautions
 }
 
+// harmless is what a store may have: it looks like a hindrance and is none. @other
+// is another database.
+const harmless = `
+	CREATE SCHEMA shop;
+	CREATE SCHEMA late;
+	CREATE SCHEMA plantstore_owner AUTHORIZATION plantstore_owner;
+	CREATE TABLE late.plants (n int);
+	CREATE SEQUENCE shop.plants;
+	ALTER DATABASE @db SET search_path = shop, public, late;
+	ALTER ROLE @somebody IN DATABASE @db SET search_path = late;
+	ALTER ROLE plantstore_app IN DATABASE @other SET search_path = late;
+
+	CREATE TABLE shop.kinds (id bigint PRIMARY KEY);
+	CREATE TABLE shop.seeds (kind bigint REFERENCES shop.kinds ON DELETE CASCADE) WITH (fillfactor = 50);
+	CREATE TABLE shop.rare (LIKE shop.seeds) INHERITS (shop.seeds);
+	CREATE UNLOGGED TABLE shop.log (id bigint);
+	ALTER TABLE plants ADD kind bigint REFERENCES shop.kinds ON DELETE CASCADE;
+
+	CREATE TABLE shop.api_tokens (id int);
+	CREATE TYPE shop.plant_shapes AS ENUM ();
+	CREATE FUNCTION shop.plantstore_token(text) RETURNS text LANGUAGE sql AS 'SELECT $1';
+	CREATE TRIGGER plantstore_record_deletion BEFORE UPDATE ON shop.kinds FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger();
+
+	CREATE POLICY own ON plants USING (name = current_user);
+	ALTER TABLE shop.seeds ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+	CREATE RULE keep AS ON DELETE TO plants DO INSTEAD NOTHING;
+	ALTER TABLE plants DISABLE RULE keep;
+	CREATE RULE "update" AS ON UPDATE TO plants WHERE old.id < 0 DO INSTEAD NOTHING;
+	CREATE RULE keep AS ON DELETE TO shop.kinds DO INSTEAD NOTHING;
+
+	CREATE TABLE public.ledger (id bigint);
+	GRANT INSERT ON public.ledger TO PUBLIC;
+	CREATE TABLE shop.closed (id bigint);
+	CREATE FUNCTION shop.theirs() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO shop.closed VALUES (1); RETURN NULL; END $$;
+	ALTER FUNCTION shop.theirs() OWNER TO pg_monitor;
+	CREATE FUNCTION shop.definer() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN INSERT INTO shop.closed VALUES (1); RETURN OLD; END $$;
+	ALTER FUNCTION shop.definer() OWNER TO pg_monitor;
+	CREATE FUNCTION shop.open() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.ledger VALUES (1); RETURN old ; END $$;
+	CREATE FUNCTION shop.stamp() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO shop.closed VALUES (1); RETURN NEW; END $$;
+	CREATE TRIGGER update_of_theirs AFTER UPDATE ON plants FOR EACH ROW EXECUTE FUNCTION shop.theirs();
+	CREATE TRIGGER off AFTER INSERT OR DELETE ON plants FOR EACH ROW EXECUTE FUNCTION shop.theirs();
+	ALTER TABLE plants DISABLE TRIGGER off;
+	CREATE TRIGGER keeping_off BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION shop.theirs();
+	ALTER TABLE plants DISABLE TRIGGER keeping_off;
+	CREATE TRIGGER elsewhere BEFORE DELETE ON shop.kinds FOR EACH ROW EXECUTE FUNCTION shop.theirs();
+	CREATE TRIGGER definer BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION shop.definer();
+	CREATE TRIGGER open BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION shop.open();
+	CREATE TRIGGER stamp BEFORE INSERT OR UPDATE ON plants FOR EACH ROW EXECUTE FUNCTION shop.stamp();
+	CREATE FUNCTION shop.statement() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+	CREATE TRIGGER statement BEFORE DELETE ON plants EXECUTE FUNCTION shop.statement();
+	CREATE TRIGGER afterwards AFTER DELETE ON plants FOR EACH ROW EXECUTE FUNCTION shop.statement();
+
+	CREATE PUBLICATION inserts FOR ALL TABLES WITH (publish = 'insert, update');
+	CREATE PUBLICATION others FOR TABLE shop.kinds;
+	ALTER TABLE plants REPLICA IDENTITY NOTHING;
+	ALTER DATABASE @db SET session_replication_role = local;
+	ALTER DATABASE @other SET session_replication_role = replica;
+	ALTER ROLE plantstore_app IN DATABASE @other SET session_replication_role = replica;
+
+	GRANT ALL ON shop.kinds, shop.api_tokens TO PUBLIC;
+	GRANT SELECT, DELETE ON plants TO pg_monitor;
+	ALTER DEFAULT PRIVILEGES FOR ROLE pg_monitor GRANT ALL ON TABLES TO PUBLIC;
+	ALTER DEFAULT PRIVILEGES FOR ROLE plantstore_owner IN SCHEMA shop GRANT ALL ON TABLES TO PUBLIC;
+	ALTER DEFAULT PRIVILEGES FOR ROLE plantstore_owner GRANT USAGE ON TYPES TO pg_monitor;
+	ALTER DEFAULT PRIVILEGES FOR ROLE plantstore_owner GRANT EXECUTE ON FUNCTIONS TO plantstore_owner WITH GRANT OPTION`
+
+// Whoever is warned of nothing soon reads no warning.
+func TestWhatHindersNothing(t *testing.T) {
+	t.Parallel()
+	database, other := adopted(t), pgtest.Empty(t)
+	all := provocation{sql: strings.ReplaceAll(harmless, "@other", other.Name)}
+	script(t, database.Super, all.script(t, database.Super, database.Name))
+	if troubles, cautions := planned(t, database.Owner); len(troubles)+len(cautions) > 0 {
+		t.Errorf("plan: trouble %+v, cautions %+v; want none", troubles, cautions)
+	}
+	if _, err := service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if troubles, cautions := planned(t, database.Owner); len(troubles)+len(cautions) > 0 {
+		t.Errorf("plan once all is applied: trouble %+v, cautions %+v; want none", troubles, cautions)
+	}
+	if found := troubles(t, examinationOf(database.Super, database.App)); len(found) > 0 {
+		t.Errorf("doctor: %+v, want nothing", found)
+	}
+	if reason := unready(t, database.App); reason != "" {
+		t.Errorf("not ready because of %q", reason)
+	}
+}
+
 func TestHindrancesLater(t *testing.T) {
 	t.Parallel()
 	for _, tt := range slices.Concat(anywhere, after) {

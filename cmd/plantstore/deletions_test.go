@@ -386,6 +386,26 @@ func TestAnInterruptedRestoreSaysSo(t *testing.T) {
 	}
 }
 
+// Who agrees has to be there: what comes out of another program is no answer.
+func TestNobodyAgreesThroughAPipe(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	owner := pgtest.Connect(t, database.Owner)
+	execute(t, owner, `INSERT INTO plants (name) VALUES ('x'); DELETE FROM plants`)
+	cmd := inProcess(t, []string{"DATABASE_URL=" + database.Owner}, "deletions", "restore", "--by-role=plantstore_owner", "--since=1h")
+	cmd.Stdin = strings.NewReader("y\n")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	_ = cmd.Run() // the exit code tells
+	if code, want := cmd.ProcessState.ExitCode(), "plantstore: nobody is at standard input to agree: use --yes\n"; code != exitUsage || stderr.String() != want {
+		t.Errorf("exit code %d, %q; want %d, %q", code, stderr.String(), exitUsage, want)
+	}
+	var plants int
+	if err := owner.QueryRow(t.Context(), `SELECT count(*) FROM plants`).Scan(&plants); err != nil || plants != 0 {
+		t.Errorf("%d plants, %v; want none restored", plants, err)
+	}
+}
+
 func TestAsk(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("refused")

@@ -475,6 +475,9 @@ func TestWhatCantBeExaminedIsTold(t *testing.T) {
 					t.Errorf("nothing is told of %q; these could not be examined: %v", check, told)
 				}
 			}
+			if _, err := service().Plan(t.Context(), database.Owner); err == nil && (told["plants"] || told["rights"] || told["names"]) {
+				t.Error("a plan was made all the same")
+			}
 		})
 	}
 }

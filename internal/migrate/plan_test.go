@@ -273,6 +273,22 @@ func TestPlanOfOtherMigrations(t *testing.T) {
 	}
 }
 
+// A file that can't be told from the others by a number is passed over by nobody.
+func TestAFileWithoutANumber(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	set := extended(t, map[string]string{"nonsense.sql": "-- +goose Up\nSELECT 1;\n"})
+	_, up := set.Up(t.Context(), database.Owner, migrate.Options{})
+	_, _, status := set.Status(t.Context(), database.Owner)
+	_, planned := set.Plan(t.Context(), database.Owner)
+	_, statements := set.Statements(t.Context())
+	for name, err := range map[string]error{"Up": up, "Status": status, "Plan": planned, "Statements": statements} {
+		if want := "migration nonsense.sql: its name does not start with a number"; err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %s", name, err, want)
+		}
+	}
+}
+
 func TestTrouble(t *testing.T) {
 	t.Parallel()
 	const more = "-- +goose Up\nSELECT 1;\n"

@@ -123,3 +123,32 @@ func TestJWTsUnderLoad(t *testing.T) {
 		t.Errorf("the ledger has %d deletions by %s, want %d by oidc:back-office", gone, by, deleted.Load())
 	}
 }
+
+// Each principal that comes with a JWT has the budget of the settings, under the name that
+// the claim of the settings has.
+func TestABudgetOfPrincipalsWithJWTs(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	if err := postgres.Script(t.Context(), database.Owner, `INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, 4) i`); err != nil {
+		t.Fatal(err)
+	}
+	provider := authtest.New(t)
+	p := start(t, append([]string{"serve", "--database-url=" + database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s",
+		"--oidc-issuer=" + provider.URL, "--oidc-audience=" + authtest.Audience, "--oidc-principal-claim=client_id", "--oidc-budget=1/1h"}, longTimeout...)...)
+	public, admin := p.addresses(t)
+	waitReady(t, admin, http.StatusOK)
+	for _, client := range []string{"shop", "script"} {
+		token := provider.Sign(t, provider.Claims("7", map[string]any{"client_id": client}), nil)
+		if code, body := send(t, http.MethodDelete, public+map[string]string{"shop": "/plants/1", "script": "/plants/2"}[client], token); code != http.StatusNoContent {
+			t.Errorf("the first deletion by %s: %d %s, want 204", client, code, body)
+		}
+		if code, body := send(t, http.MethodDelete, public+"/plants/3", token); code != http.StatusTooManyRequests || !strings.Contains(body, "42901") {
+			t.Errorf("the second deletion by %s: %d %s, want 429 with 42901", client, code, body)
+		}
+	}
+	conn := pgtest.Connect(t, database.Owner)
+	var by string
+	if err := conn.QueryRow(t.Context(), `SELECT string_agg(deleted_by, ', ' ORDER BY plant_id) FROM plant_deletions WHERE plant IS NOT NULL`).Scan(&by); err != nil || by != "oidc:shop, oidc:script" {
+		t.Errorf("deleted by %s, %v; want oidc:shop, oidc:script", by, err)
+	}
+}

@@ -436,6 +436,7 @@ func TestWhatCantBeExaminedIsTold(t *testing.T) {
 		`EXECUTE ON FUNCTION pg_catalog.pg_has_role(name, text)`: {"transactions"},
 		`SELECT ON pg_catalog.pg_index`:                          {"schema", "foreign keys"},
 		`SELECT ON pg_catalog.pg_roles`:                          {"schema", "plants", "rights", "names", "record", "grants"},
+		`EXECUTE ON FUNCTION pg_catalog.to_regclass(text)`:       {"plants", "rights", "names", "record", "grants"},
 		`SELECT ON pg_catalog.pg_rewrite`:                        {"plants", "record"},
 		`SELECT ON pg_catalog.pg_default_acl`:                    {"rights"},
 		`SELECT ON pg_catalog.pg_shdepend`:                       {"grants"},

@@ -22,7 +22,7 @@ type Certificate struct {
 	cert     []byte // what is in the files
 	key      []byte
 	pair     *tls.Certificate
-	complain string // what was logged last
+	complain string // why the files are of no use, as was logged; empty if they are
 }
 
 // lookEvery is how often the files are looked at while clients connect.
@@ -71,14 +71,17 @@ func (c *Certificate) now(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	before := c.pair
 	err := c.read(now)
 	c.looked = now
+	complain := ""
+	if err != nil {
+		complain = err.Error()
+	}
 	switch {
-	case err != nil && err.Error() != c.complain:
-		c.complain = err.Error()
-		c.log.Warn("the certificate for TLS was not replaced", "reason", c.complain)
+	case err != nil && complain != c.complain:
+		c.log.Warn("the certificate for TLS was not replaced", "reason", complain)
 	case c.pair != before:
-		c.complain = ""
 		c.log.Info("the certificate for TLS was replaced", "not_after", c.pair.Leaf.NotAfter)
 	}
+	c.complain = complain
 	return c.pair, nil
 }
 

@@ -268,6 +268,8 @@ func TestCertificateThatIsNotReplacedIsTold(t *testing.T) {
 			{"a new pair", second.cert, second.key, replaced, second.cert},
 			{"another key again", second.cert, stray.key, told, second.cert},
 			{"another certificate", first.cert, second.key, "", second.cert}, // as before: they don't go together
+			{"the pair that is served", second.cert, second.key, "", second.cert},
+			{"another key after that", second.cert, stray.key, told, second.cert},
 		} {
 			write(t, f.cert, step.cert)
 			write(t, f.key, step.key)

@@ -278,6 +278,16 @@ func TestABudgetThatEndsInMidBatch(t *testing.T) {
 	}
 }
 
+// scripted returns a store after some SQL, whose principal script has a budget.
+func scripted(t *testing.T, budget plant.Budget, sql string) store {
+	t.Helper()
+	database := pgtest.New(t)
+	withBudget(t, database, budget, "script")
+	s := storeOn(t, database, "")
+	s.exec(t, sql)
+	return s
+}
+
 // A spending is a deletion under a budget.
 type spending struct {
 	id   int64
@@ -302,11 +312,8 @@ func (s store) spend(t *testing.T, budget plant.Budget, spendings []spending) {
 // Plants that leave by a cascade of the request count as well.
 func TestCascadesCount(t *testing.T) {
 	t.Parallel()
-	database := pgtest.New(t)
 	five := plant.Budget{Most: 5, Period: time.Hour}
-	withBudget(t, database, five, "script")
-	s := storeOn(t, database, "")
-	s.exec(t, `ALTER TABLE plants ADD parent bigint REFERENCES plants ON DELETE CASCADE;
+	s := scripted(t, five, `ALTER TABLE plants ADD parent bigint REFERENCES plants ON DELETE CASCADE;
 		INSERT INTO plants (id, name, parent) VALUES (1, 'a', NULL), (2, 'b', 1), (3, 'c', 1), (4, 'd', NULL), (5, 'e', 4), (6, 'f', 4), (7, 'g', NULL), (8, 'h', NULL)`)
 	s.spend(t, five, []spending{{1, -1}, {4, 2}, {7, -1}, {8, -1}, {4, 0}})
 }
@@ -315,11 +322,8 @@ func TestCascadesCount(t *testing.T) {
 // took of the budget is taken back with the deletion, so it is left.
 func TestWhatATriggerDeletesIsLeftWhereItIsTakenBack(t *testing.T) {
 	t.Parallel()
-	database := pgtest.New(t)
 	three := plant.Budget{Most: 3, Period: time.Hour}
-	withBudget(t, database, three, "script")
-	s := storeOn(t, database, "")
-	s.exec(t, `INSERT INTO plants (id, name) SELECT n, 'fern' FROM generate_series(1, 9) n;
+	s := scripted(t, three, `INSERT INTO plants (id, name) SELECT n, 'fern' FROM generate_series(1, 9) n;
 		CREATE FUNCTION along() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
 			'BEGIN IF OLD.id = 1 THEN DELETE FROM public.plants WHERE id = 2; DELETE FROM public.plants WHERE id IN (3, 4); END IF; RETURN NULL; END';
 		CREATE TRIGGER along AFTER DELETE ON plants FOR EACH ROW EXECUTE FUNCTION along()`)
@@ -330,11 +334,8 @@ func TestWhatATriggerDeletesIsLeftWhereItIsTakenBack(t *testing.T) {
 // connection.
 func TestWhatATriggerDeletedEarlierIsNotLeft(t *testing.T) {
 	t.Parallel()
-	database := pgtest.New(t)
 	three := plant.Budget{Most: 3, Period: time.Hour}
-	withBudget(t, database, three, "script")
-	s := storeOn(t, database, "")
-	s.exec(t, `INSERT INTO plants (id, name) SELECT n, 'fern' FROM generate_series(1, 9) n;
+	s := scripted(t, three, `INSERT INTO plants (id, name) SELECT n, 'fern' FROM generate_series(1, 9) n;
 		CREATE FUNCTION along() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN DELETE FROM public.plants WHERE id = OLD.id + 1; RETURN NULL; END';
 		CREATE TRIGGER along AFTER DELETE ON plants FOR EACH ROW WHEN (OLD.id = 1) EXECUTE FUNCTION along()`)
 	s.spend(t, three, []spending{{1, -1}, {5, -1}, {6, 0}})

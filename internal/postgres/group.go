@@ -110,9 +110,8 @@ func (g *group) join(ctx context.Context, d plant.Deletion) verdict {
 	if opened && first && g.db.shares.free(g.what) && (m.until.IsZero() || time.Until(m.until) > leastToGoAlone) {
 		// In the request's own goroutine: another would have to be woken, and this one
 		// by it.
-		due, opened = g.batch(ctx, due, 1)
-	}
-	if opened {
+		g.goAlone(ctx, due)
+	} else if opened {
 		go g.lane(due)
 	}
 	select {
@@ -142,15 +141,24 @@ func (g *group) openLane() (due time.Time, opened bool) {
 
 // lane runs batches until it is not needed any more.
 func (g *group) lane(due time.Time) {
-	for opened := true; opened; {
-		due, opened = g.batch(context.Background(), due, maxBatch)
+	for opened := true; opened; due, opened = g.nextLane(due) {
+		g.run(context.Background(), maxBatch)
 	}
 }
 
-// batch runs one batch of up to most on an open lane, and closes that. It opens another
-// if one is needed, see openLane.
-func (g *group) batch(ctx context.Context, due time.Time, most int) (next time.Time, opened bool) {
-	g.run(ctx, most)
+// goAlone runs a batch of one. If others wait then, a lane goes on with them, also after
+// a panic: that ends the request only.
+func (g *group) goAlone(ctx context.Context, due time.Time) {
+	defer func() {
+		if due, opened := g.nextLane(due); opened {
+			go g.lane(due)
+		}
+	}()
+	g.run(ctx, 1)
+}
+
+// nextLane closes a lane, and opens another if one is needed, see openLane.
+func (g *group) nextLane(due time.Time) (next time.Time, opened bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.lanes.leave(due)
@@ -163,12 +171,10 @@ func (g *group) watch() {
 	if g.watched || len(g.waiting) == 0 {
 		return
 	}
-	due, some := g.lanes.nextSlow()
-	if !some {
-		return
+	if inTime, due := g.lanes.inTime(time.Now()); inTime > 0 {
+		g.watched = true
+		time.AfterFunc(time.Until(due), g.passSlow)
 	}
-	g.watched = true
-	time.AfterFunc(time.Until(due), g.passSlow)
 }
 
 // passSlow opens a lane beside one whose batch is slow.

@@ -67,12 +67,7 @@ func (l *lanes) wanted() int {
 // batch counts as slow, by which leave knows it.
 func (l *lanes) enter() (due time.Time, opened bool) {
 	now := time.Now()
-	inTime := 0
-	for _, due := range l.open {
-		if due.After(now) {
-			inTime++
-		}
-	}
+	inTime, _ := l.inTime(now)
 	if len(l.open) >= l.most || inTime >= l.wanted() {
 		return time.Time{}, false
 	}
@@ -88,16 +83,18 @@ func (l *lanes) leave(due time.Time) {
 	l.open = slices.Delete(l.open, at, at+1)
 }
 
-// nextSlow is when one more of the lanes will count as slow: the first that was opened of
-// those that do not yet.
-func (l *lanes) nextSlow() (due time.Time, some bool) {
-	now := time.Now()
-	for _, due := range l.open {
-		if due.After(now) {
-			return due, true
+// inTime is how many lanes do not count as slow, and from when on the first of them that
+// was opened will.
+func (l *lanes) inTime(now time.Time) (n int, due time.Time) {
+	for _, d := range l.open {
+		if d.After(now) {
+			if n == 0 {
+				due = d
+			}
+			n++
 		}
 	}
-	return time.Time{}, false
+	return n, due
 }
 
 // note learns from a batch. Work that was held up counts as twice the usual.

@@ -307,6 +307,41 @@ func TestWhoRunsABatch(t *testing.T) {
 	}
 }
 
+// A panic ends the request that met it, and neither its lane nor those who wait behind it.
+func TestAPanicLeavesTheLane(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := &group{db: &DB{shares: newShares(defaultConns)}, lanes: lanes{most: 1}}
+		waits := make(chan bool)
+		g.run = func(_ context.Context, most int) {
+			batch := g.take(most)
+			if most == 1 {
+				<-waits
+				panic("a bug of ours")
+			}
+			tell(batch, verdict{})
+		}
+		var clients sync.WaitGroup
+		clients.Go(func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the request that met the panic went on")
+				}
+			}()
+			g.join(context.Background(), plant.Deletion{})
+		})
+		synctest.Wait()
+		clients.Go(func() { g.join(context.Background(), plant.Deletion{}) })
+		synctest.Wait()
+		close(waits)
+		clients.Wait()
+		synctest.Wait()
+		if len(g.lanes.open) != 0 {
+			t.Errorf("%d lanes are open when all is done, want none", len(g.lanes.open))
+		}
+	})
+}
+
 // Whoever waits behind slow batches passes them, one lane after the other, as long as
 // there are connections.
 func TestSlowBatchesArePassed(t *testing.T) {

@@ -148,6 +148,8 @@ func run(ctx context.Context, again <-chan os.Signal, args []string, stdout, std
 		defer console.line.end()
 		console.out, console.err = console.line.over(stdout), console.line.over(stderr)
 	}
+	told := &keeper{w: console.out}
+	console.out = told
 	done := make(chan error, 1)
 	go func() { done <- command.Run() }()
 	if name == "dev" {
@@ -155,6 +157,9 @@ func run(ctx context.Context, again <-chan os.Signal, args []string, stdout, std
 	}
 	select {
 	case err := <-done:
+		if err == nil && told.err != nil {
+			return fmt.Errorf("'%s' is done, but not all that it told could be written: %w", command.Selected().FullPath(), told.err)
+		}
 		return err
 	case s := <-again:
 		return fmt.Errorf("ended at once by a second signal (%v): what was under way was cut off", s)

@@ -211,6 +211,28 @@ func expecting(t *testing.T, url string) func(code int, stdout, stderr string, a
 	}
 }
 
+// Whoever can't read what a command told is not told that all is well: a restore, for
+// one, tells what it could not bring back.
+func TestOutputThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	execute(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) VALUES (1, 'Boston fern'); DELETE FROM plants`)
+	if _, stderr, code := command(t, "token", "create", "shop", "--database-url="+database.Owner); code != 0 {
+		t.Fatal(stderr)
+	}
+	for _, args := range []string{"deletions restore 1", "token budget shop 5/1h", "migrate up", "version"} {
+		all := strings.Fields(args)
+		if args != "version" {
+			all = append(all, "--database-url="+database.Owner)
+		}
+		err := run(t.Context(), nil, all, writerFunc(func([]byte) (int, error) { return 0, syscall.ENOSPC }), io.Discard)
+		const want = "' is done, but not all that it told could be written: no space left on device"
+		if err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: %v, want ...%s", args, err, want)
+		}
+	}
+}
+
 func TestMigrateAndToken(t *testing.T) {
 	t.Parallel()
 	expect := expecting(t, pgtest.Empty(t).Owner)

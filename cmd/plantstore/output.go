@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,6 +34,19 @@ func (c *console) say(format string, args ...any) {
 	if c.line != nil {
 		c.line.say(fmt.Sprintf(format, args...))
 	}
+}
+
+// A keeper keeps the first error of its writer: what a command tells may be all that
+// there is of it, such as what a restore could not bring back.
+type keeper struct {
+	w   io.Writer
+	err error
+}
+
+func (k *keeper) Write(p []byte) (int, error) {
+	n, err := k.w.Write(p)
+	k.err = cmp.Or(k.err, err)
+	return n, err
 }
 
 // errUnread is why a command ended whose output goes to a program that has ended.

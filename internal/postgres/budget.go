@@ -145,6 +145,64 @@ func (p *Plants) lookWithin(ctx context.Context, d plant.Deletion, why *plant.Ov
 	})
 }
 
+// holds knows whose budgets are held: another transaction has locked the row for longer
+// than a batch waits for it. All deletions of such a principal wait for the same row. The
+// first to meet that does so in the database, as those do that are locked. The others wait
+// for the first, and take nothing that those of another principal need.
+type holds struct {
+	mu   sync.Mutex
+	open map[string]chan struct{} // by principal; closed when the first waits no more
+}
+
+// A spender is a deletion that may have to wait for its principal's budget.
+type spender struct {
+	holds    *holds
+	deletion plant.Deletion
+	held     bool // its last attempt met that the budget is held
+	first    bool // of those that wait
+}
+
+// waitsFor returns what is closed when the next attempt may be made; nil if that is now.
+// Where it is not sure what came of an earlier attempt, it finds that out first.
+func (s *spender) waitsFor(unsure bool) <-chan struct{} {
+	if s.deletion.Budget == (plant.Budget{}) || s.first || unsure && !s.held {
+		return nil
+	}
+	s.holds.mu.Lock()
+	defer s.holds.mu.Unlock()
+	return s.holds.open[s.deletion.Principal]
+}
+
+// note learns from an attempt.
+func (s *spender) note(v verdict) {
+	s.held = v.held
+	if !v.held {
+		s.leave()
+		return
+	}
+	s.holds.mu.Lock()
+	defer s.holds.mu.Unlock()
+	if s.holds.open == nil {
+		s.holds.open = make(map[string]chan struct{})
+	}
+	if s.holds.open[s.deletion.Principal] == nil {
+		s.holds.open[s.deletion.Principal] = make(chan struct{})
+		s.first = true
+	}
+}
+
+// leave lets the others go on, if they wait for this one.
+func (s *spender) leave() {
+	if !s.first {
+		return
+	}
+	s.first = false
+	s.holds.mu.Lock()
+	defer s.holds.mu.Unlock()
+	close(s.holds.open[s.deletion.Principal])
+	delete(s.holds.open, s.deletion.Principal)
+}
+
 // A budgetJSON is a principal's budget as the trigger reads it.
 type budgetJSON struct {
 	Principal string `json:"principal"`

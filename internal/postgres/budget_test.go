@@ -604,6 +604,46 @@ func TestABudgetHoldsNobodyElseUp(t *testing.T) {
 	group.Wait()
 }
 
+// While the budget of one principal is held, another that has one keeps its rate.
+// Those who waited all get through once it is let go.
+func TestBesideABudgetThatIsHeld(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	plenty := plant.Budget{Most: 1_000_000, Period: time.Hour}
+	withBudget(t, database, plenty, "held", "other")
+	s := storeOn(t, database, "pool_max_conns=1") // which has one connection for budgets
+	const many = 64
+	s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, 60000) i`)
+	var next atomic.Int64
+	s.besidesOf(t, func(id int64) plant.Deletion { return by("other", id, plenty) }, func(t *testing.T) func() {
+		tx, err := s.owner.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+		if _, err := tx.Exec(t.Context(), `SELECT FROM plantstore_budgets WHERE principal = 'held' FOR UPDATE`); err != nil {
+			t.Fatal(err)
+		}
+		stop := crowd(many, func(int) {
+			id := next.Add(1)
+			if _, err := s.plants.Delete(in(t, patience), by("held", id, plenty)); err != nil {
+				t.Errorf("Delete(%d) by a principal whose budget was held: %v, want none", id, err)
+			}
+		})
+		for waiting := 0; waiting == 0; {
+			if err := s.owner.QueryRow(in(t, patience), `SELECT count(*) FROM pg_locks WHERE NOT granted AND transactionid IS NOT NULL`).Scan(&waiting); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return func() {
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			stop()
+		}
+	})
+}
+
 // A token tells the budget of its principal.
 func TestATokenTellsTheBudget(t *testing.T) {
 	t.Parallel()

@@ -22,6 +22,7 @@ type Plants struct {
 	budgeted *group // of those whose principals have a budget: others don't wait for them
 	refusals *group
 	used     usedUp
+	holds    holds
 	lines    lines
 	hard     memory
 	// inFlight bounds the deletions that are tried, except those that are locked or
@@ -139,7 +140,20 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 	what := p.hard.recall(d.Plant)
 	// number is that of the deletion's turn.
 	number := 0
+	spender := spender{holds: &p.holds, deletion: d}
+	defer spender.leave()
 	for tries := 0; ; {
+		if held := spender.waitsFor(unsure); held != nil {
+			land()
+			if lockedSince.IsZero() {
+				lockedSince = time.Now()
+			}
+			select {
+			case <-held:
+			case <-ctx.Done():
+				return plant.Result{}, conclude(unsure, p.db.shares.inVain(ctx.Err()))
+			}
+		}
 		began := time.Now()
 		if what == slow || what == locked {
 			land()
@@ -170,6 +184,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 			v = p.lookWithin(ctx, d, over)
 		}
 		p.hard.note(d.Plant, v)
+		spender.note(v)
 		if v.next == done && isDefinite(v.err) {
 			waited := v.waited
 			v = p.sayNo(ctx, d, v.err, unsure)
@@ -190,6 +205,13 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 			if harder := max(what, v.what, retried); harder != what {
 				what = harder
 				continue // at once: it is waiting, not failing
+			}
+		case again:
+			if v.held && what != locked {
+				if spender.first {
+					what = locked
+				}
+				continue
 			}
 		case ask:
 			unsure = true

@@ -237,6 +237,12 @@ const leastPace = 0.4
 // rounds, of which one has to do.
 func (s store) besides(t *testing.T, disturb func(t *testing.T) (stop func())) {
 	t.Helper()
+	s.besidesOf(t, func(id int64) plant.Deletion { return deletion(id, "k") }, disturb)
+}
+
+// besidesOf is besides for clients who ask for certain deletions.
+func (s store) besidesOf(t *testing.T, of func(id int64) plant.Deletion, disturb func(t *testing.T) (stop func())) {
+	t.Helper()
 	const first, last = 1_000_000, 1_060_000
 	s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series($1::bigint, $2::bigint) i`, first, last)
 	var next atomic.Int64
@@ -249,7 +255,7 @@ func (s store) besides(t *testing.T, disturb func(t *testing.T) (stop func())) {
 		for range 8 {
 			clients.Go(func() {
 				for id := next.Add(1); ctx.Err() == nil && id < last; id = next.Add(1) {
-					if _, err := s.plants.Delete(in(t, patience), deletion(id, "k")); err != nil {
+					if _, err := s.plants.Delete(in(t, patience), of(id)); err != nil {
 						t.Errorf("Delete(%d): %v, want none", id, err)
 					}
 				}

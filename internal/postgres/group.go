@@ -33,6 +33,8 @@ import (
 //     sent back to its request, which waits on a connection of another share. The
 //     first to be locked takes along whoever else is seen to be: all, where it is
 //     a table that is locked.
+//   - Where the budget of a batch is held by another transaction, it goes back whole:
+//     see holds.
 //   - A deletion that was refused before under the same key has another turn than
 //     the first: it meets the refusal, like an entry, and goes on alone.
 //   - A batch whose connection is lost leaves the fate of every member unknown.
@@ -267,8 +269,8 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 	}
 	if len(batch) > 1 {
 		_, v, settled := g.attempt(conn, batch, deleteTogether, limit)
-		if v.next == alone && v.unparsed {
-			tell(batch, v) // the table is locked, and so are all of its rows
+		if v.next == alone && v.unparsed || v.held {
+			tell(batch, v) // the table is locked, and so are all of its rows; or the budget is, which they share
 			return
 		}
 		if v.what == locked {
@@ -295,7 +297,7 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 	switch {
 	case settled:
 		return
-	case len(batch) == 1, v.next == alone && v.unparsed:
+	case len(batch) == 1, v.next == alone && v.unparsed, v.held:
 		tell(batch, v)
 		return
 	case blamed != nil:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -57,6 +58,8 @@ type verdict struct {
 	err error
 	// unparsed: not even the statements could be prepared.
 	unparsed bool
+	// held: the budget of the deletion's principal is held by another transaction.
+	held bool
 	// waited is how long the attempt waited for a connection, or its batch to begin, and
 	// batch how many deletions that had.
 	waited time.Duration
@@ -250,9 +253,13 @@ func blame(ctx context.Context, conn *pgx.Conn, err error) verdict {
 }
 
 // sendOn makes a verdict that a deletion was locked or slow one that it goes on as
-// such.
+// such. One that waited for a budget is neither: its plant is like any other.
 func sendOn(v verdict, err error) verdict {
 	if v.next != again && v.next != alone || !errors.Is(v.err, plant.ErrBusy) {
+		return v
+	}
+	if pg := pgError(err); pg != nil && strings.Contains(pg.Where, "plantstore_spend(") {
+		v.next, v.what, v.held = again, locked, true
 		return v
 	}
 	v.next = alone

@@ -60,8 +60,8 @@ type serveTuning struct {
 // Validate refuses values that can't work.
 func (f *serveTuning) Validate() error {
 	switch {
-	case f.RequestTimeout < 100*time.Millisecond || f.RequestTimeout > 10*time.Minute:
-		return fmt.Errorf("--request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is %s: it must be from 100ms to 10m", f.RequestTimeout)
+	case f.RequestTimeout < 500*time.Millisecond || f.RequestTimeout > 10*time.Minute:
+		return fmt.Errorf("--request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is %s: it must be from 500ms to 10m", f.RequestTimeout)
 	case f.RequestTimeout > f.ShutdownTimeout:
 		return fmt.Errorf("--request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is %s: it must not be longer than --shutdown-timeout (PLANTSTORE_SHUTDOWN_TIMEOUT), which is %s: the end would cut requests off",
 			f.RequestTimeout, f.ShutdownTimeout)

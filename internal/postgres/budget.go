@@ -145,25 +145,26 @@ func (p *Plants) lookWithin(ctx context.Context, d plant.Deletion, why *plant.Ov
 	})
 }
 
-// holds knows whose budgets are held: another transaction has locked the row for longer
-// than a batch waits for it. All deletions of such a principal wait for the same row. The
-// first to meet that does so in the database, as those do that are locked. The others wait
-// for the first, and take nothing that those of another principal need.
+// holds knows whose budgets are held: somebody has locked the row for longer than a batch
+// waits for it. All deletions of such a principal need that row. The first that meets the
+// lock waits for it on a connection for locked ones. The others wait for the first, and
+// take no connection that another principal's need.
 type holds struct {
 	mu   sync.Mutex
-	open map[string]chan struct{} // by principal; closed when the first waits no more
+	open map[string]chan struct{} // by principal; closed when the first waits no longer
 }
 
 // A spender is a deletion that may have to wait for its principal's budget.
 type spender struct {
 	holds    *holds
 	deletion plant.Deletion
-	held     bool // its last attempt met that the budget is held
-	first    bool // of those that wait
+	held     bool // that was so in its last attempt
+	first    bool // it is the one that waits in the database
 }
 
-// waitsFor returns what is closed when the next attempt may be made; nil if that is now.
-// Where it is not sure what came of an earlier attempt, it finds that out first.
+// waitsFor returns nil if the next attempt may be made now, or else a channel that is
+// closed when it may. A deletion that is unsure of an earlier attempt may find that out
+// first.
 func (s *spender) waitsFor(unsure bool) <-chan struct{} {
 	if s.deletion.Budget == (plant.Budget{}) || s.first || unsure && !s.held {
 		return nil

@@ -155,7 +155,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 			}
 		}
 		began := time.Now()
-		if what == slow || what == locked {
+		if what >= suspected {
 			land()
 		}
 		if what == locked && !counted {
@@ -336,6 +336,8 @@ func (p *Plants) deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purp
 	case locked:
 		lockTimeout = min(left, p.lockPatience())
 	case slow:
+	case suspected:
+		statementTimeout = min(left, 2*p.group.statementTimeout())
 	default:
 		statementTimeout = min(left, batchStatementTimeout)
 	}
@@ -350,7 +352,10 @@ func (p *Plants) deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purp
 	if v.next == look {
 		return explain(ctx, conn, d, v.err, unsure)
 	}
-	return sendOn(v, err)
+	if v = sendOn(v, err); v.what == suspected {
+		v.what = slow // it was on its own
+	}
+	return v
 }
 
 // lockPatience is how long a deletion waits for a lock before it lets the next one

@@ -422,6 +422,33 @@ func TestBesideDeletionsThatAreSlowByNature(t *testing.T) {
 	})
 }
 
+// A deletion that a busy machine held up once is not slow by nature, and does not wait
+// for those that are.
+func TestADeletionThatWasHeldUpOnce(t *testing.T) {
+	t.Parallel()
+	s := storeOn(t, pgtest.New(t), "pool_max_conns=1")
+	s.exec(t, `CREATE SEQUENCE tries;
+		GRANT USAGE ON tries TO plantstore_app;
+		CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS
+			$$ BEGIN IF OLD.id = 1 OR nextval('tries') = 1 THEN PERFORM pg_sleep(0.7); END IF; RETURN OLD; END $$;
+		CREATE TRIGGER hold_up BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION hold_up()`)
+	s.sample(t, 2)
+	conns := s.take(t, slow)
+	got, err := s.plants.Delete(in(t, patience), deletion(2, "k"))
+	if err != nil {
+		t.Errorf("Delete while those that are slow by nature wait: %v, want none", err)
+	}
+	if attempts := got.Course.Attempts; len(attempts) != 2 || attempts[0].Failed != failedSlow {
+		t.Errorf("attempts %+v, want one that was too slow, and one more", attempts)
+	}
+	for _, conn := range conns {
+		conn.Release()
+	}
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+		t.Errorf("Delete of a plant that is slow by nature: %v, want none", err)
+	}
+}
+
 func TestBesideRefusedDeletions(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -556,7 +583,7 @@ func TestALostAnswerIsFoundOutAtOnce(t *testing.T) {
 	t.Parallel()
 	s, w := lossy(t, pgtest.New(t), "pool_max_conns=1")
 	s.plant(t, 1)
-	for _, what := range []purpose{retried, slow, locked, known, unknown, watched} {
+	for _, what := range []purpose{retried, suspected, slow, locked, known, unknown, watched} {
 		for _, conn := range s.take(t, what) {
 			defer conn.Release()
 		}

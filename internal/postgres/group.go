@@ -303,7 +303,7 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 	case blamed != nil:
 		rest := slices.DeleteFunc(slices.Clone(batch), func(m *member) bool { return m == blamed })
 		batch = []*member{blamed}
-		if v.what == slow || v.what == locked {
+		if v.what == suspected || v.what == locked {
 			tell(batch, v) // another look would take as long again
 			batch = nil
 		}

@@ -25,6 +25,9 @@ const (
 	// retried: deletions of plants that were difficult a moment ago, and finding
 	// out why a deletion was refused. Each takes a few milliseconds.
 	retried
+	// suspected: deletions that took long in a batch, by nature or because the machine was
+	// busy. Those which a moment's patience is enough for don't wait for the others.
+	suspected
 	// slow: deletions that take long by nature.
 	slow
 	// locked: deletions that wait for others to give a lock away.
@@ -46,13 +49,13 @@ const (
 
 // String returns the purpose's name in the metrics.
 func (p purpose) String() string {
-	return [purposes]string{"batches", "retried", "slow", "locked", "lost", "budgeted", "known_tokens", "unknown_tokens", "readiness"}[p]
+	return [purposes]string{"batches", "retried", "suspected", "slow", "locked", "lost", "budgeted", "known_tokens", "unknown_tokens", "readiness"}[p]
 }
 
 // dealt is the order in which connections are dealt out to the purposes.
 var dealt = [...]purpose{
 	// What works: one for each purpose, and one for a batch to pass another.
-	retried, slow, locked, lost, budgeted, together, together, known, unknown, watched,
+	retried, suspected, slow, locked, lost, budgeted, together, together, known, unknown, watched,
 	// One more for each purpose that somebody may hold up, so that one deletion does
 	// not stop the next.
 	retried, slow, locked, lost, budgeted,
@@ -65,7 +68,7 @@ var dealt = [...]purpose{
 const (
 	// LeastConns is the size of the smallest pool that works. A smaller pool_max_conns
 	// counts as this.
-	LeastConns = 10
+	LeastConns = 11
 	// defaultConns is the size of the pool unless the URL has a pool_max_conns.
 	// Connections are opened when they are needed, which most are seldom, or far from
 	// the database.

@@ -88,7 +88,7 @@ func (v verdict) failed() string {
 		return failedUnreachable
 	case v.what == locked:
 		return failedLocked
-	case v.what == slow:
+	case v.what == suspected, v.what == slow:
 		return failedSlow
 	case v.next == alone:
 		return failedTogether
@@ -267,7 +267,7 @@ func sendOn(v verdict, err error) verdict {
 	case lockNotAvailable:
 		v.what = locked
 	case "57014": // query_canceled
-		v.what = slow
+		v.what = suspected
 	default:
 		v.what = retried
 	}

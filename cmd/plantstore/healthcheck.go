@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -19,18 +20,25 @@ type healthcheckCommand struct {
 
 // Run asks /readyz. It is for containers that have no shell and no curl.
 func (c *healthcheckCommand) Run(ctx context.Context, console *console) error {
-	host, port, err := net.SplitHostPort(c.AdminAddr)
-	if err != nil {
+	bad := func(err error) error {
 		return &exitError{exitUsage, fmt.Errorf("--admin-addr (PLANTSTORE_ADMIN_ADDR) is %q: %w", c.AdminAddr, err)}
+	}
+	host, service, err := net.SplitHostPort(c.AdminAddr)
+	if err != nil {
+		return bad(err)
+	}
+	port, err := net.LookupPort("tcp", service) // it may have a name, as for who listens there
+	if err != nil {
+		return bad(err)
 	}
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = "localhost"
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+"/readyz", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, strconv.Itoa(port))+"/readyz", nil)
 	if err != nil {
-		return err
+		return bad(err)
 	}
 	answer, err := http.DefaultClient.Do(request)
 	switch {

@@ -107,6 +107,15 @@ func TestBadCommandLines(t *testing.T) {
 			`plantstore: DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database`, false},
 		{"migrate up --database-url=postgres://u:geheim@127.0.0.1:1/d?sslmode=disable", 1,
 			`plantstore: cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is PLANTSTORE_MIGRATE_DATABASE_URL right?`, false},
+		{"migrate plan --database-url=postgres://u:geheim@127.0.0.1:1/d?sslmode=disable", 1,
+			`plantstore: cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is PLANTSTORE_MIGRATE_DATABASE_URL right?`, false},
+		{"migrate down --database-url=postgres://u:geheim@127.0.0.1:1/d?sslmode=disable", 1,
+			`plantstore: cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is PLANTSTORE_MIGRATE_DATABASE_URL right?`, false},
+		{"migrate status --database-url=postgres://u:geheim@127.0.0.1:1/d?sslmode=disable", 1,
+			`plantstore: cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is PLANTSTORE_MIGRATE_DATABASE_URL right?`, false},
+		{"migrate version --database-url=postgres://u:geheim@127.0.0.1:1/d?sslmode=disable", 1,
+			`plantstore: cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is PLANTSTORE_MIGRATE_DATABASE_URL right?`, false},
+		{"dev --addr=127.0.0.1:0 --admin-addr=9090", 2, `plantstore: --admin-addr (PLANTSTORE_ADMIN_ADDR) is "9090": missing port in address: want one as :8080 or 127.0.0.1:8080`, false},
 		{"serve --tls-cert=cert.pem", 2, `plantstore: serve: --tls-cert (PLANTSTORE_TLS_CERT) and --tls-key (PLANTSTORE_TLS_KEY) go together: one of them is not set`, false},
 		{"serve --tls-cert=/nonexistent/cert.pem --tls-key=key.pem", 2, `plantstore: serve: the certificate for TLS can't be read: open /nonexistent/cert.pem: no such file or directory`, false},
 		{"token rotate x --days=36501", 2, `plantstore: token rotate: --days is 36501: it must be from 0 to 36500`, false},
@@ -122,6 +131,9 @@ func TestBadCommandLines(t *testing.T) {
 		{"token create x --days=-1", 2, `plantstore: token create: --days is -1: it must be from 0 to 36500`, false},
 		{"token create", 2, `plantstore: expected "<name>"`, true},
 		{"healthcheck --admin-addr=nonsense", 2, `plantstore: --admin-addr (PLANTSTORE_ADMIN_ADDR) is "nonsense": address nonsense: missing port in address`, false},
+		{"healthcheck --admin-addr=127.0.0.1:nonsense", 2, `plantstore: --admin-addr (PLANTSTORE_ADMIN_ADDR) is "127.0.0.1:nonsense": lookup tcp/nonsense: unknown port`, false},
+		{"healthcheck --admin-addr=a%zz:9090", 2, `plantstore: --admin-addr (PLANTSTORE_ADMIN_ADDR) is "a%zz:9090": parse "http://a%zz:9090/readyz": invalid URL escape "%zz"`, false},
+		{"healthcheck --admin-addr=127.0.0.1:gopher", 1, `plantstore: not healthy: nothing listens on 127.0.0.1:70: is the service running, and is PLANTSTORE_ADMIN_ADDR right?`, false},
 		{"healthcheck --admin-addr=127.0.0.1:1", 1, `plantstore: not healthy: nothing listens on 127.0.0.1:1: is the service running, and is PLANTSTORE_ADMIN_ADDR right?`, false},
 	}
 	for _, tt := range tests {
@@ -164,8 +176,9 @@ func TestHealthcheckSaysWhy(t *testing.T) {
 	defer silent.Close()
 	p := start(t, "serve", "--database-url=host="+t.TempDir()+" user=u dbname=d", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
 	public, admin := p.addresses(t)
+	reason := waitReady(t, admin, http.StatusServiceUnavailable)
 	for _, tt := range []struct{ name, addr, want string }{
-		{"no database", strings.TrimPrefix(admin, "http://"), "not healthy: cannot connect to PostgreSQL at /"},
+		{"no database", strings.TrimPrefix(admin, "http://"), "plantstore: not healthy: " + reason},
 		{"the other listener", strings.TrimPrefix(public, "http://"), strings.TrimPrefix(public, "http://") + " answers 404 Not Found and is no operators' listener: is PLANTSTORE_ADMIN_ADDR right?"},
 		{"silence", silent.Addr().String(), "not healthy: " + silent.Addr().String() + " did not answer in 100ms"},
 	} {
@@ -176,6 +189,36 @@ func TestHealthcheckSaysWhy(t *testing.T) {
 		if _, stderr, code := command(t, "healthcheck", "--admin-addr="+tt.addr, "--timeout="+timeout); code != 1 || !strings.Contains(stderr, tt.want) {
 			t.Errorf("%s: exit code %d, %q; want 1, %q", tt.name, code, stderr, tt.want)
 		}
+	}
+}
+
+// Who asks and gets no whole answer reads why. An empty file and exit code 0 would be
+// taken for the answer.
+func TestAnswersOntoAFullDisk(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	execute(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
+	for _, args := range []string{
+		"migrate up", "migrate plan", "migrate plan --json", "migrate status", "migrate status --json", "migrate version", "migrate version --json",
+		"token list", "token list --json", "deletions list", "deletions list --json", "deletions show 1", "deletions show 1 --json",
+		"deletions purge --older-than=8d --dry-run", "deletions restore 1 --dry-run", "doctor", "doctor --json",
+		"version", "completion", "complete",
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			list := strings.Fields(args)
+			if !slices.Contains([]string{"version", "completion", "complete"}, list[0]) {
+				list = append(list, "--database-url="+database.Owner)
+			}
+			err := run(t.Context(), nil, list, writerFunc(func([]byte) (int, error) { return 0, syscall.ENOSPC }), io.Discard)
+			if !errors.Is(err, syscall.ENOSPC) {
+				t.Errorf("%v, want that no space is left", err)
+			}
+			const want = "'plantstore version' is done, but not all that it told could be written: no space left on device"
+			if args == "version" && fmt.Sprint(err) != want {
+				t.Errorf("%v, want %s", err, want)
+			}
+		})
 	}
 }
 
@@ -209,28 +252,6 @@ func expecting(t *testing.T, url string) func(code int, stdout, stderr string, a
 				strings.Join(args, " "), gotCode, gotOut, gotErr, code, stdout, stderr)
 		}
 		return gotOut
-	}
-}
-
-// Whoever can't read what a command told is not told that all is well: a restore, for
-// one, tells what it could not bring back.
-func TestOutputThatCannotBeWritten(t *testing.T) {
-	t.Parallel()
-	database := pgtest.New(t)
-	execute(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) VALUES (1, 'Boston fern'); DELETE FROM plants`)
-	if _, stderr, code := command(t, "token", "create", "shop", "--database-url="+database.Owner); code != 0 {
-		t.Fatal(stderr)
-	}
-	for _, args := range []string{"deletions restore 1", "token budget shop 5/1h", "migrate up", "version"} {
-		all := strings.Fields(args)
-		if args != "version" {
-			all = append(all, "--database-url="+database.Owner)
-		}
-		err := run(t.Context(), nil, all, writerFunc(func([]byte) (int, error) { return 0, syscall.ENOSPC }), io.Discard)
-		const want = "' is done, but not all that it told could be written: no space left on device"
-		if err == nil || !strings.HasSuffix(err.Error(), want) {
-			t.Errorf("%s: %v, want ...%s", args, err, want)
-		}
 	}
 }
 

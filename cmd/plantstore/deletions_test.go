@@ -246,16 +246,16 @@ func TestDeletionsAreShownEscaped(t *testing.T) {
 	execute(t, owner, strings.ReplaceAll(`
 		CREATE TYPE "ti<ESC>tle" AS ENUM ('x');
 		ALTER TABLE plants DROP created_at, ADD "co<ESC>lour" text, ADD label text GENERATED ALWAYS AS (upper(name)) STORED, ADD a text, ADD b text, ADD c text, ADD d text, ADD e "ti<ESC>tle"[];
-		INSERT INTO plants (id, name, "co<ESC>lour", b, c, d) VALUES (1, E'two\nlines\u202e', E'\x1b[2Jred', '', 'null', '"quoted"')`, "<ESC>", "\x1b"))
+		INSERT INTO plants (id, name, "co<ESC>lour", b, c, d) VALUES (7, E'two\nlines\u202e', E'\x1b[2Jred', '', 'null', '"quoted"')`, "<ESC>", "\x1b"))
 	execute(t, pgtest.Connect(t, database.App), `
-		BEGIN; SELECT set_config('plantstore.request', ARRAY['1', E'shop\x1b[2J\n4  4', E'r\x07', E'k\u009b']::text, true);
-		DELETE FROM public.plants WHERE id = 1; COMMIT`)
+		BEGIN; SELECT set_config('plantstore.request', ARRAY['7', E'shop\x1b[2J\n4  4', E'r\x07', E'k\u009b']::text, true);
+		DELETE FROM public.plants WHERE id = 7; COMMIT`)
 	expect := expecting(t, database.Owner)
 	expect(0, `ID  PLANT  DELETED AT            BY                   REQUEST  RESTORED AT
-1   1      \S+  "shop\\x1b\[2J\\n4  4"  "r\\a"    -
+1   7      \S+  "shop\\x1b\[2J\\n4  4"  "r\\a"    -
 `, "", "deletions", "list")
 	expect(0, `deletion         1
-plant            1
+plant            7
 deleted at       \S+
 deleted by       "shop\\x1b\[2J\\n4  4"
 logged in as     plantstore_app
@@ -263,7 +263,7 @@ request          "r\\a"
 idempotency key  "k\\u009b"
 
 COLUMN        TYPE                          VALUE
-id            bigint                        1
+id            bigint                        7
 name          text                          "two\\nlines\\u202e"
 "co\\x1blour"  text                          "\\x1b\[2Jred"
 label         text, computed: not recorded  
@@ -275,7 +275,7 @@ e             "public.\\"ti\\x1btle\\"\[\]"      null
 `, "", "deletions", "show", "1")
 	execute(t, owner, `ALTER TABLE plants DROP "co`+"\x1b"+`lour"`)
 	expect(1, "", `plantstore: nothing was restored, because of 1 deletion:
-  deletion 1, plant 1: column "co\\x1blour" \(text\) is gone: "\\x1b\[2Jred" has no place
+  deletion 1, plant 7: column "co\\x1blour" \(text\) is gone: "\\x1b\[2Jred" has no place
 --lossy restores what is not as it was, too.
 `, "deletions", "restore", "1")
 }
@@ -351,7 +351,6 @@ func TestMoment(t *testing.T) {
 	})
 }
 
-// A restore of somebody's deletions goes on after a yes only.
 // What fails in the middle says how far it got.
 func TestAPurgeThatFails(t *testing.T) {
 	t.Parallel()
@@ -362,6 +361,37 @@ func TestAPurgeThatFails(t *testing.T) {
 		CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'kept'; END $$;
 		CREATE TRIGGER kept BEFORE DELETE ON plant_deletions FOR EACH ROW WHEN (OLD.id > 1000) EXECUTE FUNCTION kept()`)
 	expecting(t, database.Owner)(1, "", `.*plantstore: .*kept.*; 1000 of 1500 are purged, run it again for the rest\n`, "deletions", "purge", "--older-than=8d")
+}
+
+// What is being restored is not purged, and not told as purged.
+func TestAPurgeTellsWhatItPurged(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	execute(t, pgtest.Connect(t, database.Owner), `
+		INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, 3) i; DELETE FROM plants;
+		UPDATE plant_deletions SET deleted_at = now() - interval '30 days'`)
+	execute(t, pgtest.Connect(t, database.Owner), `BEGIN; SELECT FROM plant_deletions WHERE id = 2 FOR UPDATE`)
+	expect := expecting(t, database.Owner)
+	expect(0, "would purge 3 ledger rows older than 8d\n", "", "deletions", "purge", "--older-than=8d", "--dry-run")
+	expect(0, "purged 2 ledger rows older than 8d\n", "", "deletions", "purge", "--older-than=8d")
+}
+
+// How many plants are put back comes before how many there are.
+func TestARestoreTellsHowFarItIs(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	execute(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, 3) i;
+		DELETE FROM plants WHERE id = 1; DELETE FROM plants WHERE id = 2; DELETE FROM plants WHERE id = 3; INSERT INTO plants (id, name) VALUES (2, 'fern')`)
+	var c deletionsRestore
+	c.DatabaseURL, c.IDs = database.Owner, []int64{1, 2, 3}
+	console := &console{out: io.Discard, err: io.Discard, line: newStatusLine(io.Discard, "plantstore deletions restore")}
+	defer console.line.end()
+	if err := c.Run(t.Context(), console); err == nil || !strings.Contains(err.Error(), "deletion 2, plant 2: ") {
+		t.Errorf("%v, want that plant 2 is in the way", err)
+	}
+	if got, want := console.line.at, ": put back 2 of 3,"; got != want { // the last of what it told
+		t.Errorf("on the terminal %q, want %q", got, want)
+	}
 }
 
 // Who interrupts a command reads that it was interrupted.
@@ -406,6 +436,7 @@ func TestNobodyAgreesThroughAPipe(t *testing.T) {
 	}
 }
 
+// A restore of somebody's deletions goes on after a yes only.
 func TestAsk(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("refused")

@@ -55,6 +55,9 @@ func TestMigratePlan(t *testing.T) {
 	if code != 3 || stderr != "plantstore: <nil>\n" {
 		t.Errorf("pending: exit code %d, %q; want 3 and nothing said", code, stderr)
 	}
+	if stderr, code := runProcess(t, nil, "migrate", "plan", url); code != 3 || stderr != "" {
+		t.Errorf("pending, in a process of its own: exit code %d, %q; want 3 and nothing said", code, stderr)
+	}
 	matches(t, "plan", stdout, `database \S+ is at version 0, this plantstore at \d+: \d+ migrations are pending\n\n`+
 		`MIGRATION +VERDICT +LOCKS ON TABLES IN USE\n.*`+
 		`00003_record_deletions.sql +blocks writes briefly +SHARE ROW EXCLUSIVE on public.plants \(about 1,500 rows, \d+ kB\)\n.*`+
@@ -91,6 +94,7 @@ func TestMigratePlan(t *testing.T) {
 
 	execute(t, conn, `INSERT INTO goose_db_version (version_id, is_applied) VALUES (901, true);
 		UPDATE plantstore_migrations SET checksum = repeat('0', 64) WHERE version = 2;
+		UPDATE goose_db_version SET tstamp = '2026-01-02 03:04:05' WHERE version_id = 2;
 		DELETE FROM plantstore_migrations WHERE version = 3;
 		UPDATE plantstore_migrations SET baseline = true WHERE version = 4`)
 	stdout, _, code = command(t, "migrate", "plan", url)
@@ -105,7 +109,7 @@ func TestMigratePlan(t *testing.T) {
 		`note: whether these have changed .*: 00003_record_deletions.sql\n`+
 		`note: something else applied these; .*: 00004_api_tokens.sql\n`)
 	stdout, _, code = command(t, "migrate", "status", url)
-	matches(t, "status", stdout, `.*00002_ledger.sql +applied, changed since +\S+Z\n.*00901 +unknown to this binary .*TROUBLE: 00002.*`)
+	matches(t, "status", stdout, `.*00002_ledger.sql +applied, changed since +2026-01-02T03:04:05Z\n00003_record_deletions.sql +applied +20[^\n]+Z\n.*00901 +unknown to this binary .*TROUBLE: 00002.*`)
 	if code != 0 {
 		t.Errorf("status: exit code %d, want 0", code)
 	}

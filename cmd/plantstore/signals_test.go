@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -369,5 +370,33 @@ func TestDevNamesProgramDatabaseAndDocs(t *testing.T) {
 	d.signal(t, syscall.SIGINT)
 	if err := d.cmd.Wait(); err != nil {
 		t.Error(err)
+	}
+}
+
+// dev takes any port where nobody asked for one and the usual one is taken. It hides no
+// other trouble.
+func TestListenOrAny(t *testing.T) {
+	t.Parallel()
+	taken, err := listen("--addr", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	free, err := listenOrAny("--addr", "", taken.Addr().String())
+	if err != nil {
+		t.Fatalf("where %s is taken: %v, want another port", taken.Addr(), err)
+	}
+	defer free.Close()
+	if host, _, _ := net.SplitHostPort(free.Addr().String()); host != "127.0.0.1" {
+		t.Errorf("where %s is taken: %s, want a port of the same host", taken.Addr(), free.Addr())
+	}
+	for _, tt := range []struct{ addr, preferred string }{
+		{taken.Addr().String(), "127.0.0.1:0"},
+		{"", "192.0.2.1:0"}, // an address of documentation: nobody's
+	} {
+		if l, err := listenOrAny("--addr", tt.addr, tt.preferred); err == nil {
+			l.Close()
+			t.Errorf("listenOrAny of %q, or else %q: %s, want an error", tt.addr, tt.preferred, l.Addr())
+		}
 	}
 }

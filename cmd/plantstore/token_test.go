@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -24,6 +25,49 @@ func TestATokenThatCannotBeWritten(t *testing.T) {
 			writerFunc(func([]byte) (int, error) { return 0, syscall.ENOSPC }), io.Discard)
 		if err == nil || err.Error() != want {
 			t.Errorf("token %v: %v, want %s", args, err, want)
+		}
+	}
+}
+
+// A token is looked up again once it was known for as long as is set.
+func TestTheTokenCacheIsAsLongAsSet(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	token := strings.TrimSpace(expecting(t, database.Owner)(0, `pst_.*\n`, `.*\n`, "token", "create", "shop"))
+	for ttl, want := range map[string]string{"1h": "1 found, 1 cached", "0s": "2 found, 0 cached"} {
+		p := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s", "--token-cache-ttl="+ttl)
+		public, admin := p.addresses(t)
+		waitReady(t, admin, http.StatusOK)
+		for range 2 {
+			if code, body := send(t, http.MethodDelete, public+"/plants/1", token); code != http.StatusNotFound {
+				t.Fatalf("DELETE of no plant: %d %s, want 404", code, body)
+			}
+		}
+		looked := map[string]float64{}
+		for _, m := range scrape(t, admin, "plantstore_token_lookups_total")["plantstore_token_lookups_total"].GetMetric() {
+			looked[m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue()
+		}
+		if got := fmt.Sprintf("%g found, %g cached", looked["found"], looked["cached"]); got != want {
+			t.Errorf("--token-cache-ttl=%s, the same token twice: %s, want %s", ttl, got, want)
+		}
+	}
+}
+
+// What became of the tokens before is told, or it is an error.
+func TestARotationThatCannotBeTold(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	expecting(t, database.Owner)(0, `pst_.*\n`, `.*\n`, "token", "create", "shop")
+	for _, overlap := range []string{"0s", "1h"} {
+		err := run(t.Context(), nil, []string{"token", "rotate", "shop", "--overlap=" + overlap, "--database-url=" + database.Owner}, io.Discard,
+			writerFunc(func(p []byte) (int, error) {
+				if bytes.Contains(p, []byte("tokens of before")) {
+					return 0, syscall.ENOSPC
+				}
+				return len(p), nil
+			}))
+		if !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("token rotate --overlap=%s: %v, want that no space is left", overlap, err)
 		}
 	}
 }

@@ -208,6 +208,43 @@ func TestRepliesBeyondABudget(t *testing.T) {
 	}
 }
 
+// What is deleted during a lift is not counted: when the lift ends, as much of the budget
+// is left as when it began.
+func TestALiftedBudgetIsNotSpent(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	three := plant.Budget{Most: 3, Period: time.Hour}
+	issued := withBudget(t, database, three, "script")
+	s := storeOn(t, database, "")
+	s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, 9) i`)
+	remove := func(when string, want int64, ids ...int64) {
+		t.Helper()
+		for _, id := range ids {
+			if _, err := s.plants.Delete(in(t, patience), by("script", id, three)); err != nil {
+				t.Errorf("deletion %d, %s: %v, want the plant deleted", id, when, err)
+			}
+		}
+		list, err := issued.List(t.Context())
+		if err != nil || list[0].Used != want {
+			t.Errorf("%s: List = %+v, %v; want %d used", when, list, err, want)
+		}
+	}
+	lift := func(during time.Duration) {
+		t.Helper()
+		if err := issued.LiftBudget(t.Context(), "script", during); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remove("before the lift", 1, 1)
+	lift(time.Hour)
+	remove("during the lift", 1, 2, 3, 4)
+	lift(0)
+	remove("after the lift", 3, 5, 6)
+	if _, err := s.plants.Delete(in(t, patience), by("script", 7, three)); !isOver(err) {
+		t.Errorf("beyond the budget: %v, want an OverBudgetError", err)
+	}
+}
+
 // Of a budget that is made smaller than what was used of it nothing is left, and no less.
 func TestABudgetThatIsMadeSmaller(t *testing.T) {
 	t.Parallel()

@@ -429,6 +429,18 @@ func TestAShareThatIsTaken(t *testing.T) {
 		if !errors.Is(err, plant.ErrUnavailable) || errors.Is(err, plant.ErrUnknown) {
 			t.Errorf("Delete without a database: %v, want ErrUnavailable and nothing unknown", err)
 		}
+		// Once a connection was of use again, the trouble is over.
+		down.Store(false)
+		if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+			t.Fatal(err)
+		}
+		for _, conn := range s.take(t, together) {
+			defer conn.Release()
+		}
+		_, err = s.plants.Delete(in(t, 300*time.Millisecond), deletion(2, "k"))
+		if !errors.Is(err, plant.ErrBusy) || errors.Is(err, plant.ErrUnavailable) {
+			t.Errorf("Delete without a connection, the database being back: %v, want ErrBusy and not ErrUnavailable", err)
+		}
 	})
 }
 

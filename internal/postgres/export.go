@@ -281,7 +281,7 @@ func (e *export) holdUps(ctx context.Context, conn *pgx.Conn, s survey) (who []s
 		SELECT ARRAY(SELECT DISTINCT CASE WHEN l.pid IS NULL THEN format('the prepared transaction %L, see pg_prepared_xacts', p.gid)
 				ELSE format('process %s of role %s (%s), see pg_stat_activity', l.pid, a.usename, a.application_name) END
 			FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-				LEFT JOIN pg_locks x ON l.pid IS NULL AND x.pid IS NULL AND x.virtualtransaction = l.virtualtransaction AND x.locktype = 'transactionid'
+				LEFT JOIN pg_locks x ON l.pid IS NULL AND x.virtualtransaction = l.virtualtransaction AND x.locktype = 'transactionid'
 				LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
 			WHERE `+ledgerLock+` AND l.virtualtransaction = ANY ($1::pg_catalog.text[]))`, s.writers)
 	return who, err

@@ -620,6 +620,52 @@ func TestTheSmallestPoolIsNotStoppedByALockedRow(t *testing.T) {
 	}
 }
 
+// A connection that is lost has its place in the pool until it is closed. Its share would
+// give that place away twice.
+func TestALostConnectionCountsUntilItIsClosed(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	var armed atomic.Bool
+	closing, let := make(chan struct{}), make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(let) })
+	t.Cleanup(goOn)
+	config := s.pool.Config()
+	dial := config.ConnConfig.DialFunc
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if armed.CompareAndSwap(true, false) { // that cancels the statement, which comes before the end of its connection
+			close(closing)
+			<-let
+		}
+		return dial(ctx, network, addr)
+	}
+	p, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.DB.pool.Close()
+	s.DB.pool = p
+	conn, err := s.borrow(in(t, patience), slow, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	armed.Store(true)
+	ctx, end := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer end()
+	if _, err := conn.Exec(ctx, `SELECT pg_catalog.pg_sleep(60)`); err == nil {
+		t.Fatal("it did not fail when its time was over")
+	}
+	<-closing
+	conn.Release()
+	time.Sleep(100 * time.Millisecond) // for it to go wrong
+	if got := s.shares.inUse[slow].Load(); got != 1 {
+		t.Errorf("%d connections of the share are in use while a lost one is not closed, want 1", got)
+	}
+	goOn()
+	if err := s.shares.parts[slow].Acquire(in(t, patience), int64(s.shares.size[slow])); err != nil {
+		t.Errorf("the whole share, once it is closed: %v, want it free", err)
+	}
+}
+
 // A plant that was refused a moment ago is not tried in a batch, where it would take
 // the others' deletions back.
 func TestARefusedPlantKeepsOutOfBatches(t *testing.T) {

@@ -108,6 +108,32 @@ func TestCourseOfALockThatABatchMet(t *testing.T) {
 	}
 }
 
+// The wait for a lock begins once there was a connection to meet it with.
+func TestCourseOfALockAfterAWaitForAConnection(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		s.plant(t, 1)
+		unlock := s.lock(t, 1)
+		taken := s.take(t, together)
+		const wait, held = time.Second, 3 * time.Second
+		time.AfterFunc(wait, func() {
+			for _, conn := range taken {
+				conn.Release()
+			}
+		})
+		time.AfterFunc(held, unlock)
+		began := time.Now()
+		result, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
+		took := time.Since(began)
+		if c := result.Course; err != nil || c.ForConnection < wait || c.ForLock == 0 || c.ForLock > took-wait {
+			t.Errorf("Delete of a locked plant: %v in %s, of which %s for a connection and %s for the lock; want none, %s at least, and some of the rest",
+				err, took, c.ForConnection, c.ForLock, wait)
+		}
+	})
+}
+
 // Also the attempt with which the time was over has failed for a reason.
 func TestCourseOfADeletionWhoseTimeIsOver(t *testing.T) {
 	t.Parallel()

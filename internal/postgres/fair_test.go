@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http/httptest"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -420,6 +421,37 @@ func TestBesideDeletionsThatAreSlowByNature(t *testing.T) {
 		}
 		return stop
 	})
+}
+
+// Where deletions are quick, patience with a slow one is short. It outlasts that with a
+// lock: who waits for one is not taken for slow.
+func TestALockIsNoSlowness(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 60)
+	for id := range int64(50) {
+		if _, err := s.plants.Delete(in(t, patience), deletion(id+1, "k")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var failed []string
+	for id := int64(51); id <= 60 && !slices.Contains(failed, failedLocked); id++ { // a busy machine may hold one up
+		unlock := s.lock(t, id)
+		deleted := make(chan plant.Result, 1)
+		go func() {
+			result, err := s.plants.Delete(in(t, patience), deletion(id, "k"))
+			if err != nil {
+				t.Errorf("Delete of a plant that was locked for a moment: %v, want none", err)
+			}
+			deleted <- result
+		}()
+		s.seeWaits(t, 2)
+		unlock()
+		failed = append(failed, (<-deleted).Course.Attempts[0].Failed)
+	}
+	if !slices.Contains(failed, failedLocked) {
+		t.Errorf("first attempts at locked plants failed because they were %q, want one of them locked", failed)
+	}
 }
 
 // A deletion that a busy machine held up once is not slow by nature, and does not wait

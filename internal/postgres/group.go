@@ -293,7 +293,11 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 			return
 		}
 	}
-	blamed, v, settled := g.attempt(conn, batch, deleteEach, limit/2)
+	each := limit
+	if len(batch) > 1 {
+		each /= 2 // they had all of it together
+	}
+	blamed, v, settled := g.attempt(conn, batch, deleteEach, each)
 	switch {
 	case settled:
 		return
@@ -314,7 +318,7 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 	// One by one: whoever is refused now is refused for reasons of its own.
 	for _, m := range batch {
 		one := []*member{m}
-		if _, v, settled := g.attempt(conn, one, deleteEach, limit/2); !settled {
+		if _, v, settled := g.attempt(conn, one, deleteEach, each); !settled {
 			tell(one, v)
 		}
 	}

@@ -420,8 +420,11 @@ func (db *DB) explain(err error) error {
 
 // explainToOwner is explain for a command of the owner's, who may have come as the service.
 func (db *DB) explainToOwner(err error) error {
-	if sqlState(err) == insufficientPrivilege {
+	switch sqlState(err) {
+	case insufficientPrivilege:
 		return fmt.Errorf("%s: connect as the owner, see PLANTSTORE_MIGRATE_DATABASE_URL", Explain(err))
+	case lockNotAvailable:
+		return fmt.Errorf("somebody else holds a lock that is needed, try again: %s", Explain(err))
 	}
 	return db.explain(err)
 }

@@ -57,7 +57,7 @@ func planText(p migrate.Plan) string {
 		b.WriteString(labelled("caution: ", t))
 	}
 	if len(p.Unrecorded) > 0 {
-		fmt.Fprintf(&b, "note: whether these have changed since they were applied is not known, because something else applied them: %s\n", names(p.Unrecorded))
+		fmt.Fprintf(&b, "note: whether these have changed since they were applied is not known, because something else applied them or the checksums may not be read: %s\n", names(p.Unrecorded))
 	}
 	if len(p.Baselines) > 0 {
 		fmt.Fprintf(&b, "note: something else applied these; changes are noticed only since 'migrate up' ran next: %s\n", names(p.Baselines))

@@ -681,6 +681,38 @@ func TestBesideABudgetThatIsHeld(t *testing.T) {
 	})
 }
 
+// A deletion that is tried with little time left is told for certain that its budget was
+// held: the batch gives up before the request does.
+func TestABudgetThatIsHeldAtTheEnd(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	withBudget(t, database, hundred, "held")
+	s := storeOn(t, database, "")
+	const tries = 20
+	s.sample(t, tries)
+	tx, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `SELECT FROM plantstore_budgets FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	certain := 0
+	for id := range int64(tries) {
+		_, err := s.plants.Delete(in(t, margin+margin/4), by("held", 1+id, hundred))
+		if !errors.Is(err, plant.ErrBusy) {
+			t.Errorf("Delete while the budget is held: %v, want ErrBusy", err)
+		}
+		if !errors.Is(err, plant.ErrUnknown) {
+			certain++
+		}
+	}
+	if certain < tries/2 { // a busy machine may keep an answer from coming in time
+		t.Errorf("%d of %d deletions were told for certain, want most", certain, tries)
+	}
+}
+
 // A token tells the budget of its principal.
 func TestATokenTellsTheBudget(t *testing.T) {
 	t.Parallel()

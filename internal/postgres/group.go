@@ -267,6 +267,11 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 	if len(batch) == 0 {
 		return
 	}
+	for _, m := range batch {
+		if !m.until.IsZero() { // it has to hear of it while it can, if the batch is held up
+			limit = min(limit, time.Until(m.until)-margin/2)
+		}
+	}
 	if len(batch) > 1 {
 		_, v, settled := g.attempt(conn, batch, deleteTogether, limit)
 		if v.next == alone && v.unparsed || v.held {

@@ -713,6 +713,44 @@ func TestABudgetThatIsHeldAtTheEnd(t *testing.T) {
 	}
 }
 
+// The connection of the one that waits for a held budget falls silent. The others are not
+// kept waiting for it until its time is over.
+func TestTheOneThatWaitsForABudgetIsLost(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	withBudget(t, database, hundred, "held")
+	simulated(t, func(t *testing.T) {
+		s, w := lossy(t, database, "")
+		s.sample(t, 8)
+		tx, err := s.owner.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.WithoutCancel(t.Context()))
+		if _, err := tx.Exec(t.Context(), `SELECT FROM plantstore_budgets FOR UPDATE`); err != nil {
+			t.Fatal(err)
+		}
+		var group sync.WaitGroup
+		for id := range int64(8) {
+			group.Go(func() {
+				if _, err := s.plants.Delete(in(t, patience), by("held", 1+id, hundred)); err != nil {
+					t.Errorf("Delete by a principal whose budget was held: %v, want none", err)
+				}
+			})
+		}
+		time.Sleep(3 * time.Second) // of rests between attempts: there were several
+		w.mute()
+		began := time.Now()
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		group.Wait()
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("after the budget was let go, and a connection fell silent: took %s, want a few seconds", took)
+		}
+	})
+}
+
 // A token tells the budget of its principal.
 func TestATokenTellsTheBudget(t *testing.T) {
 	t.Parallel()

@@ -207,11 +207,14 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 				continue // at once: it is waiting, not failing
 			}
 		case again:
-			if v.held && what != locked {
-				if spender.first {
-					what = locked
+			if v.held {
+				tries = min(tries, 1) // the peer does answer; if the next one does not, nobody waits for it long
+				if what != locked {
+					if spender.first {
+						what = locked
+					}
+					continue
 				}
-				continue
 			}
 		case ask:
 			unsure = true

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -252,6 +253,17 @@ func expecting(t *testing.T, url string) func(code int, stdout, stderr string, a
 				strings.Join(args, " "), gotCode, gotOut, gotErr, code, stdout, stderr)
 		}
 		return gotOut
+	}
+}
+
+// A service is healthy on a full disk, too: the exit code of a healthcheck tells it all.
+func TestHealthIsNotToldInWords(t *testing.T) {
+	t.Parallel()
+	ready := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer ready.Close()
+	full := writerFunc(func([]byte) (int, error) { return 0, syscall.ENOSPC })
+	if err := run(t.Context(), nil, []string{"healthcheck", "--admin-addr=" + ready.Listener.Addr().String()}, full, io.Discard); err != nil {
+		t.Errorf("healthcheck of a service that is ready, onto a full disk: %v, want none", err)
 	}
 }
 

@@ -323,8 +323,8 @@ type beginner interface {
 	BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error)
 }
 
-// transact runs do in a transaction of an operator's, without a time limit: a ledger may
-// be large, and an operator can wait. Names are looked up in pg_catalog. Rows that row
+// transact runs do in a transaction without a time limit of its own: a ledger may be
+// large, and an operator can wait. Names are looked up in pg_catalog. Rows that row
 // level security hides are an error, not missing.
 func transact(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {

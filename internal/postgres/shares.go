@@ -58,7 +58,7 @@ var dealt = [...]purpose{
 	retried, suspected, slow, locked, lost, budgeted, together, together, known, unknown, watched,
 	// One more for each purpose that somebody may hold up, so that one deletion does
 	// not stop the next.
-	retried, slow, locked, lost, budgeted,
+	retried, suspected, slow, locked, lost, budgeted,
 	// Lanes for a database that is far away. In a simulation of one with a processor
 	// for us, at 5 ms, 12 give 32 and 128 clients within 5 % of the most that any
 	// number does.

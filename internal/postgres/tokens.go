@@ -390,7 +390,7 @@ func (t *Tokens) issue(ctx context.Context, doing, principal string, expires tim
 	if err != nil {
 		return "", err
 	}
-	err = transact(ctx, t.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
+	err = t.inTx(ctx, func(tx pgx.Tx) error {
 		scopes, err := allow(tx)
 		if err != nil {
 			return err
@@ -405,6 +405,17 @@ func (t *Tokens) issue(ctx context.Context, doing, principal string, expires tim
 		return "", t.inWords(doing, err)
 	}
 	return token, nil
+}
+
+// inTx runs do in a transaction whose names mean what they say. It waits for those who
+// are about to commit.
+func (t *Tokens) inTx(ctx context.Context, do func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, t.db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT pg_catalog.set_config('search_path', 'pg_catalog', true), pg_catalog.set_config('lock_timeout', '8s', true)`); err != nil {
+			return err
+		}
+		return do(tx)
+	})
 }
 
 // inWords explains an error, unless it is one of those above, or none.
@@ -454,7 +465,7 @@ func (t *Tokens) LiftBudget(ctx context.Context, principal string, lifted time.D
 		return err
 	}
 	if strings.HasPrefix(principal, auth.JWTPrefix) {
-		return t.inWords("lift budget", transact(ctx, t.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
+		return t.inWords("lift budget", t.inTx(ctx, func(tx pgx.Tx) error {
 			return lift(tx, `
 				INSERT INTO public.plantstore_budgets (principal, lifted_until) VALUES ($1::pg_catalog.text, now() + make_interval(secs => $2::pg_catalog.float8))
 				ON CONFLICT (principal) DO UPDATE SET lifted_until = EXCLUDED.lifted_until`)
@@ -469,7 +480,7 @@ func (t *Tokens) LiftBudget(ctx context.Context, principal string, lifted time.D
 
 // change runs do while nobody else changes a principal. It returns ErrNoPrincipal.
 func (t *Tokens) change(ctx context.Context, doing, principal string, do func(pgx.Tx) error) error {
-	return t.inWords(doing, transact(ctx, t.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
+	return t.inWords(doing, t.inTx(ctx, func(tx pgx.Tx) error {
 		if err := lockPrincipal(ctx, tx, principal); err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -148,8 +149,10 @@ func run(ctx context.Context, again <-chan os.Signal, args []string, stdout, std
 		defer console.line.end()
 		console.out, console.err = console.line.over(stdout), console.line.over(stderr)
 	}
-	told := &keeper{w: console.out}
-	console.out = told
+	// What a command tells may be all that there is of it, such as what a restore could not
+	// bring back.
+	var untold error
+	console.out = watched{console.out, func(err error) { untold = cmp.Or(untold, err) }}
 	done := make(chan error, 1)
 	go func() { done <- command.Run() }()
 	if name == "dev" {
@@ -157,8 +160,8 @@ func run(ctx context.Context, again <-chan os.Signal, args []string, stdout, std
 	}
 	select {
 	case err := <-done:
-		if err == nil && told.err != nil && name != "healthcheck" { // which tells it with its exit code
-			return fmt.Errorf("'%s' is done, but not all that it told could be written: %w", command.Selected().FullPath(), told.err)
+		if err == nil && untold != nil && name != "healthcheck" { // which tells it with its exit code
+			return fmt.Errorf("'%s' is done, but not all that it told could be written: %w", command.Selected().FullPath(), untold)
 		}
 		return err
 	case s := <-again:

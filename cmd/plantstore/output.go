@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,19 +35,6 @@ func (c *console) say(format string, args ...any) {
 	}
 }
 
-// A keeper keeps the first error of its writer: what a command tells may be all that
-// there is of it, such as what a restore could not bring back.
-type keeper struct {
-	w   io.Writer
-	err error
-}
-
-func (k *keeper) Write(p []byte) (int, error) {
-	n, err := k.w.Write(p)
-	k.err = cmp.Or(k.err, err)
-	return n, err
-}
-
 // errUnread is why a command ended whose output goes to a program that has ended.
 var errUnread = errors.New("nobody reads the log any more")
 
@@ -58,20 +44,26 @@ var errUnread = errors.New("nobody reads the log any more")
 func untilUnread(ctx context.Context, c *console) (context.Context, *console) {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, end := context.WithCancelCause(ctx)
-	watch := func(w io.Writer) io.Writer { return watched{w, func() { end(errUnread) }} }
+	watch := func(w io.Writer) io.Writer {
+		return watched{w, func(err error) {
+			if errors.Is(err, syscall.EPIPE) {
+				end(errUnread)
+			}
+		}}
+	}
 	return ctx, &console{out: watch(c.out), err: watch(c.err), warnings: c.warnings}
 }
 
-// A watched writer calls unread when nobody reads what is written to it.
+// A watched writer calls failed with each error that it meets.
 type watched struct {
 	io.Writer
-	unread func()
+	failed func(error)
 }
 
 func (w watched) Write(p []byte) (int, error) {
 	n, err := w.Writer.Write(p)
-	if errors.Is(err, syscall.EPIPE) {
-		w.unread()
+	if err != nil {
+		w.failed(err)
 	}
 	return n, err
 }

@@ -1,7 +1,6 @@
 package postgres
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -609,14 +608,7 @@ func TestABudgetHoldsNobodyElseUp(t *testing.T) {
 	if _, err := s.plants.Delete(in(t, patience), by("script", 0, hundred)); err != nil {
 		t.Fatal(err)
 	}
-	tx, err := s.owner.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `SELECT FROM plantstore_budgets FOR UPDATE`); err != nil {
-		t.Fatal(err)
-	}
+	unlock := s.hold(t, `SELECT FROM plantstore_budgets FOR UPDATE`)
 	var group sync.WaitGroup
 	for id := range int64(8) {
 		group.Go(func() {
@@ -625,19 +617,13 @@ func TestABudgetHoldsNobodyElseUp(t *testing.T) {
 			}
 		})
 	}
-	for waiting := 0; waiting == 0; {
-		if err := s.owner.QueryRow(in(t, patience), `SELECT count(*) FROM pg_locks WHERE NOT granted AND transactionid IS NOT NULL`).Scan(&waiting); err != nil {
-			t.Fatal(err)
-		}
-	}
+	s.seeWaits(t, 1)
 	for id := range int64(8) {
 		if _, err := s.plants.Delete(in(t, patience), deletion(20+id, "k")); err != nil {
 			t.Errorf("Delete by another principal meanwhile: %v, want none", err)
 		}
 	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	unlock()
 	group.Wait()
 }
 
@@ -653,29 +639,16 @@ func TestBesideABudgetThatIsHeld(t *testing.T) {
 	s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, 60000) i`)
 	var next atomic.Int64
 	s.besidesOf(t, func(id int64) plant.Deletion { return by("other", id, plenty) }, func(t *testing.T) func() {
-		tx, err := s.owner.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
-		if _, err := tx.Exec(t.Context(), `SELECT FROM plantstore_budgets WHERE principal = 'held' FOR UPDATE`); err != nil {
-			t.Fatal(err)
-		}
+		unlock := s.hold(t, `SELECT FROM plantstore_budgets WHERE principal = 'held' FOR UPDATE`)
 		stop := crowd(many, func(int) {
 			id := next.Add(1)
 			if _, err := s.plants.Delete(in(t, patience), by("held", id, plenty)); err != nil {
 				t.Errorf("Delete(%d) by a principal whose budget was held: %v, want none", id, err)
 			}
 		})
-		for waiting := 0; waiting == 0; {
-			if err := s.owner.QueryRow(in(t, patience), `SELECT count(*) FROM pg_locks WHERE NOT granted AND transactionid IS NOT NULL`).Scan(&waiting); err != nil {
-				t.Fatal(err)
-			}
-		}
+		s.seeWaits(t, 1)
 		return func() {
-			if err := tx.Rollback(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			unlock()
 			stop()
 		}
 	})
@@ -690,14 +663,7 @@ func TestABudgetThatIsHeldAtTheEnd(t *testing.T) {
 	s := storeOn(t, database, "")
 	const tries = 20
 	s.sample(t, tries)
-	tx, err := s.owner.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `SELECT FROM plantstore_budgets FOR UPDATE`); err != nil {
-		t.Fatal(err)
-	}
+	s.hold(t, `SELECT FROM plantstore_budgets FOR UPDATE`)
 	certain := 0
 	for id := range int64(tries) {
 		_, err := s.plants.Delete(in(t, margin+margin/4), by("held", 1+id, hundred))
@@ -722,14 +688,7 @@ func TestTheOneThatWaitsForABudgetIsLost(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		s, w := lossy(t, database, "")
 		s.sample(t, 8)
-		tx, err := s.owner.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer tx.Rollback(context.WithoutCancel(t.Context()))
-		if _, err := tx.Exec(t.Context(), `SELECT FROM plantstore_budgets FOR UPDATE`); err != nil {
-			t.Fatal(err)
-		}
+		unlock := s.hold(t, `SELECT FROM plantstore_budgets FOR UPDATE`)
 		var group sync.WaitGroup
 		for id := range int64(8) {
 			group.Go(func() {
@@ -741,9 +700,7 @@ func TestTheOneThatWaitsForABudgetIsLost(t *testing.T) {
 		time.Sleep(3 * time.Second) // of rests between attempts: there were several
 		w.mute()
 		began := time.Now()
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		unlock()
 		group.Wait()
 		if took := time.Since(began); took > 10*time.Second {
 			t.Errorf("after the budget was let go, and a connection fell silent: took %s, want a few seconds", took)

@@ -390,11 +390,17 @@ func (s store) seeWaits(t *testing.T, n int) {
 // lock locks the row of a plant until unlock is called or the test ends.
 func (s store) lock(t *testing.T, id int64) (unlock func()) {
 	t.Helper()
+	return s.hold(t, `SELECT FROM plants WHERE id = $1 FOR UPDATE`, id)
+}
+
+// hold runs a statement in a transaction that keeps its locks until unlock is called.
+func (s store) hold(t *testing.T, sql string, args ...any) (unlock func()) {
+	t.Helper()
 	tx, err := s.owner.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(t.Context(), `SELECT FROM plants WHERE id = $1 FOR UPDATE`, id); err != nil {
+	if _, err := tx.Exec(t.Context(), sql, args...); err != nil {
 		t.Fatal(err)
 	}
 	unlock = sync.OnceFunc(func() {

@@ -30,11 +30,24 @@ import (
 func (s *store) unreachable(t *testing.T) *atomic.Bool {
 	t.Helper()
 	var down atomic.Bool
+	s.beforeDialing(t, func() error {
+		if down.Load() {
+			return errors.New("refused by this test")
+		}
+		return nil
+	})
+	return &down
+}
+
+// beforeDialing has something happen before each connection is made, which is not made
+// if that returns an error.
+func (s *store) beforeDialing(t *testing.T, do func() error) {
+	t.Helper()
 	config := s.pool.Config()
 	dial := config.ConnConfig.DialFunc
 	config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		if down.Load() {
-			return nil, &net.OpError{Op: "dial", Net: network, Err: errors.New("refused by this test")}
+		if err := do(); err != nil {
+			return nil, &net.OpError{Op: "dial", Net: network, Err: err}
 		}
 		return dial(ctx, network, addr)
 	}
@@ -44,7 +57,6 @@ func (s *store) unreachable(t *testing.T) *atomic.Bool {
 	}
 	s.DB.pool.Close()
 	s.DB.pool = p
-	return &down
 }
 
 // terminateAll ends every session of the service, and returns when they are gone.
@@ -661,21 +673,13 @@ func TestALostConnectionCountsUntilItIsClosed(t *testing.T) {
 	closing, let := make(chan struct{}), make(chan struct{})
 	goOn := sync.OnceFunc(func() { close(let) })
 	t.Cleanup(goOn)
-	config := s.pool.Config()
-	dial := config.ConnConfig.DialFunc
-	config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+	s.beforeDialing(t, func() error {
 		if armed.CompareAndSwap(true, false) { // that cancels the statement, which comes before the end of its connection
 			close(closing)
 			<-let
 		}
-		return dial(ctx, network, addr)
-	}
-	p, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.DB.pool.Close()
-	s.DB.pool = p
+		return nil
+	})
 	conn, err := s.borrow(in(t, patience), slow, patience)
 	if err != nil {
 		t.Fatal(err)

@@ -258,19 +258,19 @@ func (g *group) take(most int) []*member {
 func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 	limit := g.statementTimeout()
 	batch = slices.DeleteFunc(batch, func(m *member) bool {
-		late := !m.until.IsZero() && time.Until(m.until) < margin
-		if late { // its end would not be waited for, and it would be told that its fate is unknown
-			m.verdict <- verdict{err: wrap(plant.ErrBusy, context.DeadlineExceeded)}
+		if m.until.IsZero() {
+			return false
 		}
-		return late
+		left := time.Until(m.until)
+		if left < margin { // its end would not be waited for, and it would be told that its fate is unknown
+			m.verdict <- verdict{err: wrap(plant.ErrBusy, context.DeadlineExceeded)}
+			return true
+		}
+		limit = min(limit, left-margin/2) // if the batch is held up, it has to hear of that while it can
+		return false
 	})
 	if len(batch) == 0 {
 		return
-	}
-	for _, m := range batch {
-		if !m.until.IsZero() { // it has to hear of it while it can, if the batch is held up
-			limit = min(limit, time.Until(m.until)-margin/2)
-		}
 	}
 	if len(batch) > 1 {
 		_, v, settled := g.attempt(conn, batch, deleteTogether, limit)

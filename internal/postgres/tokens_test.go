@@ -559,14 +559,7 @@ func TestChangesOfAPrincipalWaitForLocks(t *testing.T) {
 	issued := issuer(t, database)
 	s := storeOn(t, database, "")
 	withBudget(t, database, plant.Budget{Most: 5, Period: time.Hour}, "shop")
-	tx, err := s.owner.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(context.WithoutCancel(t.Context()))
-	if _, err := tx.Exec(t.Context(), `SELECT FROM plantstore_budgets WHERE principal = 'shop' FOR UPDATE`); err != nil {
-		t.Fatal(err)
-	}
+	unlock := s.hold(t, `SELECT FROM plantstore_budgets WHERE principal = 'shop' FOR UPDATE`)
 	changed := make(chan error, 1)
 	go func() { changed <- issued.SetBudget(in(t, patience), "shop", plant.Budget{Most: 6, Period: time.Hour}) }()
 	s.seeWaits(t, 1)
@@ -574,9 +567,7 @@ func TestChangesOfAPrincipalWaitForLocks(t *testing.T) {
 	case err := <-changed:
 		t.Errorf("SetBudget while a deletion holds the budget: %v, want it to wait", err)
 	case <-time.After(time.Second): // for it to go wrong
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		unlock()
 		if err := <-changed; err != nil {
 			t.Errorf("SetBudget after a deletion that held the budget: %v, want none", err)
 		}

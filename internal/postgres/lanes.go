@@ -16,12 +16,15 @@ import (
 //
 // A batch tells how long the database worked on it. What it took beyond that is the
 // road, unless it waited there for the others of its kind. Taken for the road, such
-// waiting would make for more lanes, and they for more waiting. So any batch can show
-// that the road is shorter than it was thought to be, but longer only one that had it
-// to itself. Every so often one gets it to itself. And no other makes it shorter than half
-// of what the last few of those took at least: a batch may have come for the end of a
-// commit that another had waited for. (All of it cost a tenth beside the database, where
-// a short road is best taken for none.)
+// waiting would make for more lanes, and they for more waiting. So only a batch that had
+// the road to itself can show that it is longer than it was thought to be. Every so often
+// one gets it to itself.
+//
+// Another service on the same database may have batches under way even then. Each of the
+// two would take the waiting for the other's for road, in turns, up to all the lanes there
+// are. So the road is never longer than what the quickest eighth of the last batches took
+// for it: some meet nobody. The very quickest says nothing: it may have come for the end
+// of a commit that another had waited for.
 //
 // Beside the database there is one lane. At a millisecond's distance there are some
 // ten if eight clients ask at once, and fewer again if more of them make the batches,
@@ -38,8 +41,8 @@ type lanes struct {
 	alone   bool // the batch that was last to start has the road to itself
 	crowded int  // how many batches there were since one had
 
-	lone  [4]time.Duration // what the last batches that had the road to themselves took for it
-	lones int              // how many those were
+	last  [32]time.Duration // what the last batches took for the road
+	count int               // how many there were
 }
 
 const (
@@ -105,17 +108,17 @@ func (l *lanes) note(trip, work time.Duration) {
 		l.work = work
 	}
 	l.work += (min(work, 2*l.work) - l.work) / 8
-	if l.alone {
-		l.lone[l.lones%len(l.lone)] = road
-		l.lones++
-	}
+	l.last[l.count%len(l.last)] = road
+	l.count++
 	switch {
 	case l.road == 0, l.alone && road < l.road, l.alone && l.crowded >= mostCrowded:
 		l.road = road
 	case l.alone:
 		l.road += (road - l.road) / 16
-	default:
-		l.road = min(l.road, max(road, slices.Min(l.lone[:])/2))
+	case road < l.road && l.count >= len(l.last):
+		last := l.last
+		slices.Sort(last[:])
+		l.road = min(l.road, last[len(last)/8])
 	}
 	l.crowded++
 	if l.alone {

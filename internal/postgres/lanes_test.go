@@ -244,14 +244,14 @@ func TestLanesForgetADelay(t *testing.T) {
 		l.alone = false
 		l.note(trip, work)
 	}
-	for range len(l.lone) {
+	const want = 5
+	for range len(l.last) {
 		alone(usual + work)
 	}
 	crowded(work)
-	if got, want := l.wanted(), 2; got != want {
+	if got := l.wanted(); got != want {
 		t.Errorf("%d lanes after a batch that found its commit done, want %d", got, want)
 	}
-	const want = 5
 	l.crowded = mostCrowded
 	alone(50 * time.Millisecond)
 	crowded(usual + work)
@@ -262,6 +262,41 @@ func TestLanesForgetADelay(t *testing.T) {
 	alone(work)
 	if got := l.wanted(); got != 1 {
 		t.Errorf("%d lanes where the road is gone, want 1", got)
+	}
+}
+
+// Another service's batches are waited for, too, by those that go alone as well. That is no
+// road: some batches meet none of them.
+func TestLanesDoNotFollowAnotherService(t *testing.T) {
+	t.Parallel()
+	const work = 500 * time.Microsecond
+	l := lanes{most: 13}
+	batch := func(alone bool, road time.Duration) {
+		due, _ := l.enter()
+		l.alone = alone
+		l.note(road+work, work)
+		l.leave(due)
+	}
+	for range 2 {
+		l.crowded = mostCrowded
+		for i := range 4 * len(l.last) {
+			road := 10 * time.Millisecond
+			if i%7 == 6 {
+				road = shortRoad
+			}
+			batch(i == 0, road)
+		}
+		if got := l.wanted(); got != 1 {
+			t.Errorf("%d lanes where one batch in seven shows that the road is short, want 1", got)
+		}
+	}
+	for range 2 * len(l.last) {
+		batch(false, 10*time.Millisecond)
+	}
+	l.crowded = mostCrowded
+	batch(true, 10*time.Millisecond)
+	if got, want := l.wanted(), 39; got != want {
+		t.Errorf("%d lanes after the road got long for all, want %d", got, want)
 	}
 }
 

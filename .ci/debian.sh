@@ -97,11 +97,11 @@ debian_loader() {
         "$2/lib/$triplet:$2/usr/lib/$triplet:$2/usr/lib/$triplet/blas:$2/usr/lib/$triplet/lapack"
 }
 
-# debian_root DIR PACKAGE[,PACKAGE...] fills the new folder DIR with a minimal
-# Debian of this machine's release and the packages named. Mirror and proxy are
-# the ones apt itself is configured with.
+# debian_root DIR PACKAGE[,PACKAGE...] [SUITE] fills the new folder DIR with a minimal
+# Debian, of this machine's release unless a suite is named, and the packages named.
+# Mirror and proxy are the ones apt itself is configured with.
 debian_root() {
-    local dir=$1 packages=$2 codename mirror http_proxy=${http_proxy-} https_proxy=${https_proxy-}
+    local dir=$1 packages=$2 suite=${3-} mirror http_proxy=${http_proxy-} https_proxy=${https_proxy-}
 
     if [ "$(id -u)" != 0 ]; then
         echo "debootstrap works as root only: run this as root" >&2
@@ -109,13 +109,13 @@ debian_root() {
     fi
     # It brings apt's lists up to date, too.
     .ci/install-packages debootstrap
-    codename=$(. /etc/os-release && echo "$VERSION_CODENAME")
+    suite=${suite:-$(. /etc/os-release && echo "$VERSION_CODENAME")}
     mirror=$(debian_mirror)
     # apt-config prints nothing for a setting that isn't there.
     eval "$(apt-config shell http_proxy Acquire::http::Proxy https_proxy Acquire::https::Proxy)"
 
     http_proxy=$http_proxy https_proxy=$https_proxy \
-        debootstrap --variant=minbase --include="$packages" "$codename" "$dir" "$mirror" >"$dir.log" 2>&1 || {
+        debootstrap --variant=minbase --include="$packages" "$suite" "$dir" "$mirror" >"$dir.log" 2>&1 || {
         tail -n 20 "$dir.log" >&2
         return 1
     }

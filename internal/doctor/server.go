@@ -82,11 +82,14 @@ func (e *examination) connections(ctx context.Context, tx pgx.Tx) ([]Finding, er
 	needed := size * e.Replicas
 	var server, others, ofRole, ofDatabase int
 	var resetRole, resetDatabase string
-	// reserved_connections came with PostgreSQL 16. Minus one is "no limit".
+	// reserved_connections came with PostgreSQL 16. Minus one is "no limit". Workers of the
+	// server's own, such as autovacuum's, take no connection; what kind a session is may
+	// be hidden.
 	err = tx.QueryRow(ctx, `
 		SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
 				- coalesce(current_setting('reserved_connections', true)::int, 0),
-			(SELECT count(*) FROM pg_stat_activity WHERE datid IS NOT NULL AND pid <> pg_backend_pid() AND usename <> $1),
+			(SELECT count(*) FROM pg_stat_activity WHERE datid IS NOT NULL AND pid <> pg_backend_pid() AND usename <> $1
+				AND coalesce(backend_type, 'client backend') = 'client backend'),
 			coalesce((SELECT rolconnlimit FROM pg_roles WHERE rolname = $1), -1),
 			(SELECT datconnlimit FROM pg_database WHERE datname = current_database()),
 			format('ALTER ROLE %I CONNECTION LIMIT -1;', $1), format('ALTER DATABASE %I CONNECTION LIMIT -1;', current_database())`,

@@ -527,6 +527,43 @@ func TestDurabilityCannotBeTurnedOff(t *testing.T) {
 	}
 }
 
+// A limit on whole transactions, of PostgreSQL 17 and later, ends the connection of what
+// waits for a lock: then nobody knows what became of a deletion, or a restore is broken off.
+func TestALimitOnTransactionsIsNotForOurs(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	// It is one that nothing here comes near.
+	if _, err := pgtest.Pool(t, database.Super).Exec(t.Context(), `DO $$BEGIN
+			IF current_setting('transaction_timeout', true) IS NOT NULL THEN
+				EXECUTE format('ALTER DATABASE %I SET transaction_timeout = %L', current_database(), '1h');
+			END IF;
+		END$$`); err != nil {
+		t.Fatal(err)
+	}
+	s, l := storeOn(t, database, ""), ledgerOf(t, database)
+	s.sample(t, 60)
+	s.exec(t, `CREATE TABLE public.seen (doing text);
+		CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN
+			IF current_setting('transaction_timeout', true) <> '0' THEN
+				INSERT INTO public.seen VALUES (TG_OP);
+			END IF;
+			RETURN NULL;
+		END$$;
+		CREATE TRIGGER see BEFORE INSERT OR DELETE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION public.see()`)
+	_, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
+	for _, err := range append(s.deleteAtOnce(t, ids(2, 60)), err) {
+		if err != nil {
+			t.Errorf("Delete: %v, want none", err)
+		}
+	}
+	if _, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{}); err != nil {
+		t.Errorf("Restore: %v, want none", err)
+	}
+	if got := stringsOf(t, s.owner, `SELECT DISTINCT doing FROM public.seen`); len(got) > 0 {
+		t.Errorf("under a transaction_timeout: %v, want nothing", got)
+	}
+}
+
 // Plans are kept for the life of a connection, also those that were made while the
 // ledger was empty: before any ANALYZE, or known to be empty.
 func TestAGrownLedgerIsNotScanned(t *testing.T) {

@@ -335,7 +335,7 @@ func transact(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pg
 			SET LOCAL lock_timeout = '30s';
 			SET LOCAL idle_in_transaction_session_timeout = '5min';
 			SET LOCAL row_security = off;
-			SELECT set_config('client_encoding', CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END, true)`); err != nil {
+			SELECT set_config('client_encoding', CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END, true), `+noTransactionTimeout); err != nil {
 			return err
 		}
 		return do(tx)

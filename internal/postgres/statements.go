@@ -25,19 +25,27 @@ import (
 // then, but the parameters keep the types that they got first: those are named in
 // full, too (bigint is a keyword and means the same everywhere).
 
-// commitDurably is a column of a SELECT. It makes the transaction that it is in wait
-// for its commit: a cluster that has synchronous_commit off would answer before
-// the commit is durable.
+// commitDurably is two columns of a SELECT. They make the transaction that they are in
+// wait for its commit: a cluster that has synchronous_commit off would answer before
+// the commit is durable. And they have the server say so if that wait is cut short, see
+// errCutShort: it says no warnings where client_min_messages is error.
 const commitDurably = `pg_catalog.set_config('synchronous_commit', CASE
 	WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off' THEN 'on'
-	ELSE pg_catalog.current_setting('synchronous_commit') END, true)`
+	ELSE pg_catalog.current_setting('synchronous_commit') END, true), pg_catalog.set_config('client_min_messages', 'warning', true)`
 
 // bounds is the first statement of each transaction that deletes. Its settings end
-// with the transaction.
+// with the transaction. A limit on the whole transaction, which PostgreSQL 17 and later
+// have, would end the connection of a deletion that waits for a lock, and with it what is
+// known of its fate: so it is taken off.
 const bounds = `SELECT pg_catalog.set_config('search_path', CASE
 		WHEN pg_catalog.current_setting('search_path') OPERATOR(pg_catalog.=) '' THEN 'pg_catalog'
 		ELSE pg_catalog.concat('pg_catalog, ', pg_catalog.current_setting('search_path')) END, true),
-	pg_catalog.set_config('lock_timeout', ` + lockLimit + `, true), pg_catalog.set_config('statement_timeout', $2::pg_catalog.text, true)`
+	pg_catalog.set_config('lock_timeout', ` + lockLimit + `, true), pg_catalog.set_config('statement_timeout', $2::pg_catalog.text, true),
+	` + noTransactionTimeout
+
+// noTransactionTimeout is a column of a SELECT.
+const noTransactionTimeout = `CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL
+	THEN pg_catalog.set_config('transaction_timeout', '0', true) END`
 
 // lockLimit is $1, in milliseconds, or half of the server's deadlock_timeout if that is
 // less. Where a transaction of the store's comes to wait for us while we wait for it,
@@ -57,7 +65,7 @@ const proof = `SELECT public.plantstore_prove($1::bigint[], $2::pg_catalog.text[
 // readProof reads the result of a proof.
 func readProof(results pgx.BatchResults) (work time.Duration, err error) {
 	var seconds float64
-	err = results.QueryRow().Scan(nil, nil, &seconds)
+	err = results.QueryRow().Scan(nil, nil, nil, &seconds)
 	return time.Duration(seconds * float64(time.Second)), err
 }
 

@@ -367,10 +367,15 @@ func TestSecondRunWaitsForTheFirst(t *testing.T) {
 	}
 }
 
-// What PostgreSQL warns of is passed on: here, that there is no role to grant to.
+// What PostgreSQL warns of is passed on, whatever the database's settings are: here, that
+// there is no role to grant to.
 func TestWarningsArePassedOn(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
+	super := pgtest.Connect(t, database.Super)
+	for _, setting := range []string{"client_min_messages = error", "standard_conforming_strings = off"} {
+		exec(t, super, "ALTER DATABASE "+database.Name+" SET "+setting)
+	}
 	var seen events
 	set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\n-- +goose StatementBegin\n" +
 		"DO $$ BEGIN RAISE WARNING 'look' USING HINT = 'There.'; RAISE NOTICE 'not this'; END $$;\n-- +goose StatementEnd\n"})

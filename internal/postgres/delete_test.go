@@ -529,11 +529,13 @@ func TestDurabilityCannotBeTurnedOff(t *testing.T) {
 
 // A limit on whole transactions, of PostgreSQL 17 and later, ends the connection of what
 // waits for a lock: then nobody knows what became of a deletion, or a restore is broken off.
-func TestALimitOnTransactionsIsNotForOurs(t *testing.T) {
+// And to compile cheap statements takes seconds.
+func TestSettingsThatAreNotForOurs(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	// It is one that nothing here comes near.
+	// The limit is one that nothing here comes near.
 	if _, err := pgtest.Pool(t, database.Super).Exec(t.Context(), `DO $$BEGIN
+			EXECUTE format('ALTER DATABASE %I SET jit = on', current_database());
 			IF current_setting('transaction_timeout', true) IS NOT NULL THEN
 				EXECUTE format('ALTER DATABASE %I SET transaction_timeout = %L', current_database(), '1h');
 			END IF;
@@ -545,7 +547,10 @@ func TestALimitOnTransactionsIsNotForOurs(t *testing.T) {
 	s.exec(t, `CREATE TABLE public.seen (doing text);
 		CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN
 			IF current_setting('transaction_timeout', true) <> '0' THEN
-				INSERT INTO public.seen VALUES (TG_OP);
+				INSERT INTO public.seen VALUES (TG_OP || ' under a transaction_timeout');
+			END IF;
+			IF current_setting('jit') <> 'off' THEN
+				INSERT INTO public.seen VALUES (TG_OP || ' under jit');
 			END IF;
 			RETURN NULL;
 		END$$;
@@ -560,7 +565,7 @@ func TestALimitOnTransactionsIsNotForOurs(t *testing.T) {
 		t.Errorf("Restore: %v, want none", err)
 	}
 	if got := stringsOf(t, s.owner, `SELECT DISTINCT doing FROM public.seen`); len(got) > 0 {
-		t.Errorf("under a transaction_timeout: %v, want nothing", got)
+		t.Errorf("seen %q, want nothing", got)
 	}
 }
 

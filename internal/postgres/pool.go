@@ -254,14 +254,15 @@ func prepareSession(ctx context.Context, conn *pgx.Conn) error {
 	// statements are parsed before, at first use, and that waits for locks of the
 	// table, too: it has to give up before an attempt does (see budget), or the
 	// attempt would end with its fate unknown. The keep-alives let the server notice
-	// within 8 s that we are gone.
+	// within 8 s that we are gone. To compile a statement takes longer than any of ours:
+	// where the server compiles cheap ones, too, a deletion took 10 s.
 	// pgxpool sets no limit: a peer that falls silent now would keep the
 	// connection's place in the pool.
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	_, err := conn.Exec(ctx, fmt.Sprintf(`
 		SELECT pg_catalog.set_config(name, value, false) FROM (VALUES
-			('statement_timeout', '10s'), ('lock_timeout', '%s'), ('idle_in_transaction_session_timeout', '5s'),
+			('statement_timeout', '10s'), ('lock_timeout', '%s'), ('idle_in_transaction_session_timeout', '5s'), ('jit', 'off'),
 			('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '1'), ('tcp_keepalives_count', '3')) settings (name, value)
 		WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d`, lookLockTimeout, conn.PgConn().PID()))
 	if err != nil {

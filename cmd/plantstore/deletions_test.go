@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -8,15 +9,18 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
 	"plantstore/internal/pgtest"
+	"plantstore/internal/postgres"
 )
 
 func TestUndoAThousandDeletionsByteForByte(t *testing.T) {
@@ -174,6 +178,11 @@ created_at  timestamp with time zone  2026-01-01 00:00:00\+00
   deletion 8: the ledger has no such entry; was it purged\?
   deletion 9: the ledger has no such entry; was it purged\?
 `, "deletions", "restore", "9", "1", "8")
+	many := strings.Fields("deletions restore")
+	for id := range 22 {
+		many = append(many, strconv.Itoa(101+id))
+	}
+	expect(1, "", `plantstore: nothing was restored, because of 22 deletions:(?:\n  deletion 1\d\d: the ledger has no such entry; was it purged\?){20}\n  and 2 more\n`, many...)
 	expect(1, "", `plantstore: nothing was restored, because of 1 deletion:
   deletion 2, plant 2: a plant with this id exists again
 Mend that, or leave them out with --except.
@@ -303,6 +312,7 @@ func TestBadDeletionsCommandLines(t *testing.T) {
 	for args, want := range map[string]string{
 		"list --since=yesterday":                               `--since: "yesterday" is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d`,
 		"list --until=-2h":                                     `--until: "-2h" is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d`,
+		"list --limit=10001":                                   `deletions list: --limit is 10001: it must be from 1 to 10000`,
 		"list --limit=0":                                       `deletions list: --limit is 0: it must be from 1 to 10000`,
 		"restore":                                              `deletions restore: name the deletions by id, or all of somebody's with --by or --by-role, and --since`,
 		"restore 1 --by=shop --since=1h":                       `deletions restore: name the deletions by id, or all of somebody's with --by or --by-role, and --since`,
@@ -321,6 +331,55 @@ func TestBadDeletionsCommandLines(t *testing.T) {
 		_, stderr, code := command(t, append([]string{"deletions"}, strings.Fields(args)...)...)
 		if got := lastLine(stderr); got != "plantstore: "+want || code == 0 {
 			t.Errorf("deletions %s: exit code %d, %q\nwant not 0, %q", args, code, got, "plantstore: "+want)
+		}
+	}
+}
+
+func TestDeleter(t *testing.T) {
+	t.Parallel()
+	for want, r := range map[string]postgres.Recorded{
+		"shop":         {DeletedBy: "shop"},
+		"role shop":    {DeletedBy: "shop", Direct: true},
+		`"role shop"`:  {DeletedBy: "role shop"},
+		`"ro\x1ble"`:   {DeletedBy: "ro\x1ble"},
+		`role "r\x1b"`: {DeletedBy: "r\x1b", Direct: true},
+	} {
+		if got := deleter(r); got != want {
+			t.Errorf("deleter of %+v: %s, want %s", r, got, want)
+		}
+	}
+}
+
+// Values come whole, large ones and such as are no text.
+func TestDeletionAsJSON(t *testing.T) {
+	t.Parallel()
+	for name, value := range map[string][]byte{
+		"text": []byte(`"fern"`), "no text": {'f', 0xff}, "large": bytes.Repeat([]byte("x"), 3*piece), "large and no text": bytes.Repeat([]byte{0xff}, 2*piece),
+		"as large as a piece": bytes.Repeat([]byte("x"), piece), "a letter at the seam": []byte(strings.Repeat("x", piece-1) + "ü" + strings.Repeat("y", piece)),
+		"a long letter at the seam": []byte(strings.Repeat("x", piece-3) + "🌱" + strings.Repeat("y", piece)),
+	} {
+		var text bytes.Buffer
+		w := bufio.NewWriter(&text)
+		r := postgres.Recorded{Plant: []postgres.RecordedValue{{Column: "a", Value: value}, {Column: "b", Value: []byte("b")}, {Column: "c", Value: value}}}
+		if err := writeDeletion(w, "", r, "", ""); err != nil {
+			t.Fatal(err)
+		}
+		w.Flush()
+		var got deletionJSON
+		if err := json.Unmarshal(text.Bytes(), &got); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		want := []byte(nil)
+		if !utf8.Valid(value) {
+			want = value
+		}
+		for _, i := range []int{0, 2} {
+			if v := got.Plant[i]; v.Value == nil || *v.Value != strings.ToValidUTF8(string(value), "\ufffd") && want == nil || !bytes.Equal(v.Bytes, want) {
+				t.Errorf("%s: column %s is not what it was, or has %d bytes beside it, want %d", name, v.Name, len(v.Bytes), len(want))
+			}
+		}
+		if b := got.Plant[1].Value; b == nil || *b != "b" {
+			t.Errorf("%s: column b is %v, want b", name, b)
 		}
 	}
 }
@@ -359,8 +418,10 @@ func TestAPurgeThatFails(t *testing.T) {
 		INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, 1500) i; DELETE FROM plants;
 		UPDATE plant_deletions SET deleted_at = now() - interval '30 days';
 		CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'kept'; END $$;
-		CREATE TRIGGER kept BEFORE DELETE ON plant_deletions FOR EACH ROW WHEN (OLD.id > 1000) EXECUTE FUNCTION kept()`)
-	expecting(t, database.Owner)(1, "", `.*plantstore: .*kept.*; 1000 of 1500 are purged, run it again for the rest\n`, "deletions", "purge", "--older-than=8d")
+		CREATE TRIGGER kept BEFORE DELETE ON plant_deletions FOR EACH ROW WHEN (OLD.id > 1000) EXECUTE FUNCTION kept();
+		CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1); RETURN OLD; END $$;
+		CREATE TRIGGER slow BEFORE DELETE ON plant_deletions FOR EACH ROW WHEN (OLD.id = 1) EXECUTE FUNCTION slow()`)
+	expecting(t, database.Owner)(1, "", `purged 1000 of 1500\nplantstore: .*kept.*; 1000 of 1500 are purged, run it again for the rest\n`, "deletions", "purge", "--older-than=8d")
 }
 
 // What is being restored is not purged, and not told as purged.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -17,6 +18,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -92,6 +94,12 @@ func TestBadCommandLines(t *testing.T) {
 		{"serve --addr=127.0.0.1:99999 --trusted-proxies=10.0.0.0/8,proxy", 2, `plantstore: --trusted-proxies: "proxy" is no address or network: want one as 10.0.0.7 or 10.0.0.0/8`, false},
 		{"serve --database-url=host=h --addr=127.0.0.1:99999 --trusted-proxies=10.0.0.0/8,2001:db8::7", 2, `plantstore: --addr (PLANTSTORE_ADDR) is "127.0.0.1:99999": invalid port: want one as :8080 or 127.0.0.1:8080`, false},
 		{"serve --max-in-flight=0", 2, `plantstore: serve: --max-in-flight (PLANTSTORE_MAX_IN_FLIGHT) is 0: it must be at least 1`, false},
+		{"serve --max-connections=0", 2, `plantstore: serve: --max-connections (PLANTSTORE_MAX_CONNECTIONS) is 0: it must be at least 1`, false},
+		{"serve --token-cache-ttl=-1s", 2, `plantstore: serve: --token-cache-ttl (PLANTSTORE_TOKEN_CACHE_TTL) is -1s: it must not be negative`, false},
+		{"serve --request-timeout=11m --shutdown-timeout=12m", 2, `plantstore: serve: --request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is 11m0s: it must be from 500ms to 10m`, false},
+		// Limits are allowed, and what comes after them is looked at.
+		{"serve --database-url=host=h --request-timeout=10m --shutdown-timeout=10m --drain-delay=10m --max-in-flight=1 --max-connections=1 --token-cache-ttl=0s --log-format=text --addr=nowhere", 2,
+			`plantstore: --addr (PLANTSTORE_ADDR) is "nowhere": missing port in address: want one as :8080 or 127.0.0.1:8080`, false},
 		{"serve --drain-delay=-1s", 2, `plantstore: serve: --drain-delay (PLANTSTORE_DRAIN_DELAY) is -1s: it must be from 0s to 10m`, false},
 		{"serve --drain-delay=11m", 2, `plantstore: serve: --drain-delay (PLANTSTORE_DRAIN_DELAY) is 11m0s: it must be from 0s to 10m`, false},
 		{"serve --log-format=xml", 2, `plantstore: --log-format: "xml" is no log format: want json or text`, false},
@@ -118,6 +126,7 @@ func TestBadCommandLines(t *testing.T) {
 			`plantstore: cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is PLANTSTORE_MIGRATE_DATABASE_URL right?`, false},
 		{"dev --addr=127.0.0.1:0 --admin-addr=9090", 2, `plantstore: --admin-addr (PLANTSTORE_ADMIN_ADDR) is "9090": missing port in address: want one as :8080 or 127.0.0.1:8080`, false},
 		{"serve --tls-cert=cert.pem", 2, `plantstore: serve: --tls-cert (PLANTSTORE_TLS_CERT) and --tls-key (PLANTSTORE_TLS_KEY) go together: one of them is not set`, false},
+		{"serve --tls-key=key.pem", 2, `plantstore: serve: --tls-cert (PLANTSTORE_TLS_CERT) and --tls-key (PLANTSTORE_TLS_KEY) go together: one of them is not set`, false},
 		{"serve --tls-cert=/nonexistent/cert.pem --tls-key=key.pem", 2, `plantstore: serve: the certificate for TLS can't be read: open /nonexistent/cert.pem: no such file or directory`, false},
 		{"token rotate x --days=36501", 2, `plantstore: token rotate: --days is 36501: it must be from 0 to 36500`, false},
 		{"token rotate x --overlap=-1s", 2, `plantstore: --overlap: "-1s" is no age: want one as 365d or 36h`, false},
@@ -127,6 +136,10 @@ func TestBadCommandLines(t *testing.T) {
 		{"serve --database-url=host=h --rate-limit=600/m,burst=50 --addr=127.0.0.1:99999", 2, `plantstore: --addr (PLANTSTORE_ADDR) is "127.0.0.1:99999": invalid port: want one as :8080 or 127.0.0.1:8080`, false},
 		{"serve --oidc-issuer=https://login.example", 2, `plantstore: serve: --oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is not set: without it, a JWT for any other service would do`, false},
 		{"serve --jwks-url=https://login.example/keys --oidc-audience=plants", 2, `plantstore: serve: --oidc-issuer (PLANTSTORE_OIDC_ISSUER) is not set: without it, a JWT of anybody's would do`, false},
+		{"serve --oidc-audience=plants", 2, `plantstore: serve: --oidc-issuer (PLANTSTORE_OIDC_ISSUER) is not set: without it, a JWT of anybody's would do`, false},
+		{"serve --jwks-url=https://login.example/keys", 2, `plantstore: serve: --oidc-issuer (PLANTSTORE_OIDC_ISSUER) is not set: without it, a JWT of anybody's would do`, false},
+		{"serve --oidc-budget=5/1h", 2, `plantstore: serve: --oidc-issuer (PLANTSTORE_OIDC_ISSUER) is not set: without it, a JWT of anybody's would do`, false},
+		{"serve --oidc-issuer=https://login.example --oidc-audience=plants --oidc-principal-claim=", 2, `plantstore: serve: --oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM) is empty`, false},
 		{"serve --oidc-issuer=http://login.example --oidc-audience=plants", 2, `plantstore: serve: --oidc-issuer (PLANTSTORE_OIDC_ISSUER): "http://login.example" is no https URL: whoever is between could put in keys of their own`, false},
 		{"serve --oidc-issuer=login.example --oidc-audience=plants --jwks-url=http://10.0.0.1/keys", 2, `plantstore: serve: --jwks-url (PLANTSTORE_JWKS_URL): "http://10.0.0.1/keys" is no https URL: whoever is between could put in keys of their own`, false},
 		{"token create x --days=-1", 2, `plantstore: token create: --days is -1: it must be from 0 to 36500`, false},
@@ -135,6 +148,9 @@ func TestBadCommandLines(t *testing.T) {
 		{"healthcheck --admin-addr=127.0.0.1:nonsense", 2, `plantstore: --admin-addr (PLANTSTORE_ADMIN_ADDR) is "127.0.0.1:nonsense": lookup tcp/nonsense: unknown port`, false},
 		{"healthcheck --admin-addr=a%zz:9090", 2, `plantstore: --admin-addr (PLANTSTORE_ADMIN_ADDR) is "a%zz:9090": parse "http://a%zz:9090/readyz": invalid URL escape "%zz"`, false},
 		{"healthcheck --admin-addr=127.0.0.1:gopher", 1, `plantstore: not healthy: nothing listens on 127.0.0.1:70: is the service running, and is PLANTSTORE_ADMIN_ADDR right?`, false},
+		{"healthcheck --admin-addr=:1", 1, `plantstore: not healthy: nothing listens on localhost:1: is the service running, and is PLANTSTORE_ADMIN_ADDR right?`, false},
+		{"healthcheck --admin-addr=0.0.0.0:1", 1, `plantstore: not healthy: nothing listens on localhost:1: is the service running, and is PLANTSTORE_ADMIN_ADDR right?`, false},
+		{"healthcheck --admin-addr=[::]:1", 1, `plantstore: not healthy: nothing listens on localhost:1: is the service running, and is PLANTSTORE_ADMIN_ADDR right?`, false},
 		{"healthcheck --admin-addr=127.0.0.1:1", 1, `plantstore: not healthy: nothing listens on 127.0.0.1:1: is the service running, and is PLANTSTORE_ADMIN_ADDR right?`, false},
 	}
 	for _, tt := range tests {
@@ -175,12 +191,27 @@ func TestHealthcheckSaysWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
+	answering := func(text string) string {
+		other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_, _ = io.WriteString(conn, text)
+			conn.Close()
+		}))
+		t.Cleanup(other.Close)
+		return other.Listener.Addr().String()
+	}
 	p := start(t, "serve", "--database-url=host="+t.TempDir()+" user=u dbname=d", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
 	public, admin := p.addresses(t)
 	reason := waitReady(t, admin, http.StatusServiceUnavailable)
 	for _, tt := range []struct{ name, addr, want string }{
 		{"no database", strings.TrimPrefix(admin, "http://"), "plantstore: not healthy: " + reason},
 		{"the other listener", strings.TrimPrefix(public, "http://"), strings.TrimPrefix(public, "http://") + " answers 404 Not Found and is no operators' listener: is PLANTSTORE_ADMIN_ADDR right?"},
+		{"another protocol", answering("220 mail\r\n"), "malformed HTTP"},
+		{"half an answer", answering("HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nrea"), "plantstore: not healthy: unexpected EOF"},
 		{"silence", silent.Addr().String(), "not healthy: " + silent.Addr().String() + " did not answer in 100ms"},
 	} {
 		timeout := patience.String()
@@ -272,7 +303,11 @@ func TestMigrateAndToken(t *testing.T) {
 	expect := expecting(t, pgtest.Empty(t).Owner)
 	expect(0, "0\n", "", "migrate", "version")
 	expect(0, "MIGRATION .*00001_plants.sql +pending +-\n.*", "", "migrate", "status")
+	expect(0, "nothing to do: no such migration is applied\n", "", "migrate", "down")
+	expect(0, "nothing to do: no such migration is applied\n", "", "migrate", "down", "--to=0")
 	expect(0, `applied 00001_plants.sql \(\S+s\)\n.*applied 00006_grants.sql \(\S+s\)\n.*`, "", "migrate", "up")
+	expect(0, `took back 00006_grants.sql \(\S+s\)\n`, "", "migrate", "down")
+	expect(0, `applied 00006_grants.sql \(\S+s\)\n`, "", "migrate", "up")
 	expect(0, `nothing to do: every migration up to \d+ is applied\n`, "", "migrate", "up")
 	expect(0, `\d+\n`, "", "migrate", "version")
 	expect(0, `\{\n  "binary": \d+,\n  "version": \d+\n\}\n`, "", "migrate", "version", "--json")
@@ -299,6 +334,20 @@ func TestMigrateAndToken(t *testing.T) {
 	}
 	expect(1, ".*took back 00006_grants.sql .*", `plantstore: migration 00004_api_tokens.sql: refusing to drop public.api_principals: it holds clients .*`,
 		"migrate", "down", "--to", "3")
+}
+
+func TestNewLog(t *testing.T) {
+	t.Parallel()
+	for format, want := range map[logFormat]string{
+		"json": `{"time":"[^"]+","level":"WARN","msg":"a warning"}\n{"time":"[^"]+","level":"INFO","msg":"told"}\n`,
+		"text": `time=\S+ level=WARN msg="a warning"\ntime=\S+ level=INFO msg=told\n`,
+	} {
+		var out bytes.Buffer
+		log := newLog(&console{err: &out, warnings: []string{"a warning"}}, format, slog.LevelInfo)
+		log.Info("told")
+		log.Debug("not told")
+		matches(t, string(format), out.String(), want)
+	}
 }
 
 // patience is how long is waited for what has to come. No test proves that it
@@ -549,6 +598,20 @@ func TestDevPrintsCurlLinesThatWork(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	t.Parallel()
+	for _, tt := range []struct {
+		main            string
+		settings        []debug.BuildSetting
+		version, commit string
+	}{
+		{"", nil, "dev", "unknown"},
+		{"(devel)", []debug.BuildSetting{{Key: "vcs", Value: "git"}, {Key: "vcs.revision", Value: "0123456789abcdef"}}, "dev", "0123456"},
+		{"v1.2.3", []debug.BuildSetting{{Key: "vcs.revision", Value: "0123"}}, "v1.2.3", "0123"},
+	} {
+		version, commit := builtFrom(&debug.BuildInfo{Main: debug.Module{Version: tt.main}, Settings: tt.settings})
+		if version != tt.version || commit != tt.commit {
+			t.Errorf("built from %q, %v: version %s, commit %s; want %s, %s", tt.main, tt.settings, version, commit, tt.version, tt.commit)
+		}
+	}
 	long, _, code := command(t, "version")
 	flag, stderr, flagCode := command(t, "--version")
 	if code != 0 || flagCode != 0 || flag != long || stderr != "" || !strings.HasPrefix(long, "plantstore dev\ncommit     unknown\ngo         go1.") {

@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"regexp"
@@ -12,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
 	"plantstore/internal/migrate"
@@ -208,14 +211,15 @@ func TestProgress(t *testing.T) {
 		terminal bool
 		want     string // on standard error
 	}{
-		{false, "warning: w\n[2/3] a.sql has been running for 10s\n"},
-		{true, "\r\x1b[Kwarning: w\n\r\x1b[K\r\x1b[K[2/3] a.sql 0.0s"},
+		{false, "waiting for another run to end: pid 7, user a (age and query are hidden: grant our role pg_read_all_stats); and by pid 8, user b (age and query are hidden: grant our role pg_read_all_stats)\nwarning: w\n[2/3] a.sql has been running for 10s\n"},
+		{true, "\r\x1b[Kwaiting for another run to end: pid 7, user a (age and query are hidden: grant our role pg_read_all_stats); and by pid 8, user b (age and query are hidden: grant our role pg_read_all_stats)\n\r\x1b[Kwarning: w\n\r\x1b[K\r\x1b[K[2/3] a.sql 0.0s"},
 	}
 	for _, tt := range tests {
 		synctest.Test(t, func(t *testing.T) {
 			var out, errOut bytes.Buffer
 			p := newProgress(&console{out: &out, err: &errOut}, "applied", tt.terminal)
 			m := migrate.Migration{Name: "a.sql"}
+			p.notify(migrate.Event{Kind: migrate.Queued, Blockers: []migrate.Blocker{{PID: 7, User: "a", Hidden: true}, {PID: 8, User: "b", Hidden: true}}})
 			p.notify(migrate.Event{Kind: migrate.Warned, Warning: "w"})
 			p.notify(migrate.Event{Kind: migrate.Started, Migration: m, Number: 2, Of: 3})
 			time.Sleep(12 * time.Second)
@@ -232,6 +236,70 @@ func TestProgress(t *testing.T) {
 				t.Errorf("%q, want %q", got, tt.want)
 			}
 		})
+	}
+}
+
+func TestPlanText(t *testing.T) {
+	t.Parallel()
+	rows := int64(1500)
+	got := planText(migrate.Plan{Database: "shop", Version: 1, Binary: 2, Pending: []migrate.PendingMigration{{
+		Migration: migrate.Migration{Version: 2, Name: "2.sql"}, Verdict: migrate.Unknown, Statements: []migrate.Statement{{SQL: "SELECT 1;\n\nSELECT 2;", Verdict: migrate.Unknown}},
+	}}})
+	want := `database shop is at version 1, this plantstore at 2: 1 migration is pending
+
+MIGRATION  VERDICT  LOCKS ON TABLES IN USE
+2.sql      unknown  unknown
+
+2.sql: unknown (NOT in a transaction: what an interrupted run did stays)
+
+  1. unknown: ` + `
+
+       | SELECT 1;
+       |
+       | SELECT 2;
+`
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("what nobody knows the effect of (-want +got):\n%s", diff)
+	}
+	lock := func(table string, exists bool, rows *int64) migrate.HeldLock {
+		return migrate.HeldLock{Lock: migrate.Lock{Mode: "SHARE", Table: table}, Exists: exists, Rows: rows, Bytes: 8192}
+	}
+	got = statementText(3, migrate.Statement{Does: "rewrites", Safer: "in batches", Manual: "a page", SQL: "SELECT 1;", Verdict: migrate.Rewrites,
+		Locks: []migrate.HeldLock{lock("a", true, &rows), lock("b", true, nil), lock("c", false, &rows)}})
+	want = `
+  3. rewrites or scans the table: rewrites
+     lock: SHARE on a (about 1,500 rows, 8 kB)
+     lock: SHARE on b (rows never counted, 8 kB)
+     lock: SHARE on c (does not exist yet, nobody waits)
+     safer: in batches
+     see: a page
+
+       | SELECT 1;
+`
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("what is known (-want +got):\n%s", diff)
+	}
+	got = statementText(1, migrate.Statement{Does: "nothing", SQL: "SELECT 1;", Verdict: migrate.Safe})
+	want = "\n  1. safe: nothing\n     lock: none on a table in use\n\n       | SELECT 1;\n"
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("what is harmless (-want +got):\n%s", diff)
+	}
+}
+
+func TestWhyAMigrationEnded(t *testing.T) {
+	t.Parallel()
+	fault := errors.New("fault")
+	for want, err := range map[string]error{
+		"interrupted: migration 1.sql is rolled back: nothing of it was changed; see 'plantstore migrate status', and run the same again to go on":                &migrate.InterruptedError{Name: "1.sql", State: migrate.Untouched, Err: context.Canceled},
+		"the connection was lost (fault): migration 1.sql is complete: it was committed before; see 'plantstore migrate status', and run the same again to go on": &migrate.InterruptedError{Name: "1.sql", State: migrate.Complete, Err: fault},
+		"migration 1.sql: fault": &migrate.FailedError{Name: "1.sql", Err: fault},
+		"migration 1.sql: no lock within 1s, in 2 attempts: nothing was changed; end what is in the way, or try again with a larger --lock-attempts": &migrate.FailedError{Name: "1.sql",
+			Err: &migrate.BlockedError{Attempts: 2, Timeout: time.Second, Err: fault}},
+		"fault": fault,
+	} {
+		if got := explained(err, "DATABASE_URL").Error(); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
 	}
 }
 
@@ -303,6 +371,8 @@ func TestBytesAndThousands(t *testing.T) {
 func TestMigrateUpOfBadValues(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
+		"--lock-timeout=9ms":  "plantstore: migrate up: --lock-timeout (PLANTSTORE_MIGRATE_LOCK_TIMEOUT) is 9ms: it must be from 10ms to 1m",
+		"--lock-timeout=61s":  "plantstore: migrate up: --lock-timeout (PLANTSTORE_MIGRATE_LOCK_TIMEOUT) is 1m1s: it must be from 10ms to 1m",
 		"--lock-timeout=0s":   "plantstore: migrate up: --lock-timeout (PLANTSTORE_MIGRATE_LOCK_TIMEOUT) is 0s: it must be from 10ms to 1m",
 		"--lock-attempts=0":   "plantstore: migrate up: --lock-attempts (PLANTSTORE_MIGRATE_LOCK_ATTEMPTS) is 0: it must be at least 1",
 		"--lock-timeout=soon": `plantstore: --lock-timeout: expected duration but got "soon": time: invalid duration "soon"`,

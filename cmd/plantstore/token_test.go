@@ -10,7 +10,9 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
+	"plantstore/internal/auth"
 	"plantstore/internal/pgtest"
 )
 
@@ -73,6 +75,25 @@ func TestARotationThatCannotBeTold(t *testing.T) {
 }
 
 // The owner's commands say so where the URL is the service's.
+func TestStateOfAToken(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for _, tt := range []struct {
+		token auth.Token
+		old   bool
+		want  string
+	}{
+		{auth.Token{}, false, "valid"},
+		{auth.Token{ExpiresAt: now.Add(time.Second)}, true, "old"},
+		{auth.Token{ExpiresAt: now.Add(-time.Second)}, true, "expired"},
+		{auth.Token{ExpiresAt: now.Add(-time.Second), RevokedAt: now}, true, "revoked"},
+	} {
+		if got := state(tt.token, tt.old, now); got != tt.want {
+			t.Errorf("state of %+v, old: %v: %s, want %s", tt.token, tt.old, got, tt.want)
+		}
+	}
+}
+
 func TestCommandsOfTheOwnerAsTheService(t *testing.T) {
 	t.Parallel()
 	expect := expecting(t, pgtest.New(t).App)

@@ -17,10 +17,14 @@ var (
 // identify takes version and commit from what Go itself puts into a program, where the
 // linker was told nothing: after "go install" and "go build".
 func identify() {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || version != "dev" {
-		return
+	if info, ok := debug.ReadBuildInfo(); ok && version == "dev" {
+		version, commit = builtFrom(info)
 	}
+}
+
+// builtFrom returns the version and commit that Go knows of.
+func builtFrom(info *debug.BuildInfo) (version, commit string) {
+	version, commit = "dev", "unknown"
 	if v := info.Main.Version; v != "" && v != "(devel)" {
 		version = v
 	}
@@ -29,6 +33,7 @@ func identify() {
 			commit = s.Value[:min(len(s.Value), 7)]
 		}
 	}
+	return version, commit
 }
 
 // versionText is what this program is.

@@ -251,6 +251,14 @@ func TestBlockerText(t *testing.T) {
 			t.Errorf("got  %q\nwant %q", got, tt.want)
 		}
 	}
+	for lock, want := range map[string]string{
+		"":           "no lock within 1s, in 2 attempts: nothing was changed; blocked by a prepared transaction (see pg_prepared_xacts)",
+		"SHARE on a": "no lock SHARE on a within 1s, in 2 attempts: nothing was changed; blocked by a prepared transaction (see pg_prepared_xacts)",
+	} {
+		if got := (&migrate.BlockedError{Lock: lock, Blockers: []migrate.Blocker{{}}, Attempts: 2, Timeout: time.Second}).Error(); got != want {
+			t.Errorf("got  %q\nwant %q", got, want)
+		}
+	}
 	if got, want := migrate.OneLine("SELECT\t1;\n\x1b[31m  --\x00é"), "SELECT 1; [31m --é"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -276,6 +284,12 @@ func TestInterrupted(t *testing.T) {
 		trouble   []string
 	}{
 		{"in a transaction", sleeps, func(_ *testing.T, _ *pgx.Conn, cancel context.CancelFunc) { cancel() }, migrate.Untouched, []string{}},
+		{"connection lost for good", sleeps, func(t *testing.T, conn *pgx.Conn, _ context.CancelFunc) {
+			exec(t, conn, `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I CONNECTION LIMIT 0', current_database()); END $$`)
+			exec(t, conn, `SELECT pg_terminate_backend(pid::int) FROM (`+sleeping+`) s`)
+		}, migrate.Undecided, []string{}},
+		{"after it was committed", "-- +goose NO TRANSACTION\n-- +goose Up\nINSERT INTO public.goose_db_version (version_id, is_applied) VALUES (101, true);\nSELECT pg_sleep(600);\n",
+			func(_ *testing.T, _ *pgx.Conn, cancel context.CancelFunc) { cancel() }, migrate.Complete, []string{}},
 		{"connection lost", sleeps, func(t *testing.T, conn *pgx.Conn, _ context.CancelFunc) {
 			exec(t, conn, `SELECT pg_terminate_backend(pid::int) FROM (`+sleeping+`) s`)
 		}, migrate.Untouched, []string{}},
@@ -300,31 +314,41 @@ func TestInterrupted(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			ended := make(chan error, 1)
+			var seen events
 			go func() {
-				_, err := set.Up(ctx, database.Owner, migrate.Options{LockTimeout: time.Minute})
+				_, err := set.Up(ctx, database.Owner, migrate.Options{LockTimeout: time.Minute, Notify: seen.notify})
 				ended <- err
 			}()
-			for len(query(t, super, waiting)) == 0 {
+			for len(query(t, super, waiting)) == 0 || tt.want == migrate.Incomplete && len(seen.of(migrate.Blocked)) == 0 {
 				time.Sleep(10 * time.Millisecond)
+			}
+			if blocked := seen.of(migrate.Blocked); len(blocked) > 0 && blocked[0].Lock != "the end of older transactions" {
+				t.Errorf("blocked: %+v, want it to wait for the end of older transactions", blocked[0])
 			}
 			tt.interrupt(t, super, cancel)
 			err := <-ended
 			interrupted, ok := errors.AsType[*migrate.InterruptedError](err)
-			if !ok || interrupted.Name != "00101_a.sql" || interrupted.State != tt.want {
+			if !ok || interrupted.Name != "00101_a.sql" || interrupted.State != tt.want ||
+				err.Error() != fmt.Sprintf("interrupted: migration 00101_a.sql is %s", tt.want) || errors.Is(err, context.Canceled) != (ctx.Err() != nil) {
 				t.Errorf("Up: %v; want 00101_a.sql to be %s", err, tt.want)
 			}
+			exec(t, super, `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I CONNECTION LIMIT -1', current_database()); END $$`)
 			if left := query(t, super, waiting); len(left) != 0 {
 				t.Errorf("left on the server: %q", left)
 			}
+			left := 1
+			if tt.want == migrate.Complete {
+				left = 0
+			}
 			p := plan(t, set, database.Owner)
-			if diff := cmp.Diff(tt.trouble, troubles(p)); diff != "" || len(p.Pending) != 1 {
-				t.Errorf("%d pending, want 1; trouble (-want +got):\n%s", len(p.Pending), diff)
+			if diff := cmp.Diff(tt.trouble, troubles(p)); diff != "" || len(p.Pending) != left {
+				t.Errorf("%d pending, want %d; trouble (-want +got):\n%s", len(p.Pending), left, diff)
 			}
 
 			exec(t, super, `CREATE TABLE go_on ();
 				SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'report'`)
-			if changes, err := set.Up(t.Context(), database.Owner, migrate.Options{}); err != nil || len(changes) != 1 {
-				t.Errorf("second Up = %v, %v; want it applied", changes, err)
+			if changes, err := set.Up(t.Context(), database.Owner, migrate.Options{}); err != nil || len(changes) != left {
+				t.Errorf("second Up = %v, %v; want what was left", changes, err)
 			}
 			if p := plan(t, set, database.Owner); len(p.Pending) != 0 || len(p.Trouble) != 0 {
 				t.Errorf("after the second Up: pending %v, trouble %v; want none", p.Pending, p.Trouble)
@@ -346,6 +370,13 @@ func TestSecondRunWaitsForTheFirst(t *testing.T) {
 	}()
 	for len(query(t, super, sleeping)) == 0 {
 		time.Sleep(10 * time.Millisecond)
+	}
+
+	impatient, leave := context.WithCancel(t.Context())
+	third := events{on: func(migrate.Event) { leave() }}
+	_, err := set.Up(impatient, database.Owner, migrate.Options{Notify: third.notify})
+	if !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "interrupted while another run was at work: nothing was changed") {
+		t.Errorf("a run that is interrupted while it waits: %v, want that nothing was changed", err)
 	}
 
 	second := events{on: func(e migrate.Event) {

@@ -245,12 +245,14 @@ func TestPlanOfOtherMigrations(t *testing.T) {
 		"00102_index.sql":   "-- +goose NO TRANSACTION\n-- +goose Up\nCREATE INDEX CONCURRENTLY i ON plants (price);\n",
 		"00103_rewrite.sql": "-- +goose Up\n-- a remark\nALTER TABLE plants\n    ALTER price TYPE float8; -- all rows\nSELECT 1;\n-- +goose Down\nSELECT 2;\n",
 		"00104_column.sql":  "-- +goose Up\nALTER TABLE plants ADD x int;\n",
+		"00106_mode.sql":    "-- +goose Up\nSELECT 1;\n",
 		"00105_short.sql":   "-- +goose Up\nSELECT 1;\nSELECT 2;\n",
 	})
 	all := []migrate.Lock{{Mode: "ACCESS EXCLUSIVE", Table: "public.plants"}}
 	set.Effects[102] = []migrate.Effect{{Does: "builds an index", Locks: []migrate.Lock{{Mode: "SHARE UPDATE EXCLUSIVE", Table: "public.plants"}}}}
 	set.Effects[103] = []migrate.Effect{{Does: "rewrites", Locks: all, Safer: "add a column, fill it in batches, swap"}, {Does: "nothing"}}
 	set.Effects[104] = []migrate.Effect{{Does: "adds a column", Locks: all}}
+	set.Effects[106] = []migrate.Effect{{Does: "locks", Locks: []migrate.Lock{{Mode: "SHRAE", Table: "public.plants"}}}}
 	set.Effects[105] = []migrate.Effect{{Does: "one of two"}}
 
 	got := []string{}
@@ -267,6 +269,7 @@ func TestPlanOfOtherMigrations(t *testing.T) {
 		`rewrites or scans the table: "ALTER TABLE plants\n    ALTER price TYPE float8; -- all rows"`, `safe: "SELECT 1;"`,
 		`104 transaction=true blocks reads and writes briefly`, `blocks reads and writes briefly: "ALTER TABLE plants ADD x int;"`,
 		`105 transaction=true unknown`, `unknown: "SELECT 1;"`, `unknown: "SELECT 2;"`,
+		`106 transaction=true unknown`, `unknown: "SELECT 1;"`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("plan (-want +got):\n%s", diff)

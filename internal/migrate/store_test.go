@@ -1,6 +1,10 @@
 package migrate_test
 
 import (
+	"context"
+	"errors"
+	"io"
+	"net"
 	"net/url"
 	"strings"
 	"testing"
@@ -10,6 +14,19 @@ import (
 	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
 )
+
+// Nobody who has given up is kept waiting by a server that does not answer.
+func TestConnectEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	ctx, end := context.WithCancel(t.Context())
+	url := pgtest.Proxy(t, pgtest.Empty(t).Owner, func(client net.Conn) {
+		end()
+		_, _ = io.Copy(io.Discard, client)
+	})
+	if _, _, err := migrate.Service().Status(ctx, url); !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "connect: ") {
+		t.Errorf("Status: %v, want that connecting was cancelled", err)
+	}
+}
 
 func TestNewStore(t *testing.T) {
 	t.Parallel()

@@ -226,6 +226,11 @@ not as it was, the ledger has the values:
 	expect(0, "nothing to restore\n", "left out, because deleted again since: 1 plant\n",
 		"deletions", "restore", "--by-role=plantstore_owner", "--since=2026-07-01", "--until=2026-07-02", "--yes")
 
+	expect(1, "", `plantstore: nothing was restored, because of 1 deletion:
+  deletion 2, plant 2: [^\n]*
+--superseded brings the earlier row back, as if the later deletion had not been.
+`, "deletions", "restore", "2", "--lossy")
+
 	execute(t, owner, `UPDATE plant_deletions SET deleted_at = now() - interval '366 days' WHERE id < 4`)
 	expect(2, "", `plantstore: --older-than is 6d: it must be at least 7d, because a client may still send a request again whose deletion is younger\n`,
 		"deletions", "purge", "--older-than=6d")

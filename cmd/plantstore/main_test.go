@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"plantstore/internal/pgtest"
+	"plantstore/internal/postgres"
 )
 
 // runMain makes the test binary be the program itself, for what main does before
@@ -350,6 +351,27 @@ func TestNewLog(t *testing.T) {
 	}
 }
 
+// A service that can't listen any more ends, and says so.
+func TestServeEndsWithItsListener(t *testing.T) {
+	t.Parallel()
+	db, err := postgres.Open(t.Context(), "host="+t.TempDir()+" user=u dbname=d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	s := service{db: db, log: slog.New(slog.DiscardHandler)}
+	for _, l := range []*net.Listener{&s.public, &s.admin} {
+		if *l, err = listen("--addr", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.public.Close()
+	err = serve(t.Context(), serveTuning{RequestTimeout: time.Second, ShutdownTimeout: time.Second, MaxInFlight: 1, MaxConnections: 1}, s)
+	if want := "serve on " + s.public.Addr().String() + ": "; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("serve: %v, want %s", err, want)
+	}
+}
+
 // patience is how long is waited for what has to come. No test proves that it
 // comes sooner.
 const patience = 3 * time.Minute
@@ -562,13 +584,13 @@ func TestDevPrintsCurlLinesThatWork(t *testing.T) {
 	type line struct{ url, token string }
 	var lines []line
 	curl := regexp.MustCompile(`curl -i -X DELETE (\S+)(?: -H 'Authorization: Bearer (\S+)')?$`)
-	psql := ""
+	url, psql := "", ""
 	for scanner := bufio.NewScanner(p.out); scanner.Scan(); {
 		if m := curl.FindStringSubmatch(scanner.Text()); m != nil {
 			lines = append(lines, line{m[1], m[2]})
 		}
-		if m := regexp.MustCompile(`host=([^&]+)`).FindStringSubmatch(scanner.Text()); m != nil {
-			psql = m[1]
+		if m := regexp.MustCompile(`'(postgres://[^']*host=([^&']+)[^']*)'`).FindStringSubmatch(scanner.Text()); m != nil {
+			url, psql = m[1], m[2]
 		}
 		if strings.HasPrefix(scanner.Text(), "Health") {
 			break
@@ -590,6 +612,13 @@ func TestDevPrintsCurlLinesThatWork(t *testing.T) {
 	want(lines[1], http.StatusNotFound, `"error":40401`)
 	want(lines[2], http.StatusConflict, `"order_items\"`)
 	want(lines[3], http.StatusUnauthorized, `"error":40100`)
+	expires := regexp.MustCompile(`dev +valid +plants:delete +\S+ +(\S+) `).FindStringSubmatch(expecting(t, url)(0, ".*", "", "token", "list"))
+	if expires == nil {
+		t.Fatal("token list does not list the token of dev")
+	}
+	if at, err := time.Parse(time.RFC3339, expires[1]); err != nil || at.After(time.Now().Add(25*time.Hour)) || at.Before(began.Add(22*time.Hour)) {
+		t.Errorf("the token expires at %s, %v; want a day from now", expires[1], err)
+	}
 	p.stop(t)
 	if left, _ := filepath.Glob(filepath.Join(psql, "..", filepath.Base(psql))); psql == "" || len(left) != 0 {
 		t.Errorf("dev left %v behind", left)

@@ -716,6 +716,15 @@ func TestDoctorOnPoolers(t *testing.T) {
 	}
 }
 
+// Names that others chose do nothing to a terminal.
+func TestFindingsAreLegible(t *testing.T) {
+	t.Parallel()
+	got := Finding{Check: "c", Message: "über\x1b\n!", Remedy: "DROP\x07\nIT"}.legible()
+	if want := (Finding{Check: "c", Message: `über\u001b\u000a!`, Remedy: "DROP\\u0007\nIT"}); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // A pooler that keeps track of prepared statements keeps those of two clients apart, as
 // two sessions do.
 func TestPoolerThatKeepsTrackOfStatements(t *testing.T) {

@@ -70,6 +70,10 @@ func TestDataSurviveEveryStop(t *testing.T) {
 		if err := s.Start(t.Context()); err != nil {
 			t.Fatalf("Start after Stop(%v): %v", syscall.Signal(mode), err)
 		}
+		runs := s.process
+		if err := s.Start(t.Context()); err != nil || s.process != runs {
+			t.Errorf("Start of a server that runs: %v, with a process of its own: %v; want neither", err, s.process != runs)
+		}
 	}
 	var rows int
 	query(t, s, `SELECT count(*) FROM t`, &rows)
@@ -211,6 +215,13 @@ func TestProgramsOnPathComeFirst(t *testing.T) {
 	t.Setenv("PATH", dir+string(filepath.ListSeparator)+os.Getenv("PATH"))
 	if got := ProgramFolders(t.Context()); len(got) < 2 || got[0] != dir {
 		t.Errorf("folders %q, want %q before that of the tests' server", got, dir)
+	}
+}
+
+func TestURL(t *testing.T) {
+	t.Parallel()
+	if got, want := (&Server{dir: "/a/b c"}).URL("shop", "plants"), "postgres://shop@/plants?host=/a/b+c&port=5432"; got != want {
+		t.Errorf("URL %s, want %s", got, want)
 	}
 }
 

@@ -22,12 +22,15 @@ import (
 )
 
 type devCommand struct {
-	Addr        string     `env:"PLANTSTORE_ADDR" help:"Address of the public listener. Default: 127.0.0.1:8080, or any free port when that is taken."`
-	AdminAddr   string     `env:"PLANTSTORE_ADMIN_ADDR" help:"Address of the operators' listener. Default: 127.0.0.1:9090, or any free port when that is taken."`
+	Addr        string     `env:"PLANTSTORE_ADDR" help:"Address of the public listener. Default: ${dev_addr}, or any free port when that is taken."`
+	AdminAddr   string     `env:"PLANTSTORE_ADMIN_ADDR" help:"Address of the operators' listener. Default: ${dev_admin_addr}, or any free port when that is taken."`
 	LogFormat   logFormat  `env:"PLANTSTORE_LOG_FORMAT" default:"text" help:"Log format: json or text."`
 	LogLevel    slog.Level `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
 	serveTuning `embed:""`
 }
+
+// Where dev listens, unless told otherwise.
+const devAddr, devAdminAddr = "127.0.0.1:8080", "127.0.0.1:9090"
 
 // database is the name of the private database.
 const database = "plantstore"
@@ -39,11 +42,11 @@ func (c *devCommand) Run(ctx context.Context, console *console, parsed *kong.Con
 	if err != nil {
 		return err
 	}
-	public, err := listenOrAny("--addr (PLANTSTORE_ADDR)", c.Addr, "127.0.0.1:8080")
+	public, err := listenOrAny("--addr (PLANTSTORE_ADDR)", c.Addr, devAddr)
 	if err != nil {
 		return err
 	}
-	admin, err := listenOrAny("--admin-addr (PLANTSTORE_ADMIN_ADDR)", c.AdminAddr, "127.0.0.1:9090")
+	admin, err := listenOrAny("--admin-addr (PLANTSTORE_ADMIN_ADDR)", c.AdminAddr, devAdminAddr)
 	if err != nil {
 		return err
 	}

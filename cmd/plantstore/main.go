@@ -103,6 +103,11 @@ type commands struct {
 	VersionFlag kong.VersionFlag `name:"version" help:"Print the same, and end."`
 }
 
+// helpVariables are what the texts of help take from the code.
+func helpVariables() kong.Vars {
+	return kong.Vars{"scope": auth.ScopeDelete, "version": versionText(), "dev_addr": devAddr, "dev_admin_addr": devAdminAddr}
+}
+
 // run runs the command that args name. Configuration comes from flags and the
 // process's environment, which libpq's PG* variables are part of. The end of ctx asks
 // for an orderly end, and what comes on again for one without.
@@ -115,7 +120,7 @@ func run(ctx context.Context, again <-chan os.Signal, args []string, stdout, std
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(int) { helped = true }),
-		kong.Vars{"scope": auth.ScopeDelete, "version": versionText()},
+		helpVariables(),
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(console),
 	)

@@ -271,6 +271,12 @@ func TestHelpNamesEverySetting(t *testing.T) {
 	if code != 0 {
 		t.Errorf("exit code %d, want 0", code)
 	}
+	help, _, _ := command(t, "dev", "--help")
+	for _, addr := range []string{"127.0.0.1:8080", "127.0.0.1:9090"} { // as in the manuals
+		if !strings.Contains(help, addr) {
+			t.Errorf("dev --help does not name %s", addr)
+		}
+	}
 }
 
 // expecting returns a function that runs a command on a database and compares its
@@ -658,7 +664,7 @@ func TestCompletion(t *testing.T) {
 		{"serve --rate-limit", "--addr", "create"},
 	} {
 		out, stderr, code := command(t, append([]string{"complete", "--"}, strings.Fields(tt.words)...)...)
-		words := strings.Fields(out)
+		words := strings.Split(out, "\n") // a line each
 		if code != 0 || !slices.Contains(words, tt.has) || slices.Contains(words, tt.lacks) {
 			t.Errorf("complete %s: exit code %d, %s, %v; want %s in it and not %s", tt.words, code, stderr, words, tt.has, tt.lacks)
 		}

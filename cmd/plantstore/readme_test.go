@@ -14,14 +14,13 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/google/go-cmp/cmp"
 
-	"plantstore/internal/auth"
 	"plantstore/internal/readme"
 )
 
 // commandLine returns the parser of the command line, which runs nothing.
 func commandLine(t *testing.T) *kong.Kong {
 	t.Helper()
-	parser, err := kong.New(&commands{}, kong.Writers(io.Discard, io.Discard), kong.Exit(func(int) {}), kong.Vars{"scope": auth.ScopeDelete})
+	parser, err := kong.New(&commands{}, kong.Writers(io.Discard, io.Discard), kong.Exit(func(int) {}), helpVariables())
 	if err != nil {
 		t.Fatal(err)
 	}

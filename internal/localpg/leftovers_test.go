@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -79,4 +80,21 @@ func TestRemoveLeftovers(t *testing.T) {
 	}
 	var one int
 	query(t, lives, `SELECT 1`, &one)
+}
+
+// What can't be removed is told. TestAsOrdinaryUser runs this for root, who can.
+func TestLeftoversThatStay(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() == 0 {
+		t.Skip("root can remove everything")
+	}
+	dir := folder(t)
+	data := filepath.Join(dir, folderPrefix+"20", dataFolder)
+	if err := errors.Join(os.MkdirAll(filepath.Join(data, "base"), 0o700), os.Chmod(data, 0o500)); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Chmod(data, 0o700)
+	if removed, err := RemoveLeftovers(dir); len(removed) != 0 || !errors.Is(err, os.ErrPermission) || !strings.HasPrefix(err.Error(), "remove what a killed process left: ") {
+		t.Errorf("RemoveLeftovers = %v, %v; want none, and that it is not permitted", removed, err)
+	}
 }

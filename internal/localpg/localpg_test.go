@@ -256,11 +256,11 @@ func TestAsOrdinaryUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(program, "-test.run=^TestStartQueryClose$", "-test.v")
+	cmd := exec.Command(program, "-test.run=^(TestStartQueryClose|TestLeftoversThatStay)$", "-test.v")
 	cmd.Dir = dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential}
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestStartQueryClose") {
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestStartQueryClose") || !strings.Contains(string(out), "--- PASS: TestLeftoversThatStay") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

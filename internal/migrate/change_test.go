@@ -398,8 +398,8 @@ func TestSecondRunWaitsForTheFirst(t *testing.T) {
 	}
 }
 
-// What PostgreSQL warns of is passed on, whatever the database's settings are: here, that
-// there is no role to grant to.
+// What PostgreSQL warns of is passed on, whatever the database's settings are, and how
+// long it took.
 func TestWarningsArePassedOn(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
@@ -409,9 +409,13 @@ func TestWarningsArePassedOn(t *testing.T) {
 	}
 	var seen events
 	set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\n-- +goose StatementBegin\n" +
-		"DO $$ BEGIN RAISE WARNING 'look' USING HINT = 'There.'; RAISE NOTICE 'not this'; END $$;\n-- +goose StatementEnd\n"})
-	if _, err := set.Up(t.Context(), database.Owner, migrate.Options{Notify: seen.notify}); err != nil {
+		"DO $$ BEGIN PERFORM pg_sleep(0.05); RAISE WARNING 'look' USING HINT = 'There.'; RAISE NOTICE 'not this'; END $$;\n-- +goose StatementEnd\n"})
+	changes, err := set.Up(t.Context(), database.Owner, migrate.Options{Notify: seen.notify})
+	if err != nil {
 		t.Fatal(err)
+	}
+	if finished := seen.of(migrate.Finished); len(changes) != 1 || len(finished) != 1 || changes[0].Took < 50*time.Millisecond || finished[0].Took != changes[0].Took {
+		t.Errorf("changes %v, finished %v; want one that took 50 ms at least", changes, finished)
 	}
 	warned := seen.of(migrate.Warned)
 	if len(warned) != 1 || warned[0].Warning != "look. There." {

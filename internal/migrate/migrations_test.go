@@ -97,6 +97,27 @@ func upTo(t *testing.T, n int) []string {
 	return schema(t, pgtest.Connect(t, database.Owner))
 }
 
+// Whatever the settings of a database are, it gets the same functions, and they can be told.
+func TestNoSettingChangesTheMigrations(t *testing.T) {
+	t.Parallel()
+	const functions = `SELECT proname || ' ' || proconfig::text FROM pg_proc WHERE proname ~ '^plantstore_' ORDER BY 1`
+	want := query(t, pgtest.Connect(t, pgtest.New(t).Owner), functions)
+	database := pgtest.Empty(t)
+	super := pgtest.Connect(t, database.Super)
+	for _, setting := range []string{"datestyle = 'German, DMY'", "quote_all_identifiers = on", "standard_conforming_strings = off"} {
+		exec(t, super, "ALTER DATABASE "+database.Name+" SET "+setting)
+	}
+	if _, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := migrate.Service().Status(t.Context(), database.Owner); err != nil {
+		t.Errorf("Status: %v, want none", err)
+	}
+	if diff := cmp.Diff(want, query(t, super, functions)); diff != "" {
+		t.Errorf("functions (-without settings +got):\n%s", diff)
+	}
+}
+
 // Each Down must undo its Up exactly, and each Up must work again after it.
 func TestEachDownUndoesItsUp(t *testing.T) {
 	t.Parallel()

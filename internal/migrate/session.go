@@ -33,9 +33,10 @@ func Config(databaseURL, application string) (*pgx.ConnConfig, error) {
 		config.RuntimeParams["application_name"] = application
 	}
 	config.RuntimeParams["client_encoding"] = "UTF8"
-	// Without it the driver sends no statement in the one form that every pooler takes.
-	// PgBouncer knows this parameter.
+	// Without the first, the driver sends no statement in the one form that every pooler
+	// takes; in that form it reads moments of the second only. PgBouncer knows both.
 	config.RuntimeParams["standard_conforming_strings"] = "on"
+	config.RuntimeParams["datestyle"] = "ISO, YMD"
 	if validate := config.ValidateConnect; validate != nil {
 		config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
 			return validateSafely(ctx, conn, validate)
@@ -61,9 +62,10 @@ func validateSafely(ctx context.Context, conn *pgconn.PgConn, validate pgconn.Va
 // pinned makes a session safe in a database where others may make objects: names
 // without a schema are the system's, and row level security is an error instead
 // of somebody's function that runs with our rights. Warnings are passed on, whatever
-// client_min_messages is. The schema of set_config has to be named here, and only here.
+// client_min_messages is. What a function is made with is written down as the doctor
+// compares it. The schema of set_config has to be named here, and only here.
 const pinned = `SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false), pg_catalog.set_config('row_security', 'off', false),
-	pg_catalog.set_config('client_min_messages', 'warning', false)`
+	pg_catalog.set_config('client_min_messages', 'warning', false), pg_catalog.set_config('quote_all_identifiers', 'off', false)`
 
 // pin does so right after connecting. It is for sessions that are ours alone: a
 // pooler in transaction mode would pass the settings on to others.

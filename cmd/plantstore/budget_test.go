@@ -143,6 +143,7 @@ func TestBudgetCommands(t *testing.T) {
 	expect(1, "", `plantstore: there is no principal "shop": .*\n`, "token", "budget", "shop", "500/1h")
 	expect(0, `pst_.*\n`, `.*\n`, "token", "create", "shop")
 	expect(1, "", `plantstore: "shop" has no deletion budget that could be lifted\n`, "token", "budget", "shop", "--lift=30m")
+	expect(1, "", `plantstore: a principal without a budget has none that could be lifted: leave out --lift\n`, "token", "budget", "shop", "none", "--lift=5m")
 	expect(1, "", `plantstore: say what the deletion budget of "shop" is to be, as 500/1h or none, or lift it, as --lift 30m\n`, "token", "budget", "shop")
 	expect(0, `the deletion budget of "shop" is 500/1h30m\n`, "", "token", "budget", "shop", "500/90m")
 	expect(0, `.* 500/1h30m, 0 used\n`, "", "token", "list")

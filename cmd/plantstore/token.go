@@ -252,6 +252,9 @@ func (c *tokenBudget) Run(ctx context.Context, console *console) error {
 	if err != nil {
 		return err
 	}
+	if c.Budget != "" && budget == (plant.Budget{}) && c.Lift != nil {
+		return errors.New("a principal without a budget has none that could be lifted: leave out --lift")
+	}
 	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
 		if c.Budget != "" {
 			if err := c.told(tokens.SetBudget(ctx, c.Name, budget)); err != nil {

@@ -23,6 +23,7 @@ const (
 	insufficientPrivilege = "42501"
 	invalidPassword       = "28P01"
 	lockNotAvailable      = "55P03"
+	serializationFailure  = "40001"
 
 	// unrecorded is raised by our own functions in the database: a plant would
 	// leave without its record.
@@ -179,7 +180,7 @@ func judgeError(pg *pgconn.PgError) verdict {
 	case "53300", readOnlyTransaction, // too_many_connections
 		"42P05", "26000": // duplicate_prepared_statement, invalid_sql_statement_name: a pooler mixed sessions up
 		return verdict{next: again, err: wrap(plant.ErrUnavailable, pg)}
-	case lockNotAvailable, "57014", "40001", "40P01": // query_canceled, serialization_failure, deadlock_detected
+	case lockNotAvailable, "57014", serializationFailure, "40P01": // query_canceled, deadlock_detected
 		return verdict{next: again, err: wrap(plant.ErrBusy, pg)}
 	case "0A000": // feature_not_supported: a rule that does not go together with RETURNING
 		return rule
@@ -258,7 +259,9 @@ func sendOn(v verdict, err error) verdict {
 	if v.next != again && v.next != alone || !errors.Is(v.err, plant.ErrBusy) {
 		return v
 	}
-	if pg := pgError(err); pg != nil && strings.Contains(pg.Where, "plantstore_spend(") {
+	// In a database whose transactions are serializable, the row may have changed meanwhile
+	// instead: nobody holds it.
+	if pg := pgError(err); pg != nil && pg.Code != serializationFailure && strings.Contains(pg.Where, "plantstore_spend(") {
 		v.next, v.what, v.held = again, locked, true
 		return v
 	}

@@ -98,6 +98,22 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// A budget is held by whoever has locked its row. That a serializable transaction came too
+// late for it is over at once.
+func TestABudgetIsHeldByALock(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[string]verdict{
+		lockNotAvailable:     {next: again, what: locked, held: true},
+		"57014":              {next: again, what: locked, held: true},
+		serializationFailure: {next: alone, what: retried},
+	} {
+		err := &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code, Where: "PL/pgSQL function public.plantstore_spend(text,bigint,bigint,interval) line 13 at SQL statement"}
+		if got := sendOn(judge(err, true), err); got.next != want.next || got.what != want.what || got.held != want.held {
+			t.Errorf("%s: next %d, as %s, held %v; want %d, %s, %v", code, got.next, got.what, got.held, want.next, want.what, want.held)
+		}
+	}
+}
+
 func TestExplainTellsWhatToMend(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)

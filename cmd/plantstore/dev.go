@@ -29,9 +29,6 @@ type devCommand struct {
 	serveTuning `embed:""`
 }
 
-// Where dev listens, unless told otherwise.
-const devAddr, devAdminAddr = "127.0.0.1:8080", "127.0.0.1:9090"
-
 // database is the name of the private database.
 const database = "plantstore"
 

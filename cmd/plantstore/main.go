@@ -103,6 +103,9 @@ type commands struct {
 	VersionFlag kong.VersionFlag `name:"version" help:"Print the same, and end."`
 }
 
+// Where dev listens, unless told otherwise.
+const devAddr, devAdminAddr = "127.0.0.1:8080", "127.0.0.1:9090"
+
 // helpVariables are what the texts of help take from the code.
 func helpVariables() kong.Vars {
 	return kong.Vars{"scope": auth.ScopeDelete, "version": versionText(), "dev_addr": devAddr, "dev_admin_addr": devAdminAddr}

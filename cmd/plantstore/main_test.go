@@ -642,10 +642,13 @@ func TestVersion(t *testing.T) {
 		{"(devel)", []debug.BuildSetting{{Key: "vcs", Value: "git"}, {Key: "vcs.revision", Value: "0123456789abcdef"}}, "dev", "0123456"},
 		{"v1.2.3", []debug.BuildSetting{{Key: "vcs.revision", Value: "0123"}}, "v1.2.3", "0123"},
 	} {
-		version, commit := builtFrom(&debug.BuildInfo{Main: debug.Module{Version: tt.main}, Settings: tt.settings})
+		version, commit := builtFrom(&debug.BuildInfo{Main: debug.Module{Version: tt.main}, Settings: tt.settings}, "dev", "unknown")
 		if version != tt.version || commit != tt.commit {
 			t.Errorf("built from %q, %v: version %s, commit %s; want %s, %s", tt.main, tt.settings, version, commit, tt.version, tt.commit)
 		}
+	}
+	if _, commit := builtFrom(new(debug.BuildInfo), "dev", "c0ffee"); commit != "c0ffee" {
+		t.Errorf("commit %s, want the c0ffee that the linker was told", commit)
 	}
 	long, _, code := command(t, "version")
 	flag, stderr, flagCode := command(t, "--version")

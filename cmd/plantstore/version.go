@@ -18,13 +18,12 @@ var (
 // linker was told nothing: after "go install" and "go build".
 func identify() {
 	if info, ok := debug.ReadBuildInfo(); ok && version == "dev" {
-		version, commit = builtFrom(info)
+		version, commit = builtFrom(info, version, commit)
 	}
 }
 
-// builtFrom returns the version and commit that Go knows of.
-func builtFrom(info *debug.BuildInfo) (version, commit string) {
-	version, commit = "dev", "unknown"
+// builtFrom returns the version and commit that Go knows of, or else what it is given.
+func builtFrom(info *debug.BuildInfo, version, commit string) (string, string) {
 	if v := info.Main.Version; v != "" && v != "(devel)" {
 		version = v
 	}

@@ -173,7 +173,9 @@ func TestLanesFollowTheRoad(t *testing.T) {
 				}
 				g := db.group(most, 0)
 				slices := rates(g, test.clients, moments(8, apart)...)[3:]
+				g.mu.Lock() // a lane may not have ended
 				t.Logf("%.0f a second, road %v work %v, best %.0f with %d lanes, %d wanted", slices, g.lanes.road, g.lanes.work, best, lanes, g.lanes.wanted())
+				g.mu.Unlock()
 				sum := 0.0
 				for i, rate := range slices {
 					sum += rate
@@ -223,6 +225,8 @@ func TestLanesDoNotFollowAQueue(t *testing.T) {
 		db := farDatabase{distance: time.Millisecond, processor: make(chan struct{}, 1), queue: true}
 		g := db.group(13, 0)
 		rates(g, 512, 3*time.Second)
+		g.mu.Lock() // a lane may not have ended
+		defer g.mu.Unlock()
 		if got := g.lanes.wanted(); got > 3 {
 			t.Errorf("%d lanes for a database that is busy with each batch for %v of the %v that it takes, want at most 3", got, g.lanes.work, g.lanes.work+time.Millisecond)
 		}

@@ -236,10 +236,7 @@ func serve(ctx context.Context, f serveTuning, s service) error {
 	db.LogFaults(log)
 	tokens := db.Tokens(f.TokenCacheTTL)
 	versions := migrate.Versions()
-	readiness, err := doctor.NewReadiness(ctx)
-	if err != nil {
-		return err
-	}
+	readiness := doctor.NewReadiness()
 	ready := func(ctx context.Context) error {
 		err := db.Ready(ctx, versions)
 		if err == nil || errors.Is(err, postgres.ErrLocked) {

@@ -81,7 +81,6 @@ type examination struct {
 	isRemote func(net.Addr) bool // tests have everything on one machine
 	pooled   bool                // the service's connection goes through a pooler
 	foreign  bool                // a table of ours is somebody else's: better not touched
-	shipped  pgx.NamedArgs       // see shippedArguments; nil until needed
 	findings []Finding
 }
 
@@ -128,12 +127,7 @@ func (e *examination) run(ctx context.Context) []Finding {
 // hindrances returns what looks at the hindrances of one check.
 func (e *examination) hindrances(about, none string) func(context.Context, pgx.Tx) ([]Finding, error) {
 	return func(ctx context.Context, tx pgx.Tx) (_ []Finding, err error) {
-		if e.shipped == nil {
-			if e.shipped, err = shippedArguments(ctx); err != nil {
-				return nil, err
-			}
-		}
-		s := situation{shipped: e.shipped, app: serviceRole}
+		s := situation{app: serviceRole}
 		// Who examines need not be who migrates.
 		err = tx.QueryRow(ctx, `SELECT coalesce((SELECT r.rolname FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
 			WHERE c.oid = to_regclass('public.plant_deletions')), current_user)::text`).Scan(&s.owner)

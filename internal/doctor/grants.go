@@ -8,8 +8,6 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-
-	"plantstore/internal/migrate"
 )
 
 // A right is what a role may do with an object, as GRANT writes it.
@@ -45,11 +43,7 @@ func promised(statements []string) []right {
 
 // grants judges whether the service's role can do its job and nothing else.
 func (e *examination) grants(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
-	statements, err := migrate.Service().Statements(ctx)
-	if err != nil {
-		return nil, err
-	}
-	promised := promised(statements)
+	promised := promised(shippedStatements())
 	var exists bool
 	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)`, serviceRole).Scan(&exists); err != nil {
 		return nil, err

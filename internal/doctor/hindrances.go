@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -78,35 +77,16 @@ func hindrances() []hindrance {
 
 // A situation is what the queries have to know.
 type situation struct {
-	shipped pgx.NamedArgs // what the migrations make, see shippedArguments
-	app     string        // the service's role
-	owner   string        // the migrating role; empty if it does not matter
+	app   string // the service's role
+	owner string // the migrating role; empty if it does not matter
 	// work are the versions that are to be applied, or taken back.
 	work []int64
 	// ahead: a newer release has migrated, and may have changed what ours made.
 	ahead bool
 }
 
-// shippedArguments returns the named arguments of the queries that are the same in
-// every situation: what the migrations make.
-func shippedArguments(ctx context.Context) (pgx.NamedArgs, error) {
-	statements, err := migrate.Service().Statements(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var names, parameters, bodies, settings, triggers, remakes []string
-	var asOwner []bool
-	for _, f := range shippedBy(statements) {
-		names, parameters, bodies = append(names, f.name), append(parameters, f.parameters()), append(bodies, f.body())
-		settings, asOwner = append(settings, strings.Join(f.settings(), "\n")), append(asOwner, f.asOwner())
-		triggers, remakes = append(triggers, f.definition()), append(remakes, f.remake())
-	}
-	return pgx.NamedArgs{"names": names, "parameters": parameters, "bodies": bodies, "settings": settings, "as_owner": asOwner,
-		"triggers": triggers, "remakes": remakes}, nil
-}
-
 func (s situation) arguments() pgx.NamedArgs {
-	all := maps.Clone(s.shipped)
+	all := maps.Clone(shippedArguments())
 	all["app"], all["owner"], all["ahead"], all["work"] = s.app, s.owner, s.ahead, append([]int64{}, s.work...)
 	return all
 }
@@ -155,15 +135,12 @@ func hindrancesAt(ctx context.Context, tx pgx.Tx, at moment, about string, s sit
 // Hindrances is for a migrate.Set: it tells what stands in the way of applying
 // work, or of taking it back. Problems are reasons not to begin.
 func Hindrances(ctx context.Context, tx pgx.Tx, up bool, work []migrate.Migration) ([]migrate.Trouble, error) {
-	shipped, err := shippedArguments(ctx)
-	if err != nil {
-		return nil, err
-	}
-	s := situation{shipped: shipped, app: serviceRole}
+	s := situation{app: serviceRole}
 	for _, m := range work {
 		s.work = append(s.work, m.Version)
 	}
-	if err := tx.QueryRow(ctx, `SELECT current_user::text`).Scan(&s.owner); err != nil {
+	err := tx.QueryRow(ctx, `SELECT current_user::text`).Scan(&s.owner)
+	if err != nil {
 		return nil, err
 	}
 	if s.ahead, err = isAhead(ctx, tx); err != nil {

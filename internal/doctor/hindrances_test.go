@@ -170,11 +170,7 @@ func unready(t *testing.T, url string) string {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	readiness, err := NewReadiness(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := readiness.Check(t.Context(), db); err != nil {
+	if err := NewReadiness().Check(t.Context(), db); err != nil {
 		return err.Error()
 	}
 	return ""
@@ -520,11 +516,7 @@ func TestReadinessTellsWhyItCantLook(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer db.Close()
-		readiness, err := NewReadiness(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = readiness.Check(tt.ctx, db)
+		err = NewReadiness().Check(tt.ctx, db)
 		if e, ok := errors.AsType[*postgres.NotReadyError](err); !ok || e.Reason != tt.want {
 			t.Errorf("%s: %#v, want the reason %s", tt.name, err, tt.want)
 		}

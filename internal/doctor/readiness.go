@@ -14,7 +14,6 @@ import (
 
 // Readiness finds what makes deleting impossible, or leaves it without a record.
 type Readiness struct {
-	shipped pgx.NamedArgs
 	// catalogue and tables are the queries of the list that count here, each as one
 	// statement: those that read the catalogue, and then those that read tables.
 	catalogue, tables string
@@ -25,8 +24,7 @@ type Readiness struct {
 }
 
 // NewReadiness prepares the queries.
-func NewReadiness(ctx context.Context) (*Readiness, error) {
-	shipped, err := shippedArguments(ctx)
+func NewReadiness() *Readiness {
 	var catalogue, tables []string
 	for _, h := range hindrances() {
 		switch {
@@ -38,7 +36,7 @@ func NewReadiness(ctx context.Context) (*Readiness, error) {
 		}
 	}
 	const also = "\nUNION ALL\n"
-	return &Readiness{shipped: shipped, catalogue: strings.Join(catalogue, also), tables: strings.Join(tables, also)}, err
+	return &Readiness{catalogue: strings.Join(catalogue, also), tables: strings.Join(tables, also)}
 }
 
 // Check looks at a database as the service, at a few rows of the catalogue. The
@@ -70,7 +68,7 @@ func (r *Readiness) Check(ctx context.Context, db *postgres.DB) error {
 }
 
 func (r *Readiness) reasons(ctx context.Context, tx pgx.Tx) (reasons []string, err error) {
-	s := situation{shipped: r.shipped}
+	s := situation{}
 	// Who waits for a lock longer than a probe waits for us is no wiser.
 	if err := tx.QueryRow(ctx, `SELECT current_user::text, set_config('lock_timeout', '100ms', true)`).Scan(&s.app, nil); err != nil {
 		return nil, err

@@ -1,10 +1,40 @@
 package doctor
 
 import (
+	"context"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/migrate"
 )
+
+// shippedStatements returns what the migrations of this binary send. To read them takes
+// longer than to look at a database.
+var shippedStatements = sync.OnceValue(func() []string {
+	statements, err := migrate.Service().Statements(context.Background())
+	if err != nil {
+		panic(err) // the embedded files can always be read
+	}
+	return statements
+})
+
+// shippedArguments returns the named arguments of the queries that are the same in
+// every situation: what the migrations make.
+var shippedArguments = sync.OnceValue(func() pgx.NamedArgs {
+	var names, parameters, bodies, settings, triggers, remakes []string
+	var asOwner []bool
+	for _, f := range shippedBy(shippedStatements()) {
+		names, parameters, bodies = append(names, f.name), append(parameters, f.parameters()), append(bodies, f.body())
+		settings, asOwner = append(settings, strings.Join(f.settings(), "\n")), append(asOwner, f.asOwner())
+		triggers, remakes = append(triggers, f.definition()), append(remakes, f.remake())
+	}
+	return pgx.NamedArgs{"names": names, "parameters": parameters, "bodies": bodies, "settings": settings, "as_owner": asOwner,
+		"triggers": triggers, "remakes": remakes}
+})
 
 // A shippedFunction is the SQL that makes a function, and the trigger on plants
 // that has its name, as the migrations have it.

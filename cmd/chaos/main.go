@@ -52,7 +52,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	flags.Uint64Var(&c.seed, "seed", c.seed, "where the random faults start from; by default another one each time")
 	flags.StringVar(&c.faults, "faults", "all", "kinds of faults with commas between, all, or network")
 	flags.DurationVar(&c.every, "every", 4*time.Second, "how often each kind of fault comes")
-	flags.IntVar(&c.clients, "clients", 64, "how many clients delete; every fourth sends no key")
+	flags.IntVar(&c.clients, "clients", 192, "how many clients delete; every fourth sends no key")
 	flags.IntVar(&c.tellers, "tellers", 4, "how many do all sorts of things to one plant after the other, to be held against a model")
 	flags.IntVar(&c.rate, "rate", 500, "deletions a second at most, of all clients together")
 	flags.StringVar(&c.binary, "binary", "", "the plantstore program to test; by default it is built from this tree")

@@ -151,7 +151,8 @@ BEGIN
         END IF;
     END IF;
     IF budget IS NOT NULL AND recorded > 0 THEN
-        over := public.plantstore_spend(budget ->> 'principal', recorded, (budget ->> 'most')::bigint, (budget ->> 'period')::interval);
+        over := public.plantstore_spend(budget ->> 'principal', recorded, (budget ->> 'most')::bigint, (budget ->> 'period')::interval,
+            (budget ->> 'patience')::bigint);
         IF over IS NOT NULL THEN
             RAISE EXCEPTION 'a deletion budget is used up' USING ERRCODE = 'PST02', DETAIL = over::text;
         END IF;

@@ -51,9 +51,10 @@ COMMENT ON COLUMN public.plantstore_budgets.ends IS 'When each part had its last
 -- plants it deletes. It returns null if that is within the budget, which is reduced by
 -- as much; else how many it may still delete, and in how many seconds it may delete
 -- those that were asked for. The row is locked until the transaction ends: whoever
--- spends at the same time counts on from what was committed.
+-- spends at the same time counts on from what was committed, and waits for that as many
+-- milliseconds as patience, if that is less than what is set here.
 -- +goose StatementBegin
-CREATE FUNCTION public.plantstore_spend(spender text, plants bigint, default_most bigint, default_period interval) RETURNS json
+CREATE FUNCTION public.plantstore_spend(spender text, plants bigint, default_most bigint, default_period interval, patience bigint) RETURNS json
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -69,7 +70,7 @@ BEGIN
     -- A commit may take longer than a batch waits for a plant. Less than half of
     -- deadlock_timeout: no transaction of the store's that comes to wait for us is ended as
     -- a deadlock.
-    PERFORM set_config('lock_timeout', greatest(1, 450 * least(1, date_part('epoch', current_setting('deadlock_timeout')::interval)))::bigint::text, true);
+    PERFORM set_config('lock_timeout', greatest(1, least(patience, 450 * least(1, date_part('epoch', current_setting('deadlock_timeout')::interval))))::bigint::text, true);
     -- As a rule the last part is still open, and none is over.
     UPDATE public.plantstore_budgets b SET used = b.used + plants,
         parts[cardinality(b.parts)] = b.parts[cardinality(b.parts)] + plants, ends[cardinality(b.ends)] = greatest(b.ends[cardinality(b.ends)], clock_timestamp())
@@ -148,7 +149,7 @@ AS $$
     FROM public.api_tokens t LEFT JOIN public.plantstore_budgets b ON b.principal = t.principal WHERE t.digest = wanted
 $$;
 -- +goose StatementEnd
-REVOKE EXECUTE ON FUNCTION public.plantstore_spend(text, bigint, bigint, interval), public.plantstore_token(bytea) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION public.plantstore_spend(text, bigint, bigint, interval, bigint), public.plantstore_token(bytea) FROM PUBLIC;
 
 -- +goose Down
 -- +goose StatementBegin
@@ -160,7 +161,7 @@ BEGIN
             USING HINT = 'Clients would be locked out. Delete their tokens and them first if that is what you want.';
     END IF;
     DROP FUNCTION public.plantstore_token(bytea);
-    DROP FUNCTION public.plantstore_spend(text, bigint, bigint, interval);
+    DROP FUNCTION public.plantstore_spend(text, bigint, bigint, interval, bigint);
     -- What is left are counts of principals that the service knows from elsewhere.
     DROP TABLE public.plantstore_budgets, public.api_tokens, public.api_principals;
 END

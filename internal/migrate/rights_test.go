@@ -57,7 +57,7 @@ var abilities = map[string]ability{
 	"look a token up":                 {attempts: []string{`SELECT * FROM public.plantstore_token(sha256('x'))`}},
 	"list the digests":                {attempts: []string{`SELECT digest FROM public.api_tokens`}},
 	"issue or revoke tokens":          {attempts: []string{`INSERT INTO public.api_principals (name) VALUES ('x')`, `INSERT INTO public.api_tokens (principal, digest, scopes) VALUES ('x', sha256('x'), '{}')`, `UPDATE public.api_tokens SET revoked_at = now()`}},
-	"raise or reset deletion budgets": {attempts: []string{`UPDATE public.plantstore_budgets SET most = 9`, `DELETE FROM public.plantstore_budgets`, `INSERT INTO public.plantstore_budgets (principal) VALUES ('x')`, `SELECT public.plantstore_spend('x', -1, 9, '1 hour')`}},
+	"raise or reset deletion budgets": {attempts: []string{`UPDATE public.plantstore_budgets SET most = 9`, `DELETE FROM public.plantstore_budgets`, `INSERT INTO public.plantstore_budgets (principal) VALUES ('x')`, `SELECT public.plantstore_spend('x', -1, 9, '1 hour', null)`}},
 	"change the triggers' code":       {attempts: []string{`ALTER FUNCTION public.plantstore_record_deletion() RESET search_path`, `DROP FUNCTION public.plantstore_record_deletion() CASCADE`}},
 	"take the triggers":               {attempts: []string{`DROP TRIGGER plantstore_record_deletion ON public.plants`, `ALTER TABLE public.plants DISABLE TRIGGER USER`}},
 	"apply migrations":                {attempts: []string{`INSERT INTO public.goose_db_version (version_id, is_applied) VALUES (99, true); CREATE TABLE public.x (n integer)`}},

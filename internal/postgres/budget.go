@@ -209,15 +209,16 @@ type budgetJSON struct {
 	Principal string `json:"principal"`
 	Most      int64  `json:"most"`
 	Period    string `json:"period"`
+	Patience  int64  `json:"patience,omitempty"` // in milliseconds; without it, the trigger's own
 }
 
-// budgetOf returns the setting plantstore.budget for the deletions of a principal: empty
-// if it has none.
-func budgetOf(d plant.Deletion) (string, error) {
+// budgetOf returns the setting plantstore.budget for the deletions of a turn's principal:
+// empty if it has none.
+func budgetOf(d turn) (string, error) {
 	if d.Budget == (plant.Budget{}) {
 		return "", nil
 	}
-	setting, err := json.Marshal(budgetJSON{d.Principal, d.Budget.Most, milliseconds(d.Budget.Period) + " milliseconds"})
+	setting, err := json.Marshal(budgetJSON{d.Principal, d.Budget.Most, milliseconds(d.Budget.Period) + " milliseconds", d.patience.Milliseconds()})
 	if err != nil {
 		return "", fmt.Errorf("encode budget: %w", err)
 	}

@@ -427,7 +427,7 @@ func TestABudgetSlides(t *testing.T) {
 		var seconds *float64
 		if err := conn.QueryRow(t.Context(), `
 			WITH tick AS (UPDATE clock SET at = at + $3 * interval '10 milliseconds' RETURNING 1)
-			SELECT (plantstore_spend('script', $1 + 0 * (SELECT 1 FROM tick), $2, interval '6 seconds') ->> 'seconds')::float8`, want, most, step).Scan(&seconds); err != nil {
+			SELECT (plantstore_spend('script', $1 + 0 * (SELECT 1 FROM tick), $2, interval '6 seconds', null) ->> 'seconds')::float8`, want, most, step).Scan(&seconds); err != nil {
 			t.Fatal(err)
 		}
 		switch used := within(now-inPeriod, now); {
@@ -481,7 +481,7 @@ func TestTheDefaultBudget(t *testing.T) {
 	for _, sql := range []string{
 		`UPDATE plantstore_budgets SET most = 9`, `DELETE FROM plantstore_budgets`, `SELECT * FROM plantstore_budgets`, `TRUNCATE plantstore_budgets`,
 		`INSERT INTO plantstore_budgets (principal, most, period) VALUES ('x', 1, '1 hour')`,
-		`SELECT plantstore_spend('ours', -5, 100, '1 hour')`,
+		`SELECT plantstore_spend('ours', -5, 100, '1 hour', null)`,
 	} {
 		if _, err := s.pool.Exec(t.Context(), sql); sqlState(err) != insufficientPrivilege {
 			t.Errorf("%s by the service: %v, want SQLSTATE %s", sql, err, insufficientPrivilege)
@@ -652,6 +652,51 @@ func TestBesideABudgetThatIsHeld(t *testing.T) {
 			stop()
 		}
 	})
+}
+
+// However many budgets are held at once: a deletion that waited for a lock goes on soon
+// after that is let go.
+func TestBesideManyBudgetsThatAreHeld(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	const many = 24
+	principals := make([]string, many)
+	for i := range principals {
+		principals[i] = fmt.Sprint("held-", i)
+	}
+	withBudget(t, database, hundred, principals...)
+	s := storeOn(t, database, "pool_max_conns=1") // which has one connection for locked ones
+	s.sample(t, many+1)
+	inLine := func(n int64) {
+		for ctx := in(t, patience); s.plants.locked.Load() != n; time.Sleep(time.Millisecond) {
+			if ctx.Err() != nil {
+				t.Fatalf("%d deletions wait for locks, want %d", s.plants.locked.Load(), n)
+			}
+		}
+	}
+	letGo := s.hold(t, `SELECT FROM plantstore_budgets FOR UPDATE`)
+	var held sync.WaitGroup
+	for i, principal := range principals {
+		held.Go(func() {
+			if _, err := s.plants.Delete(in(t, patience), by(principal, int64(1+i), hundred)); err != nil {
+				t.Errorf("Delete by a principal whose budget was held: %v, want none", err)
+			}
+		})
+	}
+	inLine(many)
+	unlock := s.lock(t, many+1)
+	var locked sync.WaitGroup
+	locked.Go(func() {
+		// Those before it, each with its usual patience, would take longer.
+		if _, err := s.plants.Delete(in(t, 8*time.Second), deletion(many+1, "k")); err != nil {
+			t.Errorf("Delete of a plant that was locked: %v, want none", err)
+		}
+	})
+	inLine(many + 1)
+	unlock()
+	locked.Wait()
+	letGo()
+	held.Wait()
 }
 
 // A deletion that is tried with little time left is told for certain that its budget was

@@ -169,7 +169,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 		case over != nil:
 		case unsure || what != together:
 			tries++
-			v = p.deleteAlone(ctx, turn{d, number}, tries, unsure, what)
+			v = p.deleteAlone(ctx, turn{Deletion: d, number: number}, tries, unsure, what)
 			p.used.note(d, v.err)
 		default:
 			v = g.join(ctx, d)
@@ -338,6 +338,7 @@ func (p *Plants) deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purp
 	switch what {
 	case locked:
 		lockTimeout = min(left, p.lockPatience())
+		d.patience = lockTimeout
 	case slow:
 	case suspected:
 		statementTimeout = min(left, 2*p.group.statementTimeout())

@@ -124,6 +124,9 @@ func exec(ctx context.Context, db sender, sql string, args ...any) error {
 type turn struct {
 	plant.Deletion
 	number int // how many refusals there were before
+	// patience is how long an attempt waits for its principal's budget at the most; none
+	// leaves that to the trigger.
+	patience time.Duration
 }
 
 // deleteEach runs deletions as one implicit transaction in one round trip, and
@@ -145,7 +148,7 @@ type turn struct {
 func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
 	var pipeline pgx.Batch
 	for i, d := range deletions {
-		budget, err := budgetOf(d.Deletion)
+		budget, err := budgetOf(d)
 		if err != nil {
 			return nil, 0, -1, err
 		}
@@ -209,7 +212,7 @@ func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []turn, lockT
 	if err != nil {
 		return nil, 0, -1, fmt.Errorf("encode batch: %w", err)
 	}
-	budget, err := budgetOf(deletions[0].Deletion) // all are of one principal, or of principals without
+	budget, err := budgetOf(deletions[0]) // all are of one principal, or of principals without
 	if err != nil {
 		return nil, 0, -1, err
 	}

@@ -107,7 +107,7 @@ func TestABudgetIsHeldByALock(t *testing.T) {
 		"57014":              {next: again, what: locked, held: true},
 		serializationFailure: {next: alone, what: retried},
 	} {
-		err := &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code, Where: "PL/pgSQL function public.plantstore_spend(text,bigint,bigint,interval) line 13 at SQL statement"}
+		err := &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code, Where: "PL/pgSQL function public.plantstore_spend(text,bigint,bigint,interval,bigint) line 13 at SQL statement"}
 		if got := sendOn(judge(err, true), err); got.next != want.next || got.what != want.what || got.held != want.held {
 			t.Errorf("%s: next %d, as %s, held %v; want %d, %s, %v", code, got.next, got.what, got.held, want.next, want.what, want.held)
 		}

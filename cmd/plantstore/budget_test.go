@@ -157,6 +157,7 @@ func TestBudgetCommands(t *testing.T) {
 	expect(0, `.* 30/7d, 0 used\n`, "", "token", "list") // what was lifted is not what was set
 	expect(0, `the deletion budget of "shop" is none\n`, "", "token", "budget", "shop", "none")
 	expect(0, `the deletion budget of "oidc:alice" is lifted for 30m0s\n`, "", "token", "budget", "oidc:alice", "--lift=30m")
+	expect(1, "", `plantstore: there is no principal "oidc:": see 'plantstore token list'\n`, "token", "budget", "oidc:", "--lift=30m") // no JWT names nobody
 	expect(0, `.* -\n`, "", "token", "list")
 	_, stderr, code := command(t, "serve", "--oidc-issuer=https://i", "--oidc-audience=a", "--oidc-budget=5/8d")
 	if want := `plantstore: --oidc-budget: the deletion budget 5/8d has a period of 8d, longer`; code != 2 || !strings.HasPrefix(lastLine(stderr), want) {

@@ -202,6 +202,12 @@ func (v *Verifier) checkSignature(ctx context.Context, token *jwt.JSONWebToken) 
 	return err
 }
 
+// ComesWithJWT reports whether a principal's name is one that a JWT gives it.
+func ComesWithJWT(principal string) bool {
+	subject, ok := strings.CutPrefix(principal, JWTPrefix)
+	return ok && isSubject(subject)
+}
+
 // isSubject reports whether a principal of that name fits into every database and log.
 func isSubject(s string) bool {
 	if len(s) < 1 || len(s) > maxSubject {

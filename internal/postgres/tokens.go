@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -454,7 +453,7 @@ func setBudget(ctx context.Context, tx pgx.Tx, principal string, budget plant.Bu
 }
 
 // LiftBudget lets a principal delete for some time as if it had no budget, or ends that
-// if it is zero. A principal that comes with a JWT (see auth.JWTPrefix) has the service's
+// if it is zero. A principal that comes with a JWT (see auth.ComesWithJWT) has the service's
 // default and need not be known. It returns ErrNoPrincipal or ErrNoBudget.
 func (t *Tokens) LiftBudget(ctx context.Context, principal string, lifted time.Duration) error {
 	lift := func(tx pgx.Tx, sql string) error {
@@ -464,7 +463,7 @@ func (t *Tokens) LiftBudget(ctx context.Context, principal string, lifted time.D
 		}
 		return err
 	}
-	if strings.HasPrefix(principal, auth.JWTPrefix) {
+	if auth.ComesWithJWT(principal) {
 		return t.inWords("lift budget", t.inTx(ctx, func(tx pgx.Tx) error {
 			return lift(tx, `
 				INSERT INTO public.plantstore_budgets (principal, lifted_until) VALUES ($1::pg_catalog.text, now() + make_interval(secs => $2::pg_catalog.float8))

@@ -33,6 +33,16 @@ var anywhere = []provocation{
 		`rule archive of public.plants does something else along with each deletion`, true, nil},
 	{"no replica identity", "CREATE PUBLICATION everything FOR ALL TABLES;\nALTER TABLE plants REPLICA IDENTITY NOTHING", "plants", Problem,
 		"publication everything publishes deletions of public.plants, which has no replica identity: .*", false, nil},
+	{"a key that is no replica identity", "CREATE PUBLICATION everything FOR ALL TABLES;\nALTER TABLE plants DROP CONSTRAINT plants_pkey, ADD PRIMARY KEY (id) DEFERRABLE", "plants", Problem,
+		"publication everything publishes deletions of public.plants, which has no replica identity: .*", false, nil},
+	{"a publication of other columns", "CREATE PUBLICATION \"Names\" FOR TABLE plants (name) WHERE (id > 5)", "plants", Problem,
+		`publication "Names" publishes deletions of public.plants, and not all columns of its replica identity: PostgreSQL refuses them`, false, nil},
+	{"a publication of some columns of all that are the identity", "CREATE PUBLICATION names FOR TABLE plants (id);\nALTER TABLE plants REPLICA IDENTITY FULL", "plants", Problem,
+		"publication names publishes deletions of public.plants, and not all columns of its replica identity: .*", false, nil},
+	{"a publication of some rows", "CREATE PUBLICATION ferns FOR TABLE plants WHERE (id > 5 AND name <> 'x')", "plants", Problem,
+		"publication ferns publishes deletions of public.plants by a filter on columns that are not of its replica identity: PostgreSQL refuses them", false, nil},
+	{"a publication of some columns of some rows", "CREATE PUBLICATION ferns FOR TABLE plants (id) WHERE (name <> 'x')", "plants", Problem,
+		"publication ferns publishes deletions of public.plants by a filter .*", false, nil},
 	{"trigger with our rights", audits("shop", "audit", "AFTER DELETE", `INSERT INTO public.ledger VALUES (old.id);`), "plants", Warning,
 		`trigger "Audit" of public.plants runs shop.audit\(\), which belongs to pg_monitor, with the rights of plantstore_app when a plant is deleted`, true, nil},
 	{"trigger that may fail", audits("shop", "audit", "AFTER DELETE", `INSERT INTO shop.log VALUES (old.id);`) + "\nCREATE TABLE shop.log (id bigint);", "plants", Warning,
@@ -330,6 +340,7 @@ const harmless = `
 
 	CREATE PUBLICATION inserts FOR ALL TABLES WITH (publish = 'insert, update');
 	CREATE PUBLICATION others FOR TABLE shop.kinds;
+	CREATE PUBLICATION some_inserts FOR TABLE plants (name) WHERE (name <> 'x') WITH (publish = 'insert');
 	ALTER TABLE plants REPLICA IDENTITY NOTHING;
 	ALTER DATABASE @db SET session_replication_role = local;
 	ALTER DATABASE @other SET session_replication_role = replica;
@@ -341,6 +352,60 @@ const harmless = `
 	ALTER DEFAULT PRIVILEGES FOR ROLE plantstore_owner IN SCHEMA shop GRANT ALL ON TABLES TO PUBLIC;
 	ALTER DEFAULT PRIVILEGES FOR ROLE plantstore_owner GRANT USAGE ON TYPES TO pg_monitor;
 	ALTER DEFAULT PRIVILEGES FOR ROLE plantstore_owner GRANT EXECUTE ON FUNCTIONS TO plantstore_owner WITH GRANT OPTION`
+
+// PostgreSQL itself says what it refuses to delete, before it runs anything.
+func TestPublicationsOfDeletions(t *testing.T) {
+	t.Parallel()
+	database := adopted(t)
+	script(t, database.Super, `DELETE FROM plants;
+		ALTER TABLE plants ALTER name SET NOT NULL, ADD CONSTRAINT names UNIQUE (name);`)
+	conn := pgtest.Connect(t, database.Super)
+	var version int
+	if err := conn.QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int / 10000`).Scan(&version); err != nil {
+		t.Fatal(err)
+	}
+	tables := []string{``, `ALTER TABLE plants DROP CONSTRAINT plants_pkey, ADD PRIMARY KEY (id) DEFERRABLE;`, `ALTER TABLE plants DROP CONSTRAINT plants_pkey, ADD PRIMARY KEY (id) INCLUDE (name);`,
+		`ALTER TABLE plants ADD n int GENERATED ALWAYS AS (length(name)) STORED;`}
+	identities := []string{`DEFAULT`, `NOTHING`, `FULL`, `USING INDEX names`}
+	publications := []string{`FOR ALL TABLES`, `FOR ALL TABLES WITH (publish = 'insert, update')`, `FOR TABLES IN SCHEMA public`, `FOR TABLE plants`, `FOR TABLE plants (id)`, `FOR TABLE plants (name)`,
+		`FOR TABLE plants (name, id)`, `FOR TABLE plants WHERE (id > 5)`, `FOR TABLE plants WHERE (name > 'x')`, `FOR TABLE plants (id, name) WHERE (id > 5 AND name > 'x')`, `FOR TABLE plants (name) WHERE (name > 'x')`}
+	if version >= 18 {
+		tables = append(tables, `ALTER TABLE plants ADD n int GENERATED ALWAYS AS (length(name)) VIRTUAL;`)
+		publications = append(publications, `FOR ALL TABLES WITH (publish_generated_columns = stored)`, `FOR TABLE plants WITH (publish_generated_columns = none)`)
+	}
+	refused := 0
+	for _, table := range tables {
+		for _, identity := range identities {
+			for _, publication := range publications {
+				sql := table + ` ALTER TABLE plants REPLICA IDENTITY ` + identity + `; CREATE PUBLICATION p ` + publication
+				tx, err := conn.Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := tx.Exec(t.Context(), sql); err != nil {
+					t.Fatalf("%s: %v", sql, err)
+				}
+				found, err := look(t.Context(), tx, replicaIdentity, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, refusal := tx.Exec(t.Context(), `EXPLAIN DELETE FROM public.plants`)
+				if refusal != nil {
+					refused++
+				}
+				if (len(found) > 0) != (refusal != nil) {
+					t.Errorf("%s: found %+v, PostgreSQL says %v", sql, found, refusal)
+				}
+				if err := tx.Rollback(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if refused < 20 {
+		t.Errorf("%d of them are refused, want many", refused)
+	}
+}
 
 // Whoever is warned of nothing soon reads no warning.
 func TestWhatHindersNothing(t *testing.T) {

@@ -148,15 +148,47 @@ const keepingTriggers = `
 	WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 11 = 11
 		AND NOT (l.lanname = 'plpgsql' AND p.prosrc !~* '\mreturn\M(?!\s+old\s*;)')`
 
-// Without an identity PostgreSQL refuses deletions from a table whose deletions are
-// published.
+// From a table whose deletions are published PostgreSQL refuses them unless the replica
+// identity is there and published, and is all that a filter looks at. A primary key that
+// is DEFERRABLE is none. What a filter looks at is in its stored tree; since 18 generated
+// columns can be left out.
 const replicaIdentity = `
+	WITH plants AS (
+		SELECT c.oid, c.relreplident AS kind, (c.relreplident = 'f' OR k.attnums IS NOT NULL) AS identified, k.attnums AS key, p.attnums AS primary_key
+		FROM pg_class c
+		LEFT JOIN LATERAL (SELECT (i.indkey::int2[])[0:i.indnkeyatts - 1] AS attnums FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate) p ON true
+		LEFT JOIN LATERAL (SELECT p.attnums WHERE c.relreplident = 'd'
+			UNION ALL SELECT (i.indkey::int2[])[0:i.indnkeyatts - 1] FROM pg_index i WHERE c.relreplident = 'i' AND i.indrelid = c.oid AND i.indisreplident) k ON true
+		WHERE c.oid = to_regclass('public.plants')
+	), published AS (
+		SELECT c.*, p.pubname, r.prattrs::int2[] AS list,
+			r.prattrs IS NOT NULL AND NOT coalesce(c.key <@ r.prattrs::int2[], false) AS unlisted,
+			c.kind <> 'f' AND EXISTS (SELECT FROM regexp_matches(r.prqual::text, ':varattno (\d+)', 'g') m WHERE m[1]::int2 <> ALL (c.key)) AS misfiltered,
+			EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped AND (c.kind = 'f' OR a.attnum = ANY (c.key))
+				AND (a.attgenerated = 'v' OR a.attgenerated = 's' AND r.prattrs IS NULL AND to_jsonb(p) ->> 'pubgencols' = 'n')) AS ungenerated,
+			(SELECT string_agg(format('%I', a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute a
+				WHERE a.attrelid = c.oid AND a.attnum = ANY (r.prattrs::int2[] || CASE c.kind WHEN 'f' THEN c.primary_key ELSE c.key END)) AS columns,
+			CASE WHEN r.prqual IS NULL THEN '' ELSE format(' WHERE (%s)', pg_get_expr(r.prqual, r.prrelid)) END AS filter
+		FROM plants c JOIN pg_publication_tables t ON t.schemaname = 'public' AND t.tablename = 'plants' JOIN pg_publication p ON p.pubname = t.pubname AND p.pubdelete
+		LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
+	)
 	SELECT 'problem', format('publication %I publishes deletions of public.plants, which has no replica identity: PostgreSQL refuses them', min(p.pubname)),
-		'ALTER TABLE public.plants REPLICA IDENTITY DEFAULT;'
-	FROM pg_class c JOIN pg_publication_tables t ON t.schemaname = 'public' AND t.tablename = 'plants' JOIN pg_publication p ON p.pubname = t.pubname AND p.pubdelete
-	WHERE c.oid = to_regclass('public.plants')
-		AND (c.relreplident = 'n' OR c.relreplident = 'i' AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident))
-	HAVING count(*) > 0`
+		CASE WHEN bool_and(p.primary_key IS NULL) THEN E'-- Its primary key is DEFERRABLE, and so is no identity.\nALTER TABLE public.plants REPLICA IDENTITY FULL;' ELSE 'ALTER TABLE public.plants REPLICA IDENTITY DEFAULT;' END
+	FROM published p WHERE NOT p.identified HAVING count(*) > 0
+	UNION ALL
+	SELECT 'problem', format('publication %I publishes deletions of public.plants, and not all columns of its replica identity: PostgreSQL refuses them', p.pubname),
+		concat_ws(E'\n', CASE p.kind WHEN 'f' THEN 'ALTER TABLE public.plants REPLICA IDENTITY DEFAULT;' END,
+			format('ALTER PUBLICATION %I DROP TABLE public.plants;', p.pubname), format('ALTER PUBLICATION %I ADD TABLE public.plants (%s)%s;', p.pubname, p.columns, p.filter))
+	FROM published p WHERE p.identified AND p.unlisted
+	UNION ALL
+	SELECT 'problem', format('publication %I publishes deletions of public.plants by a filter on columns that are not of its replica identity: PostgreSQL refuses them', p.pubname),
+		CASE WHEN p.list IS NULL THEN 'ALTER TABLE public.plants REPLICA IDENTITY FULL;'
+			ELSE format(E'-- Without the filter.\nALTER PUBLICATION %1$I DROP TABLE public.plants;\nALTER PUBLICATION %1$I ADD TABLE public.plants (%2$s);', p.pubname, p.columns) END
+	FROM published p WHERE p.identified AND p.misfiltered
+	UNION ALL
+	SELECT 'problem', format('publication %I publishes deletions of public.plants, and not the generated columns of its replica identity: PostgreSQL refuses them', p.pubname),
+		CASE p.kind WHEN 'f' THEN 'ALTER TABLE public.plants REPLICA IDENTITY DEFAULT;' ELSE format('ALTER PUBLICATION %I SET (publish_generated_columns = stored);', p.pubname) END
+	FROM published p WHERE p.identified AND NOT p.unlisted AND p.ungenerated`
 
 // In a session with this setting our triggers do not fire. The service's own
 // session has it from somewhere else than these settings if nothing else says so.

@@ -96,6 +96,8 @@ var rules = []rule{
 	{name: "the ledger's trigger dropped", sql: `DROP TRIGGER plantstore_record_deletion ON public.plants`, want: plant.ErrHindered},
 	{name: "a table swapped", sql: `ALTER TABLE public.plants RENAME TO old_plants; CREATE TABLE public.plants AS TABLE public.old_plants;
 		GRANT SELECT (id), DELETE ON public.plants TO plantstore_app`, want: plant.ErrHindered},
+	{name: "a publication, and no replica identity", sql: `CREATE PUBLICATION p FOR TABLE public.plants; ALTER TABLE public.plants REPLICA IDENTITY NOTHING`, want: plant.ErrHindered},
+	{name: "a publication of other columns than the identity's", sql: `CREATE PUBLICATION p FOR TABLE public.plants (name)`, want: plant.ErrHindered},
 	{name: "replica role", super: `ALTER DATABASE {database} SET session_replication_role = replica`, want: plant.ErrHindered},
 	{name: "a ledger that loses its rows", sql: `CREATE RULE lose AS ON INSERT TO public.plant_deletions DO INSTEAD NOTHING`, want: plant.ErrHindered},
 	{name: "a ledger that forgets", sql: `CREATE FUNCTION public.forget() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM public.plant_deletions; RETURN NULL; END';

@@ -208,8 +208,11 @@ func judgeError(pg *pgconn.PgError) verdict {
 	case "P0", "09", "27", "44": // raised by PL/pgSQL, and in triggers
 		return rule
 	}
-	if pg.Where != "" {
+	switch {
+	case pg.Where != "":
 		return rule
+	case pg.Code[:2] == "55": // object not in prerequisite state: its deletions can't be published
+		return hindered
 	}
 	return fault(pg)
 }

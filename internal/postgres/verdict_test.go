@@ -73,6 +73,7 @@ func TestJudge(t *testing.T) {
 		{"row too large for the ledger", within("54000"), true, plant.ErrHindered, done},
 		{"value too large for the ledger", within("XX000"), true, plant.ErrHindered, done},
 		{"state that a trigger does not like", within("55000"), true, plant.ErrStoreRule, done},
+		{"deletions that can't be published", sql("55000"), true, plant.ErrHindered, done},
 		{"the shapes' sequence is behind", violation("23505", "plant_shapes", "plant_shapes_pkey", ""), true, plant.ErrHindered, done},
 		{"internal error", sql("XX000"), true, nil, done},
 		{"unexpected EOF", io.ErrUnexpectedEOF, true, plant.ErrUnavailable, ask},

@@ -78,6 +78,7 @@ SET extra_float_digits = 1
 SET bytea_output = 'hex'
 SET timezone = 'UTC'
 SET lc_monetary = 'C'
+SET quote_all_identifiers = off
 AS $$
 #variable_conflict use_variable -- the store may call its columns like our variables
 DECLARE
@@ -160,9 +161,9 @@ BEGIN
             told := set_config('plantstore.spent', (coalesce(nullif(current_setting('plantstore.spent', true), ''), '0')::bigint + recorded)::text, true);
         END IF;
     END IF;
-    -- Tells the service that this trigger ran, and for how many rows. Of nested
-    -- statements (cascades) the outermost one comes last.
-    IF request IS NOT NULL OR batch IS NOT NULL THEN
+    -- Tells the service that this trigger ran, and for how many rows. The service's own
+    -- statement counts, whether what the store's triggers delete comes before it or after.
+    IF (request IS NOT NULL OR batch IS NOT NULL) AND (pg_trigger_depth() = 1 OR current_setting('plantstore.recorded', true) = '') THEN
         told := set_config('plantstore.recorded', recorded::text, true); -- PERFORM would be a query of its own
     END IF;
     RETURN NULL;

@@ -120,6 +120,7 @@ const recordedForm = `
 	SET LOCAL bytea_output = 'hex';
 	SET LOCAL timezone = 'UTC';
 	SET LOCAL lc_monetary = 'C';
+	SET LOCAL quote_all_identifiers = off;
 	SET LOCAL xmloption = 'content';
 	SET LOCAL array_nulls = on;
 	SET LOCAL row_security = off;

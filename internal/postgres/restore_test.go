@@ -574,6 +574,7 @@ func TestSessionSettingsDoNotChangeTheImage(t *testing.T) {
 		{"float8", "0.1::float8 + 0.2::float8", "extra_float_digits = 0"},
 		{"interval", "'-1 day -02:03:04'", "intervalstyle = 'sql_standard'"},
 		{"daterange", "'[2026-01-02,2026-02-03)'", "datestyle = 'SQL, DMY'"},
+		{"regclass", "'public.plants'", "quote_all_identifiers = on"},
 	} {
 		for _, batch := range []string{"", `[{"plant": 1, "principal": "shop"}]`} {
 			t.Run(c.typ+batch, func(t *testing.T) {

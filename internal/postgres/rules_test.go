@@ -247,6 +247,33 @@ func TestACascadeOfAPlantWithTheSameKey(t *testing.T) {
 	s.checkLedger(t, []ledgerRow{ledgered(2, by), cascaded, ledgered(1, by)})
 }
 
+// A trigger of the store's that deletes other plants comes before the ledger's or after
+// it, by its name. What was asked for is proved all the same, also that it is not there.
+func TestPlantsThatATriggerDeletesAlong(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"along", "with_it"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t)
+			s.sample(t, 30)
+			s.exec(t, `CREATE FUNCTION public.along() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+					$$BEGIN DELETE FROM public.plants WHERE id > 20; RETURN NULL; END$$;
+				CREATE TRIGGER `+name+` AFTER DELETE ON public.plants FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION public.along()`)
+			if _, err := s.plants.Delete(in(t, patience), deletion(99, "k")); !errors.Is(err, plant.ErrNotFound) {
+				t.Errorf("Delete of a missing plant: %v, want ErrNotFound", err)
+			}
+			if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+				t.Errorf("Delete: %v, want none", err)
+			}
+			for id := range int64(30) {
+				if id++; s.has(t, id) == s.recorded(t, id) || s.recorded(t, id) != (id == 1 || id > 20) {
+					t.Errorf("plant %d: there %v, recorded %v; want 1 and those over 20 recorded, and the others there", id, s.has(t, id), s.recorded(t, id))
+				}
+			}
+		})
+	}
+}
+
 // What a trigger puts off until the commit belongs to the request that made it, also
 // where others are committed with it.
 func TestDeletionsThatAreDeferred(t *testing.T) {

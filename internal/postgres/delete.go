@@ -422,6 +422,9 @@ func explain(ctx context.Context, conn *pgx.Conn, d turn, why error, unsure bool
 		return replay(ctx, conn, d.Deletion, h, unsure)
 	case errors.Is(why, plant.ErrBusy) && h.turn > d.number:
 		return passRefusal(ctx, conn, d, h)
+	case errors.Is(why, plant.ErrBusy) && h.exists:
+		// The entry in its way is of its own transaction: several rows have the id.
+		return verdict{err: fmt.Errorf("%w: the plant would be recorded twice: is the id still the primary key?", plant.ErrHindered)}
 	case errors.Is(why, plant.ErrHindered) && !h.replaced:
 		return verdict{err: why}
 	case h.exists && overBudget(why) != nil:

@@ -109,6 +109,7 @@ var rules = []rule{
 	{name: "shapes whose sequence is behind", sql: `INSERT INTO public.plant_shapes (id, attributes, names, types, generated) OVERRIDING SYSTEM VALUE
 		SELECT i, '{}', '{}', '{}', '{}' FROM generate_series(1, 1000) i`, want: plant.ErrHindered},
 	{name: "a child table", sql: `CREATE TABLE public.trees (height int) INHERITS (public.plants); INSERT INTO public.trees (id, name) VALUES (77, 'Oak')`, want: plant.ErrHindered},
+	{name: "two plants with one id", sql: `ALTER TABLE public.plants DROP CONSTRAINT plants_pkey; CREATE INDEX ON public.plants (id); INSERT INTO public.plants (id, name) VALUES (1, 'Boston fern, earlier')`, want: plant.ErrHindered},
 	{name: "an id that is no bigint any more", sql: `ALTER TABLE public.plants ALTER id DROP IDENTITY; ALTER TABLE public.plants ALTER id TYPE numeric`, want: plant.ErrHindered},
 }
 

@@ -91,10 +91,11 @@ func (s situation) arguments() pgx.NamedArgs {
 	return all
 }
 
-// isAhead tells whether a newer release has migrated.
+// isAhead tells whether a newer release has migrated, if that can be read.
 func isAhead(ctx context.Context, tx pgx.Tx) (ahead bool, err error) {
 	var readable bool
-	err = tx.QueryRow(ctx, `SELECT coalesce(has_table_privilege(to_regclass('public.goose_db_version')::oid, 'SELECT'), false)`).Scan(&readable)
+	err = tx.QueryRow(ctx, `SELECT coalesce(has_table_privilege(g.oid, 'SELECT') AND NOT row_security_active(g.oid), false)
+		FROM (SELECT to_regclass('public.goose_db_version')::oid) g (oid)`).Scan(&readable)
 	if err != nil || !readable {
 		return false, err
 	}

@@ -121,6 +121,7 @@ var after = []provocation{
 
 	{"row level security of the ledger", "ALTER TABLE plant_deletions ENABLE ROW LEVEL SECURITY", "record", Problem, "row level security is on for public.plant_deletions", false, nil},
 	{"row level security of tokens", "ALTER TABLE api_tokens ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY", "record", Problem, "row level security is on for public.api_tokens", false, nil},
+	{"row level security of what is applied", "ALTER TABLE goose_db_version ENABLE ROW LEVEL SECURITY", "record", Problem, "row level security is on for public.goose_db_version", false, nil},
 	{"rule of the ledger", "CREATE RULE nothing AS ON INSERT TO plant_deletions DO INSTEAD NOTHING", "record", Problem, "rule nothing of public.plant_deletions changes what is recorded", false, nil},
 	{"trigger before the ledger", "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';\nCREATE TRIGGER skip BEFORE INSERT ON plant_deletions FOR EACH ROW EXECUTE FUNCTION skip()", "record", Problem,
 		"trigger skip of public.plant_deletions can change what is recorded", false, nil},

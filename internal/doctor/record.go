@@ -42,11 +42,11 @@ const shippedObjects = `
 // runs with the rights of the tables' owner. tgtype: 2 is before, 4 is INSERT.
 const alteredTables = `
 	WITH ours AS (
-		SELECT oid, relname, relrowsecurity, relforcerowsecurity FROM pg_class
+		SELECT oid, relname FROM pg_class
 		WHERE relnamespace = to_regnamespace('public') AND relkind = 'r' AND relname IN ('plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'plantstore_budgets')
 	)
 	SELECT 'problem', format('row level security is on for public.%I', relname), format('ALTER TABLE public.%I DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;', relname)
-	FROM ours WHERE relrowsecurity
+	FROM pg_class WHERE relrowsecurity AND (oid IN (SELECT oid FROM ours) OR oid = to_regclass('public.goose_db_version'))
 	UNION ALL
 	SELECT 'problem', format('rule %I of public.%I changes what is recorded', r.rulename, o.relname), format('DROP RULE %I ON public.%I;', r.rulename, o.relname)
 	FROM ours o JOIN pg_rewrite r ON r.ev_class = o.oid WHERE r.ev_enabled <> 'D'

@@ -394,12 +394,14 @@ func isStuck(ctx context.Context, conn *pgx.Conn) (bool, error) {
 	return false, err
 }
 
-// missingOf returns which of versions the database does not have.
+// missingOf returns which of versions the database does not have. Those that row level
+// security may hide are not missing: that is a hindrance of its own.
 func missingOf(ctx context.Context, conn *pgx.Conn, versions []int64) ([]string, error) {
 	var missing []string
 	err := queryRow(ctx, conn, []any{&missing}, `
 		SELECT ARRAY(SELECT v::pg_catalog.text FROM unnest($1::bigint[]) v
-			WHERE NOT EXISTS (SELECT FROM public.goose_db_version g WHERE g.version_id = v AND g.is_applied) ORDER BY v)`, versions)
+			WHERE NOT row_security_active('public.goose_db_version')
+				AND NOT EXISTS (SELECT FROM public.goose_db_version g WHERE g.version_id = v AND g.is_applied) ORDER BY v)`, versions)
 	switch sqlState(err) {
 	case undefinedTable, insufficientPrivilege:
 		// Never migrated, or not as far as the grants to our role.

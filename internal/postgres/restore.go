@@ -310,6 +310,10 @@ func (r *restore) insert(ctx context.Context, entries []entry) (refused *pgconn.
 		made = tag.RowsAffected()
 		return err
 	})
+	if sqlState(err) == insufficientPrivilege { // not that of the ledger: its entries are locked already
+		err = fmt.Errorf("%s: inserting into public.plants takes that right: grant it to role %s, or restore as one that has it",
+			Explain(err), r.tx.Conn().Config().User)
+	}
 	if refused == nil && err == nil {
 		r.rows += made
 		r.tell("put back", &r.inserted, entries)

@@ -568,6 +568,30 @@ func TestTheServiceCannotRestoreOrPurge(t *testing.T) {
 	}
 }
 
+// What the store has put on its table since may take rights of whoever restores. To be
+// told to connect as the owner would not help the owner.
+func TestRestoreNamesTheRightThatItLacks(t *testing.T) {
+	t.Parallel()
+	for sql, lacks := range map[string]string{
+		`ALTER TABLE public.plants ADD n serial`: "permission denied for sequence plants_n_seq",
+		`CREATE TABLE public.audit (id bigint); CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.audit VALUES (NEW.id); RETURN NULL; END';
+			CREATE TRIGGER note AFTER INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION public.note()`: "permission denied for table audit",
+	} {
+		database := pgtest.Empty(t)
+		s, l := adopt(t, database, `CREATE TABLE public.plants (id bigint PRIMARY KEY); INSERT INTO public.plants VALUES (1)`)
+		if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+			t.Fatal(err)
+		}
+		if err := Script(t.Context(), database.Super, sql); err != nil {
+			t.Fatal(err)
+		}
+		want := "restore: " + lacks + " (SQLSTATE 42501): inserting into public.plants takes that right: grant it to role plantstore_owner, or restore as one that has it"
+		if _, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{}); err == nil || err.Error() != want {
+			t.Errorf("Restore: %v\nwant %s", err, want)
+		}
+	}
+}
+
 func TestSessionSettingsDoNotChangeTheImage(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ typ, value, setting string }{

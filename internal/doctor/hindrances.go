@@ -59,6 +59,8 @@ func hindrances() []hindrance {
 		{"rights of others", "rights", always, rightsOfOthers},
 		{"default privileges", "rights", always | beforeUp, defaultPrivileges},
 		{"members of the service's role", "rights", always, members},
+		{"event triggers", "rights", beforeUp, eventTriggers(upTags)},
+		{"event triggers on the way down", "rights", beforeDown, eventTriggers(downTags)},
 
 		{"names that are taken", "names", beforeUp, takenNames},
 		{"triggers with names of ours", "names", beforeUp, triggersLikeOurs},

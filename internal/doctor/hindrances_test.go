@@ -75,6 +75,9 @@ var before = []provocation{
 	{"nothing to pass on", `REVOKE GRANT OPTION FOR DELETE ON plants FROM plantstore_owner`, "rights", Problem, `plantstore_owner lacks DELETE WITH GRANT OPTION on public.plants, .*`, true, nil},
 	{"no right to make tables", `REVOKE CREATE ON SCHEMA public FROM plantstore_owner`, "rights", Problem,
 		`plantstore_owner may not make tables in schema public, which its owner pg_database_owner can allow`, true, nil},
+	{"an event trigger", eventTrigger("log_ddl", "ddl_command_end"), "rights", Warning, `event trigger log_ddl runs public.log_ddl\(\) with statements of the migration, and can refuse or change what they make`, true, nil},
+	{"an event trigger of somebody's", eventTrigger("\"Own\"", "ddl_command_start WHEN TAG IN ('DROP VIEW', 'GRANT')") + "\nALTER FUNCTION \"Own\"() OWNER TO pg_monitor;\nALTER EVENT TRIGGER \"Own\" ENABLE ALWAYS", "rights", Warning,
+		`event trigger "Own" runs public."Own"\(\) with .*; the function belongs to pg_monitor, and has the rights of plantstore_owner then`, true, nil},
 	{"no column id", `ALTER TABLE plants RENAME COLUMN id TO plant_id`, "plants", Problem, `public.plants has no column "id"`, true,
 		&hints{mend: `ALTER TABLE plants RENAME COLUMN plant_id TO id;`}},
 	{"ids as text", `ALTER TABLE plants ALTER COLUMN id TYPE text`, "plants", Problem, `column "id" of public.plants is of type text, not bigint`, true, nil},
@@ -150,6 +153,12 @@ func audits(schema, function, when, statement string) string {
 		CREATE FUNCTION @schema.@function() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN @statement RETURN NULL; END $$;
 		ALTER FUNCTION @schema.@function() OWNER TO pg_monitor;
 		CREATE TRIGGER "Audit" @when ON plants FOR EACH ROW EXECUTE FUNCTION @schema.@function();`)
+}
+
+// eventTrigger returns SQL for an event trigger that does nothing.
+func eventTrigger(name, on string) string {
+	return strings.NewReplacer("@name", name, "@on", on).Replace(`CREATE FUNCTION @name() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN END $$;
+		CREATE EVENT TRIGGER @name ON @on EXECUTE FUNCTION @name();`)
 }
 
 // adopted returns a database with a store's own table, which the migrating role has
@@ -339,6 +348,13 @@ const harmless = `
 	CREATE TRIGGER statement BEFORE DELETE ON plants EXECUTE FUNCTION shop.statement();
 	CREATE TRIGGER afterwards AFTER DELETE ON plants FOR EACH ROW EXECUTE FUNCTION shop.statement();
 
+	CREATE FUNCTION shop.event() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not you'; END $$;
+	CREATE EVENT TRIGGER of_others ON ddl_command_start WHEN TAG IN ('CREATE VIEW', 'DROP TABLE') EXECUTE FUNCTION shop.event();
+	CREATE EVENT TRIGGER of_drops ON sql_drop EXECUTE FUNCTION shop.event();
+	CREATE EVENT TRIGGER of_rewrites ON table_rewrite EXECUTE FUNCTION shop.event();
+	CREATE EVENT TRIGGER that_is_off ON ddl_command_start EXECUTE FUNCTION shop.event();
+	ALTER EVENT TRIGGER that_is_off DISABLE;
+
 	CREATE PUBLICATION inserts FOR ALL TABLES WITH (publish = 'insert, update');
 	CREATE PUBLICATION others FOR TABLE shop.kinds;
 	CREATE PUBLICATION some_inserts FOR TABLE plants (name) WHERE (name <> 'x') WITH (publish = 'insert');
@@ -442,6 +458,51 @@ func TestHindrancesLater(t *testing.T) {
 			}
 			provoke(t, examinationOf(database.Super, database.App), database.Super, database.Name, tt)
 		})
+	}
+}
+
+// The migrations run no statements but those that event triggers are looked for by. On
+// the way down, those that see what is dropped are told, too.
+func TestEventTriggersSeeWhatIsTold(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Empty(t)
+	if err := postgres.Script(t.Context(), database.Super, roles.SQL); err != nil {
+		t.Fatal(err)
+	}
+	script(t, database.Super, `CREATE TABLE public.seen (tag text);
+		GRANT ALL ON public.seen TO PUBLIC;
+		CREATE FUNCTION see() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.seen VALUES (tg_tag); END $$;
+		CREATE EVENT TRIGGER see ON ddl_command_start EXECUTE FUNCTION see();
+		CREATE EVENT TRIGGER see_drops ON sql_drop EXECUTE FUNCTION see();`)
+	super := pgtest.Connect(t, database.Super)
+	var told []string
+	options := migrate.Options{Notify: func(e migrate.Event) {
+		if e.Kind == migrate.Warned {
+			name, _, _ := strings.Cut(e.Warning, " runs ")
+			told = append(told, name)
+		}
+	}}
+	for _, way := range []struct {
+		run  func(context.Context, string, migrate.Options) ([]migrate.Change, error)
+		told []string
+		tags string
+	}{
+		{service().Up, []string{"event trigger see"}, upTags},
+		{func(ctx context.Context, url string, o migrate.Options) ([]migrate.Change, error) {
+			return service().DownTo(ctx, url, 0, o)
+		}, []string{"event trigger see", "event trigger see_drops"}, downTags},
+	} {
+		told = nil
+		if _, err := way.run(t.Context(), database.Owner, options); err != nil {
+			t.Fatal(err)
+		}
+		var tags string
+		if err := super.QueryRow(t.Context(), `WITH gone AS (DELETE FROM public.seen RETURNING tag) SELECT string_agg(DISTINCT tag, ', ' ORDER BY tag) FROM gone`).Scan(&tags); err != nil {
+			t.Fatal(err)
+		}
+		if tags != way.tags || !slices.Equal(told, way.told) {
+			t.Errorf("told of %q, statements %s; want %q, %s", told, tags, way.told, way.tags)
+		}
 	}
 }
 

@@ -110,3 +110,23 @@ const foreignTable = `
 	) g, aclexplode(g.acl) a
 	WHERE 6 = ANY (@work::bigint[]) AND a.grantee = (SELECT r.oid FROM pg_roles r WHERE r.rolname = @app::text) AND a.grantor <> current_user::regrole
 	GROUP BY a.grantor`
+
+// What the migrations' statements are to an event trigger.
+const (
+	upTags   = "COMMENT, CREATE FUNCTION, CREATE TABLE, CREATE TRIGGER, GRANT, REVOKE"
+	downTags = "COMMENT, DROP FUNCTION, DROP TABLE, DROP TRIGGER, REVOKE"
+)
+
+// eventTriggers finds those that run with statements of these kinds. They are a
+// superuser's, and mean all who make something: what they do to ours can't be known.
+func eventTriggers(tags string) string {
+	return `
+	SELECT 'warning', format('event trigger %I runs %s with statements of the migration, and can refuse or change what they make', e.evtname, p.oid::regprocedure)
+			|| CASE WHEN p.prosecdef OR o.rolsuper OR o.rolname = @owner::text THEN '' ELSE format('; the function belongs to %I, and has the rights of %s then', o.rolname, @owner::text) END,
+		format(E'-- If it is not meant for these. Afterwards: ALTER EVENT TRIGGER %1$I ENABLE%2$s;\nALTER EVENT TRIGGER %1$I DISABLE;', e.evtname, CASE e.evtenabled WHEN 'A' THEN ' ALWAYS' ELSE '' END)
+	FROM pg_event_trigger e JOIN pg_proc p ON p.oid = e.evtfoid JOIN pg_roles o ON o.oid = p.proowner,
+		string_to_array('` + tags + `', ', ') AS ours (tags)
+	WHERE e.evtenabled IN ('O', 'A') AND cardinality(@work::bigint[]) > 0 AND (e.evttags IS NULL OR e.evttags && ours.tags)
+		AND (e.evtevent LIKE 'ddl_command_%' OR e.evtevent = 'sql_drop' AND 'DROP TABLE' = ANY (ours.tags))
+	ORDER BY e.evtname`
+}

@@ -218,6 +218,20 @@ func TestKeysThatAreTakenBackEnd(t *testing.T) {
 	})
 }
 
+// An issuer is not asked for keys because JWTs are good: only now and then, for those
+// that it took back.
+func TestGoodJWTsAreNoReasonToAskForKeys(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		for range 2 * refreshEvery / fetchEvery {
+			v.want(t, s.provider.Token(t, "shop"), nil)
+			time.Sleep(fetchEvery)
+		}
+		if got := s.fetches.Load(); got != 3 {
+			t.Errorf("the issuer was asked %d times in %s, want 3", got, 2*refreshEvery)
+		}
+	})
+}
+
 // While a JWT is remembered, its signature is not checked.
 func TestJWTsAreRemembered(t *testing.T) {
 	simulate(t, func(t *testing.T, s *source, v *Verifier) {

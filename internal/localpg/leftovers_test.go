@@ -80,6 +80,9 @@ func TestRemoveLeftovers(t *testing.T) {
 	}
 	var one int
 	query(t, lives, `SELECT 1`, &one)
+	if removed, err := RemoveLeftovers(filepath.Join(dir, "none")); len(removed) != 0 || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("RemoveLeftovers of no folder = %v, %v; want none, and that it is not there", removed, err)
+	}
 }
 
 // What can't be removed is told. TestAsOrdinaryUser runs this for root, who can.

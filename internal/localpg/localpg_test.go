@@ -5,8 +5,10 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -262,6 +264,35 @@ func TestAsOrdinaryUser(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "--- PASS: TestStartQueryClose") || !strings.Contains(string(out), "--- PASS: TestLeftoversThatStay") {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// A server that root starts is in the groups of its account, and in no others.
+func TestTheServersGroups(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("a server of an ordinary account is in the same groups as this process")
+	}
+	credential, err := serverCredential()
+	if err != nil {
+		t.Fatal(err)
+	}
+	account, err := user.LookupId(strconv.Itoa(int(credential.Uid)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups := func(credential *syscall.Credential, args ...string) []string {
+		t.Helper()
+		cmd := exec.Command("id", append([]string{"-G"}, args...)...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential}
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.Sorted(slices.Values(strings.Fields(string(out))))
+	}
+	if got, want := groups(credential), groups(nil, account.Username); !slices.Equal(got, want) {
+		t.Errorf("a server as %s is in the groups %v, want %v", account.Username, got, want)
 	}
 }
 

@@ -68,6 +68,18 @@ func TestNothingOfOthersRuns(t *testing.T) {
 	}
 }
 
+// A URL that asks for another kind of server than this one is refused.
+func TestTheKindOfServerThatIsAskedFor(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	for kind, want := range map[string]bool{"primary": true, "read-write": true, "standby": false, "read-only": false} {
+		_, _, err := migrate.Service().Status(t.Context(), pgtest.WithParameters(database.Owner, "target_session_attrs="+kind))
+		if taken := err == nil; taken != want {
+			t.Errorf("a primary where the URL asks for %s: %v; want it taken: %v", kind, err, want)
+		}
+	}
+}
+
 // A table with the name of ours, made by somebody who may create in public, is
 // neither read nor written.
 func TestForeignTables(t *testing.T) {

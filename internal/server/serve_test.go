@@ -56,9 +56,12 @@ func TestEndIsGraceful(t *testing.T) {
 		if diff := cmp.Diff(want, append(counted(t, s.Server, "plantstore_database_up"), counted(t, s.Server, "plantstore_not_ready")...)); diff != "" {
 			t.Errorf("metrics during the drain delay (-want +got):\n%s", diff)
 		}
-		quick := s.ask(t, request{method: "GET", target: "/openapi.yaml"})
-		if got, want := quick.header.Get("Connection"), "close"; quick.status != 200 || got != want {
-			t.Errorf("request during the drain delay: answer %d, Connection %q; want 200, %q", quick.status, got, want)
+		withBody := del("Content-Length: 2")
+		withBody.target, withBody.body = "/plants/x", "{}"
+		for want, quick := range map[int]request{200: {method: "GET", target: "/openapi.yaml"}, 40001: withBody} {
+			if a := s.ask(t, quick); a.code() != want || a.header.Get("Connection") != "close" {
+				t.Errorf("%s %s during the drain delay: answer %d, Connection %q; want %d, close", quick.method, quick.target, a.code(), a.header.Get("Connection"), want)
+			}
 		}
 		conn = dial(t, s.public)
 		go func() { during <- askOn(t, conn, del()) }()

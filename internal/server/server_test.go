@@ -293,6 +293,7 @@ func TestIdempotencyKey(t *testing.T) {
 		{"space around", []string{header + "  k  "}, "k"},
 		{"255 characters", []string{header + long}, long},
 		{"255 characters, quoted", []string{header + `"` + long + `"`}, long},
+		{"two dots", []string{header + "order.17.v2"}, "order.17.v2"},
 		{"empty", []string{header}, ""},
 		{"empty, quoted", []string{header + `""`}, ""},
 		{"256 characters", []string{header + long + "k"}, ""},

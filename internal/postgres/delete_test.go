@@ -308,6 +308,9 @@ func TestLockedRow(t *testing.T) {
 		if !s.has(t, 1) {
 			t.Error("the locked plant is gone")
 		}
+		if got := s.plants.locked.Load(); got != 0 {
+			t.Errorf("%d deletions count as waiting for locks when there are none, want 0", got)
+		}
 		var longest int64
 		if err := s.owner.QueryRow(t.Context(), `SELECT last_value FROM longest`).Scan(&longest); err != nil {
 			t.Fatal(err)
@@ -346,6 +349,20 @@ func TestLockedTable(t *testing.T) {
 		got, most := time.Duration(milliseconds)*time.Millisecond, budget(in(t, patience), 1)-margin
 		if got <= 0 || got > most {
 			t.Errorf("parsing waits for a lock for up to %s, want at most %s", got, most)
+		}
+	})
+}
+
+// What can't be tried before the deadline is told at once, and not when time is over.
+func TestARestLeavesTimeForAnAttempt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for left, want := range map[time.Duration]bool{margin / 2: false, margin + firstPause - 1: false, margin + firstPause: true, patience: true} {
+			ctx, began := in(t, left), time.Now()
+			got := rest(ctx, backoff())
+			if took := time.Since(began); got != want || !got && took > 0 || got && remaining(ctx) < margin {
+				t.Errorf("a rest %s before the deadline: %v after %s; want %v, and %s left for an attempt", left, got, took, want, margin)
+			}
 		}
 	})
 }
@@ -652,8 +669,34 @@ func TestReady(t *testing.T) {
 	if err := never.Ready(in(t, patience), []int64{1, 2}); err == nil || err.Error() != all {
 		t.Errorf("Ready on an empty database: %v, want %s", err, all)
 	}
-	readOnly := storeOn(t, pgtest.New(t), "default_transaction_read_only=on")
-	if err := readOnly.Ready(in(t, patience), nil); err == nil {
-		t.Error("Ready on a read-only database: no error")
+}
+
+// A server that takes no writes is told, and passed where there may be another one.
+func TestReadOnlyServers(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	config, err := pgx.ParseConfig(database.App)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const readOnly = "default_transaction_read_only=on"
+	url := pgtest.WithParameters(database.App, readOnly)
+	second := fmt.Sprintf("host=/nonexistent,%s port=1,%d user=%s password=%s dbname=%s %s", config.Host, config.Port, config.User, config.Password, config.Database, readOnly)
+	for name, tt := range map[string]struct{ url, want string }{
+		"the only one":                    {url, ReadOnly},
+		"where a standby will do":         {url + "&target_session_attrs=standby", Unreachable},
+		"where it has to be a primary":    {url + "&target_session_attrs=primary", Unreachable},
+		"the last of several":             {second, Unreachable},
+		"the last, of which any would do": {second + " target_session_attrs=any", Unreachable},
+	} {
+		db, err := Open(t.Context(), tt.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer db.Close()
+		notReady, ok := errors.AsType[*NotReadyError](db.Ready(in(t, patience), nil))
+		if !ok || notReady.Reason != tt.want {
+			t.Errorf("%s: Ready: %v; want a NotReadyError, %s", name, notReady, tt.want)
+		}
 	}
 }

@@ -372,5 +372,17 @@ func TestTheLedgerIsReadAsSoonAsThereIsADatabase(t *testing.T) {
 		if got, ok := counts(t, s.DB)["ledger_bytes"]; !ok {
 			t.Errorf("the ledger has %v bytes (there: %v) after the database came, want some", got, ok)
 		}
+		// It is not asked again and again.
+		s.exec(t, `INSERT INTO plants (name) SELECT repeat('fern', 1000) FROM generate_series(1, 100); DELETE FROM plants`)
+		bytes := func() float64 { return counts(t, s.DB)["ledger_bytes"] }
+		before := bytes()
+		time.Sleep(ledgerEvery / 3)
+		if got := bytes(); got != before {
+			t.Errorf("the ledger has %v bytes before it is time to read it again, want %v as before", got, before)
+		}
+		time.Sleep(ledgerEvery)
+		if got := bytes(); got <= before {
+			t.Errorf("the ledger has %v bytes when it was read again, want more than %v", got, before)
+		}
 	})
 }

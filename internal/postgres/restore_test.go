@@ -212,6 +212,33 @@ func TestRestoreRefuses(t *testing.T) {
 	}
 }
 
+// What is due to the moment, the server or our rights is no reason of a deletion's, and
+// may be another one the next time.
+func TestRestoreTellsWhatIsNotDueToRows(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.exec(t, `INSERT INTO plants (name) VALUES ('fern'); DELETE FROM plants;
+		CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN END';
+		CREATE TRIGGER fail BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION fail()`)
+	for state, want := range map[string]string{
+		"08006": "no (SQLSTATE 08006)", "25006": "no (SQLSTATE 25006)", "28000": "no (SQLSTATE 28000)", "40001": "no (SQLSTATE 40001)",
+		"53100": "no (SQLSTATE 53100)", "57014": "no (SQLSTATE 57014)", "58030": "no (SQLSTATE 58030)",
+		lockNotAvailable:      "somebody else holds a lock that is needed, try again: no (SQLSTATE 55P03)",
+		insufficientPrivilege: "no (SQLSTATE 42501): connect as the owner, see PLANTSTORE_MIGRATE_DATABASE_URL",
+	} {
+		s.exec(t, `CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no'' USING ERRCODE = ''`+state+`''; END'`)
+		_, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{})
+		if err == nil || err.Error() != "restore: "+want {
+			t.Errorf("Restore where a trigger raises %s: %v, want restore: %s", state, err, want)
+		}
+	}
+	s.exec(t, `DROP TRIGGER fail ON plants; DELETE FROM plant_shapes`)
+	const want = "restore: public.plant_shapes has no shape 1: without it, nobody knows what columns the plants had"
+	if _, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{}); err == nil || err.Error() != want {
+		t.Errorf("Restore without the shape: %v, want %s", err, want)
+	}
+}
+
 func TestRestoreOnce(t *testing.T) {
 	t.Parallel()
 	s, l := newLedger(t)

@@ -435,6 +435,10 @@ func TestLastUseIsNoted(t *testing.T) {
 		issued := issuer(t, database)
 		token := create(t, issued, "back-office", time.Time{})
 		create(t, issued, "another", time.Time{})
+		revoked := create(t, issued, "revoked", time.Time{})
+		if _, err := issued.Revoke(t.Context(), "revoked"); err != nil {
+			t.Fatal(err)
+		}
 		s := storeOn(t, database, "")
 		tokens := s.Tokens(time.Hour)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -445,10 +449,13 @@ func TestLastUseIsNoted(t *testing.T) {
 		if _, err := tokens.Authenticate(in(t, patience), token); err != nil {
 			t.Fatal(err)
 		}
+		if _, err := tokens.Authenticate(in(t, patience), revoked); !errors.Is(err, auth.ErrInvalidToken) {
+			t.Errorf("Authenticate by a revoked token: %v, want ErrInvalidToken", err)
+		}
 		synctest.Wait() // until NoteUse has nothing to do
 		list, err := issued.List(t.Context())
-		if err != nil || len(list) != 2 || list[1].Tokens[0].LastUsedAt.IsZero() || !list[0].Tokens[0].LastUsedAt.IsZero() {
-			t.Errorf("tokens %+v, %v; want the last use of back-office noted", list, err)
+		if err != nil || len(list) != 3 || list[1].Tokens[0].LastUsedAt.IsZero() || !list[0].Tokens[0].LastUsedAt.IsZero() || !list[2].Tokens[0].LastUsedAt.IsZero() {
+			t.Errorf("tokens %+v, %v; want the last use of back-office noted, and no other", list, err)
 		}
 	})
 }

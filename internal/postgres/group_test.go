@@ -151,6 +151,34 @@ func TestFatesInABatchAreSeparate(t *testing.T) {
 	}
 }
 
+// A DELETE for each shows who is refused, also by what is put off until the commit, so the
+// others need not go one by one.
+func TestWhoseDeletionIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 3)
+	s.exec(t, `CREATE TABLE order_items (plant_id bigint REFERENCES plants)`)
+	s.exec(t, `CREATE TABLE baskets (plant_id bigint REFERENCES plants DEFERRABLE INITIALLY DEFERRED)`)
+	conn, err := s.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	var all []turn
+	for _, id := range ids(1, 3) {
+		all = append(all, turn{Deletion: deletion(id, "k")})
+	}
+	for _, table := range []string{"order_items", "baskets"} {
+		for want, d := range all {
+			s.exec(t, `INSERT INTO `+table+` VALUES ($1)`, int64(d.Plant))
+			if _, _, at, err := deleteEach(t.Context(), conn.Conn(), all, patience, patience); at != want || sqlState(err) != "23503" {
+				t.Errorf("plant %d is in %s: %v at %d, want a violation at %d", d.Plant, table, err, at, want)
+			}
+			s.exec(t, `DELETE FROM `+table)
+		}
+	}
+}
+
 func TestLateRetriesInABatch(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)

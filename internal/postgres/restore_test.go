@@ -519,7 +519,8 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 			"constraint d_check calls shop.fine(anyelement) for shop"},
 		{"a range", "shop", `CREATE FUNCTION shop.diff(text, text) RETURNS float8 IMMUTABLE LANGUAGE sql AS 'SELECT 1::float8'; CREATE TYPE shop.rrange AS RANGE (subtype = text, subtype_diff = shop.diff); ALTER TABLE public.plants ADD c shop.rmultirange`,
 			"type shop.rrange calls shop.diff(text,text) for shop"},
-		{"whatever other tables have", "shop", evil + check + `CREATE TABLE shop.other (id bigint CHECK (shop.fine(id)), n boolean DEFAULT shop.fine(1)); CREATE INDEX ON shop.other (shop.fine(id)) WHERE shop.fine(id);
+		{"whatever other tables have", "shop", evil + check + `CREATE DOMAIN shop.d AS text CHECK (shop.fine(VALUE));
+			CREATE TABLE shop.other (id bigint CHECK (shop.fine(id)), n boolean DEFAULT shop.fine(1), d shop.d); CREATE INDEX ON shop.other (shop.fine(id)) WHERE shop.fine(id);
 			CREATE RULE r AS ON INSERT TO shop.other WHERE shop.fine(NEW.id) DO ALSO NOTHING; CREATE TRIGGER t BEFORE INSERT ON shop.other FOR EACH ROW WHEN (shop.fine(NEW.id)) EXECUTE FUNCTION shop.evil()`, ``},
 		{"a rule", "shop", check + `CREATE RULE r AS ON INSERT TO public.plants WHERE shop.fine(NEW.id) DO ALSO NOTHING`, "rule r on table plants calls shop.fine(anyelement) for shop"},
 	}

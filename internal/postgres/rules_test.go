@@ -228,6 +228,52 @@ func TestEarlierEntriesProveNothing(t *testing.T) {
 	}
 }
 
+// Only the entry of the same plant, principal and key, of the same transaction, proves a
+// deletion: for one, and for the last of several.
+func TestWhatProvesADeletion(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	const insert = `INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, idempotency_key) VALUES ($1, 1, '(1)', $2, $3)`
+	for n := int64(1); n <= 2; n++ {
+		for name, tt := range map[string]struct {
+			entry    plant.Deletion
+			earlier  bool
+			sqlState string
+		}{
+			"its own":                   {plant.Deletion{Plant: plant.ID(n), Principal: "shop", Key: "k"}, false, ""},
+			"that of another plant":     {plant.Deletion{Plant: 3, Principal: "shop", Key: "k"}, false, unrecorded},
+			"that of another principal": {plant.Deletion{Plant: plant.ID(n), Principal: "other", Key: "k"}, false, unrecorded},
+			"that under another key":    {plant.Deletion{Plant: plant.ID(n), Principal: "shop", Key: "other"}, false, unrecorded},
+			"an earlier one":            {plant.Deletion{Plant: plant.ID(n), Principal: "shop", Key: "k"}, true, unrecorded},
+		} {
+			tx, err := s.owner.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			here := []plant.Deletion{{Plant: 1, Principal: "shop", Key: "k"}}[:n-1]
+			if tt.earlier {
+				s.exec(t, insert, tt.entry.Plant, tt.entry.Principal, tt.entry.Key)
+			} else {
+				here = append(here, tt.entry)
+			}
+			for _, d := range here {
+				if _, err := tx.Exec(t.Context(), insert, d.Plant, d.Principal, d.Key); err != nil {
+					t.Fatal(err)
+				}
+			}
+			_, err = tx.Exec(t.Context(), `SELECT set_config('plantstore.recorded', $1::bigint::text, true),
+				public.plantstore_prove(ARRAY(SELECT generate_series(1, $1::bigint)), array_fill('shop'::text, ARRAY[$1::int]), array_fill('k'::text, ARRAY[$1::int]))`, n)
+			if sqlState(err) != tt.sqlState || err != nil && tt.sqlState == "" {
+				t.Errorf("the proof of %d, where there is %s: %v, want SQLSTATE %q", n, name, err, tt.sqlState)
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.exec(t, `DELETE FROM public.plant_deletions`)
+		}
+	}
+}
+
 // A cascade takes a plant along whose own deletion had the same key.
 func TestACascadeOfAPlantWithTheSameKey(t *testing.T) {
 	t.Parallel()

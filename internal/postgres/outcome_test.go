@@ -264,6 +264,12 @@ func TestNoSettingOutlivesItsTransaction(t *testing.T) {
 	if diff := cmp.Diff(before, stringsOf(t, s.pool, ours)); diff != "" {
 		t.Errorf("settings after deletions in batches (-before +after):\n%s", diff)
 	}
+	if _, err := s.plants.Delete(in(t, patience), keyed(1, "other")); !isDefinite(err) {
+		t.Errorf("Delete with another key: %v, want that it was deleted earlier", err)
+	}
+	if diff := cmp.Diff(before, stringsOf(t, s.pool, ours)); diff != "" {
+		t.Errorf("settings after a look at the ledger and a refusal (-before +after):\n%s", diff)
+	}
 	// SQL on the same connection is recorded under the role, without a key.
 	s.plant(t, 100)
 	if _, err := s.pool.Exec(t.Context(), `DELETE FROM public.plants WHERE id = 100`); err != nil {

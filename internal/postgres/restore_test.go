@@ -224,7 +224,7 @@ func TestRestoreTellsWhatIsNotDueToRows(t *testing.T) {
 		"08006": "no (SQLSTATE 08006)", "25006": "no (SQLSTATE 25006)", "28000": "no (SQLSTATE 28000)", "40001": "no (SQLSTATE 40001)",
 		"53100": "no (SQLSTATE 53100)", "57014": "no (SQLSTATE 57014)", "58030": "no (SQLSTATE 58030)",
 		lockNotAvailable:      "somebody else holds a lock that is needed, try again: no (SQLSTATE 55P03)",
-		insufficientPrivilege: "no (SQLSTATE 42501): connect as the owner, see PLANTSTORE_MIGRATE_DATABASE_URL",
+		insufficientPrivilege: "no (SQLSTATE 42501): inserting into public.plants takes that right: grant it to role plantstore_owner, or restore as one that has it",
 	} {
 		s.exec(t, `CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no'' USING ERRCODE = ''`+state+`''; END'`)
 		_, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{})

@@ -263,6 +263,26 @@ func TestDoctorFindsAndTellsWhatHelps(t *testing.T) {
 	}
 }
 
+// Of a key with a period an index on the other columns is enough, and one that btree can
+// make. PostgreSQL has them since 18.
+func TestDoctorOnAForeignKeyWithAPeriod(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	var version int
+	if err := pgtest.Pool(t, database.Super).QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int / 10000`).Scan(&version); err != nil {
+		t.Fatal(err)
+	}
+	if version < 18 {
+		return // there is no such key on this version
+	}
+	script(t, database.Super, `CREATE EXTENSION btree_gist;
+		ALTER TABLE plants ADD grown daterange NOT NULL DEFAULT 'empty';
+		ALTER TABLE plants ADD UNIQUE (id, grown WITHOUT OVERLAPS);`)
+	provoke(t, examinationOf(database.Super, database.App), database.Super, database.Name, provocation{
+		"no index", `CREATE TABLE beds (during daterange, plant bigint, FOREIGN KEY (plant, PERIOD during) REFERENCES plants (id, PERIOD grown))`, "foreign keys", Warning,
+		`each deletion scans public.beds \(\d+ bytes\): foreign key beds_plant_during_fkey has no index`, true, nil})
+}
+
 func TestDoctorLeavesGoodForeignKeysAlone(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
@@ -277,6 +297,9 @@ func TestDoctorLeavesGoodForeignKeysAlone(t *testing.T) {
 	}
 	if major >= 18 {
 		script(t, database.Owner, `CREATE TABLE hints (plant bigint REFERENCES plants ON DELETE CASCADE NOT ENFORCED);`)
+		script(t, database.Super, `ALTER TABLE plants ADD grown daterange NOT NULL DEFAULT 'empty';
+			ALTER TABLE plants ADD UNIQUE (id, grown WITHOUT OVERLAPS);
+			CREATE TABLE beds (plant bigint, during daterange, PRIMARY KEY (plant, during WITHOUT OVERLAPS), FOREIGN KEY (plant, PERIOD during) REFERENCES plants (id, PERIOD grown));`)
 	}
 	script(t, database.Owner, `
 		CREATE TABLE a (plant bigint PRIMARY KEY REFERENCES plants);

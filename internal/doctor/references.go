@@ -12,23 +12,25 @@ func (e *examination) foreignKeys(ctx context.Context, tx pgx.Tx) ([]Finding, er
 	// can look for what equals: the operator that the foreign key compares with, its
 	// sides changed, has to be one of the index's. Of BRIN that is not much help. The
 	// constraints of partitions are their parent's. Since PostgreSQL 18 a key that is
-	// NOT ENFORCED looks for nothing.
+	// NOT ENFORCED looks for nothing, and the last column may be a period, which needs
+	// no index of its own.
 	rows, err := tx.Query(ctx, `
 		SELECT format('each deletion scans %s (%s): foreign key %I has no index', c.conrelid::regclass,
 				pg_size_pretty(coalesce((SELECT sum(pg_table_size(relid)) FROM pg_partition_tree(c.conrelid)), pg_table_size(c.conrelid))), c.conname),
 			CASE r.relkind WHEN 'p' THEN format('-- Blocks writes while it builds: CONCURRENTLY does not work on a partitioned table.' || E'\nCREATE INDEX ON %s (%s);', c.conrelid::regclass, k.columns)
 				ELSE format('CREATE INDEX CONCURRENTLY ON %s (%s);', c.conrelid::regclass, k.columns) END
 		FROM pg_constraint c JOIN pg_class r ON r.oid = c.conrelid CROSS JOIN LATERAL (
-			SELECT string_agg(format('%I', a.attname), ', ' ORDER BY u.n) AS columns
-			FROM unnest(c.conkey) WITH ORDINALITY u(attnum, n) JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = u.attnum
+			SELECT array_agg(u.attnum ORDER BY u.n) AS attnums, array_agg(u.equals ORDER BY u.n) AS equals, string_agg(format('%I', a.attname), ', ' ORDER BY u.n) AS columns
+			FROM unnest(c.conkey, c.conpfeqop) WITH ORDINALITY u (attnum, equals, n) JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = u.attnum
+			WHERE u.n < cardinality(c.conkey) OR to_jsonb(c) ->> 'conperiod' IS DISTINCT FROM 'true'
 		) k
 		WHERE c.contype = 'f' AND c.confrelid = 'public.plants'::regclass AND c.conparentid = 0 AND to_jsonb(c) ->> 'conenforced' IS DISTINCT FROM 'false'
 			AND NOT EXISTS (
 				SELECT FROM pg_index i JOIN pg_class ic ON ic.oid = i.indexrelid JOIN pg_am am ON am.oid = ic.relam
 				WHERE i.indrelid = c.conrelid AND i.indisvalid AND i.indpred IS NULL AND am.amname <> 'brin'
-					AND (i.indkey::int2[])[0:cardinality(c.conkey) - 1] @> c.conkey
+					AND (i.indkey::int2[])[0:cardinality(k.attnums) - 1] @> k.attnums
 					AND NOT EXISTS (
-						SELECT FROM unnest(c.conkey, c.conpfeqop) AS key (attnum, equals)
+						SELECT FROM unnest(k.attnums, k.equals) AS key (attnum, equals)
 						WHERE NOT EXISTS (
 							SELECT FROM unnest(i.indkey::int2[], i.indclass::oid[]) AS part (attnum, class)
 							JOIN pg_opclass oc ON oc.oid = part.class JOIN pg_amop ao ON ao.amopfamily = oc.opcfamily JOIN pg_operator o ON o.oid = ao.amopopr

@@ -43,6 +43,7 @@ func hindrances() []hindrance {
 		{"a table that is gone", "plants", always | beforeUp | ready, tableGone},
 		{"plants in other schemas", "plants", always | beforeUp, plantsElsewhere},
 		{"a table that is not fit", "plants", always | beforeUp, unfitTable},
+		{"an id that is not fit", "plants", always | beforeUp | ready, unfitID},
 		{"children and parents", "plants", always | beforeUp | ready, relatives},
 		{"row level security", "plants", always | beforeUp | ready, rowSecurity},
 		{"rules", "plants", always | beforeUp, rules},

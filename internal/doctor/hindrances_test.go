@@ -22,7 +22,7 @@ var anywhere = []provocation{
 	{"partition", `CREATE TABLE "all" (LIKE plants) PARTITION BY RANGE (id); ALTER TABLE "all" ATTACH PARTITION plants FOR VALUES FROM (MINVALUE) TO (MAXVALUE)`,
 		"plants", Problem, `public.plants is a child of public."all": .*`, false, nil},
 	{"unlogged", `ALTER TABLE plants SET UNLOGGED`, "plants", Problem, "public.plants is unlogged: .*", true, nil},
-	{"narrow id", `ALTER TABLE plants ALTER COLUMN id TYPE int`, "plants", Problem, `column "id" of public.plants is of type integer, not bigint`, true, nil},
+	{"narrow id", `ALTER TABLE plants ALTER COLUMN id TYPE int`, "plants", Problem, `column "id" of public.plants is of type integer, not bigint`, false, nil},
 	{"no key", `ALTER TABLE plants DROP CONSTRAINT plants_pkey`, "plants", Problem, `the primary key of public.plants is not \(id\)`, true, nil},
 	{"another key", `ALTER TABLE plants DROP CONSTRAINT plants_pkey, ADD COLUMN sku text DEFAULT gen_random_uuid(), ADD CONSTRAINT "the key" PRIMARY KEY (sku)`, "plants", Problem, `the primary key of public.plants is not \(id\)`, true, nil},
 	{"row level security", `ALTER TABLE plants ENABLE ROW LEVEL SECURITY; CREATE POLICY own ON plants USING (name = current_user)`, "plants", Problem,
@@ -97,6 +97,7 @@ var before = []provocation{
 		`public.plants does not exist and would be made, but plants means plantstore_owner.plants here \(search_path is "\$user", public\)`, true, nil},
 	{"plants elsewhere", "CREATE SCHEMA shop;\nALTER TABLE plants SET SCHEMA shop", "plants", Warning, `public.plants does not exist and would be made, and there is shop.plants`, true, nil},
 	{"plants with a capital", "ALTER TABLE plants RENAME TO \"Plants\"", "plants", Warning, `public.plants does not exist and would be made, and there is public."Plants"`, true, nil},
+	{"a type called plants", "DROP TABLE plants;\nCREATE TYPE plants AS ENUM ()", "names", Problem, `there is a type public.plants already, and with it no table of that name can be made`, true, &hints{mend: "DROP TYPE plants;"}},
 	{"a table of ours", "CREATE TABLE api_tokens (n int)", "names", Problem, `there is a public.api_tokens already, which 00004_api_tokens.sql would make`, true, &hints{mend: "DROP TABLE api_tokens;"}},
 	{"a type and a view of ours", "CREATE TYPE plant_shapes AS ENUM ();\nCREATE VIEW plant_deletions_once AS SELECT 1", "names", Problem,
 		`there is a public.plant_(shapes|deletions_once) already, which 00002_ledger.sql would make`, true, &hints{mend: "DROP TYPE plant_shapes;\nDROP VIEW plant_deletions_once;"}},
@@ -599,7 +600,9 @@ func TestReadinessNamesWhatIsMissing(t *testing.T) {
 		`REVOKE EXECUTE ON FUNCTION plantstore_refuse(bigint, text, text, text) FROM plantstore_app`: "plantstore_app lacks EXECUTE ON FUNCTION public.plantstore_refuse(bigint, text, text, text)",
 		`REVOKE EXECUTE ON FUNCTION plantstore_token(bytea) FROM plantstore_app`:                     "plantstore_app lacks EXECUTE ON FUNCTION public.plantstore_token(bytea)",
 		`REVOKE USAGE ON SCHEMA public FROM plantstore_app, PUBLIC`:                                  "permission denied for schema public (SQLSTATE 42501)",
-		`DROP TABLE plants`: "public.plants is gone: nothing can be deleted",
+		`DROP TABLE plants`:                  "public.plants is gone: nothing can be deleted",
+		`ALTER TABLE plants RENAME id TO no`: `public.plants has no column "id"`,
+		`ALTER TABLE plants DROP id`:         `public.plants has no column "id"`,
 	} {
 		t.Run(sql, func(t *testing.T) {
 			t.Parallel()

@@ -11,7 +11,10 @@ const takenNames = `
 	WHERE n.version = ANY (@work::bigint[]) AND (
 		EXISTS (SELECT FROM pg_class c WHERE c.relnamespace = to_regnamespace('public') AND c.relname = n.name)
 		OR EXISTS (SELECT FROM pg_type t WHERE t.typnamespace = to_regnamespace('public') AND t.typname = n.name))
-	ORDER BY n.name`
+	UNION ALL
+	SELECT 'problem', 'there is a type public.plants already, and with it no table of that name can be made', 'Give it another name, or drop it.'
+	FROM pg_type t WHERE t.typnamespace = to_regnamespace('public') AND t.typname = 'plants' AND t.typrelid = 0 AND 1 = ANY (@work::bigint[])
+	ORDER BY 2`
 
 const triggersLikeOurs = `
 	SELECT 'problem', format('trigger %I of public.plants has the name of one that 00003_record_deletions.sql would make', t.tgname),

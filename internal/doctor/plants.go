@@ -51,7 +51,7 @@ const plantsElsewhere = `
 
 const unfitTable = `
 	WITH plants AS (
-		SELECT c.oid, c.relkind, c.relpersistence, a.attnum, a.atttypid, a.atttypmod, a.attgenerated,
+		SELECT c.oid, c.relkind, c.relpersistence, a.attnum, a.atttypid, a.attgenerated,
 			(SELECT conname FROM pg_constraint WHERE conrelid = c.oid AND contype = 'p') AS key,
 			EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) AS keyed
 		FROM pg_class c LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'id' AND NOT a.attisdropped
@@ -65,20 +65,27 @@ const unfitTable = `
 	SELECT 'problem', 'public.plants is unlogged: a crash of the server empties it', E'-- Writes the table anew, and keeps everybody out meanwhile.\nALTER TABLE public.plants SET LOGGED;'
 	FROM plants WHERE relpersistence = 'u'
 	UNION ALL
-	SELECT 'problem', 'public.plants has no column "id"', 'Give it one, of type bigint, and make it the primary key.'
-	FROM plants WHERE relkind = 'r' AND attnum IS NULL
-	UNION ALL
-	SELECT 'problem', format('column "id" of public.plants is of type %s, not bigint', format_type(atttypid, atttypmod)),
-		CASE WHEN t.typcategory IN ('N', 'S') THEN E'-- Writes the table anew, and keeps everybody out meanwhile.\nALTER TABLE public.plants ALTER COLUMN id TYPE bigint USING id::bigint;'
-			ELSE 'Plants that are known by something else than a number can''t be deleted here. Give them numbers in a column "id" of type bigint, and make it the primary key.' END
-	FROM plants JOIN pg_type t ON t.oid = atttypid WHERE relkind = 'r' AND atttypid <> 'int8'::regtype
-	UNION ALL
 	SELECT 'warning', 'column "id" of public.plants computes itself: a plant that was deleted can''t be restored', 'ALTER TABLE public.plants ALTER COLUMN id DROP EXPRESSION;'
 	FROM plants WHERE relkind = 'r' AND atttypid = 'int8'::regtype AND attgenerated <> ''
 	UNION ALL
 	SELECT 'problem', 'the primary key of public.plants is not (id)', E'-- Keeps everybody out while it builds the index.\nALTER TABLE public.plants '
 		|| CASE WHEN key IS NULL THEN '' ELSE format('DROP CONSTRAINT %I, ', key) END || 'ADD PRIMARY KEY (id);'
 	FROM plants WHERE relkind = 'r' AND attnum IS NOT NULL AND NOT keyed`
+
+// Without it no statement of ours works.
+const unfitID = `
+	WITH plants AS (
+		SELECT a.attnum, a.atttypid, a.atttypmod
+		FROM pg_class c LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'id' AND NOT a.attisdropped
+		WHERE c.oid = to_regclass('public.plants') AND c.relkind = 'r'
+	)
+	SELECT 'problem', 'public.plants has no column "id"', 'Give it one, of type bigint, and make it the primary key.'
+	FROM plants WHERE attnum IS NULL
+	UNION ALL
+	SELECT 'problem', format('column "id" of public.plants is of type %s, not bigint', format_type(atttypid, atttypmod)),
+		CASE WHEN t.typcategory IN ('N', 'S') THEN E'-- Writes the table anew, and keeps everybody out meanwhile.\nALTER TABLE public.plants ALTER COLUMN id TYPE bigint USING id::bigint;'
+			ELSE 'Plants that are known by something else than a number can''t be deleted here. Give them numbers in a column "id" of type bigint, and make it the primary key.' END
+	FROM plants JOIN pg_type t ON t.oid = atttypid WHERE atttypid <> 'int8'::regtype`
 
 // A child has columns that the table's record does not. What leaves through a
 // parent fires no statement trigger of the child.

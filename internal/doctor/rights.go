@@ -43,7 +43,8 @@ const serviceRights = `
 	FROM (VALUES
 		('USAGE', 'SCHEMA public', has_schema_privilege(@app::text, to_regnamespace('public')::oid, 'USAGE')),
 		('DELETE', 'public.plants', has_table_privilege(@app::text, to_regclass('public.plants')::oid, 'DELETE')),
-		('SELECT (id)', 'public.plants', has_column_privilege(@app::text, to_regclass('public.plants')::oid, 'id', 'SELECT')),
+		('SELECT (id)', 'public.plants', has_column_privilege(@app::text, to_regclass('public.plants')::oid,
+			(SELECT a.attnum FROM pg_attribute a WHERE a.attrelid = to_regclass('public.plants') AND a.attname = 'id' AND NOT a.attisdropped), 'SELECT')),
 		('SELECT', 'public.plant_deletions', has_table_privilege(@app::text, to_regclass('public.plant_deletions')::oid, 'SELECT')),
 		('SELECT', 'SEQUENCE public.plant_deletions_id_seq', has_sequence_privilege(@app::text, to_regclass('public.plant_deletions_id_seq')::oid, 'SELECT')),
 		('EXECUTE', 'FUNCTION public.plantstore_prove(bigint[], text[], text[])', has_function_privilege(@app::text, to_regprocedure('public.plantstore_prove(bigint[], text[], text[])')::oid, 'EXECUTE')),

@@ -294,6 +294,22 @@ func TestACascadeOfAPlantWithTheSameKey(t *testing.T) {
 	s.checkLedger(t, []ledgerRow{ledgered(2, by), cascaded, ledgered(1, by)})
 }
 
+// What the statements name is gone. The database is within reach all the same.
+func TestATableWithoutItsNames(t *testing.T) {
+	t.Parallel()
+	for _, sql := range []string{`ALTER TABLE public.plants RENAME id TO no`, `ALTER TABLE public.plants RENAME TO old`, `DROP TRIGGER plantstore_record_deletion ON public.plants; DROP FUNCTION public.plantstore_prove`} {
+		s := newStore(t)
+		s.sample(t, 30)
+		s.exec(t, sql)
+		_, err := s.plants.Delete(in(t, patience), request(1, 0))
+		for _, err := range append(s.deleteAtOnce(t, ids(2, 30)), err) {
+			if !errors.Is(err, plant.ErrHindered) {
+				t.Errorf("%s: Delete: %v, want ErrHindered", sql, err)
+			}
+		}
+	}
+}
+
 // A trigger of the store's that deletes other plants comes before the ledger's or after
 // it, by its name. What was asked for is proved all the same, also that it is not there.
 func TestPlantsThatATriggerDeletesAlong(t *testing.T) {

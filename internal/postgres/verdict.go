@@ -191,11 +191,8 @@ func judgeError(pg *pgconn.PgError) verdict {
 			return judgeLedger(pg)
 		}
 		return rule // or a reference, see blame
-	case "42": // access rule violation: a right or a name is missing
-		if pg.Where == "" && (pg.Code == undefinedTable || pg.Code == undefinedColumn || pg.Code == undefinedFunction) {
-			return verdict{err: wrap(plant.ErrUnavailable, pg)} // in our own statement: not migrated
-		}
-		return hindered // or in a condition of a policy or trigger
+	case "42": // access rule violation: a right or a name is missing, ours or in a condition of a policy or trigger
+		return hindered
 	case "08", "53", "58": // another connection, insufficient resources, system error: a full disk may be mended
 		return verdict{next: again, err: wrap(plant.ErrUnavailable, pg)}
 	case "54", "XX": // limits and internal errors, such as a row whose text is too large

@@ -54,7 +54,7 @@ func TestJudge(t *testing.T) {
 		{"read_only_sql_transaction", sql("25006"), true, plant.ErrUnavailable, again},
 		{"prepared statement of another session", sql("42P05"), true, plant.ErrUnavailable, again},
 		{"prepared statement in another session", sql("26000"), true, plant.ErrUnavailable, again},
-		{"undefined_table", sql("42P01"), true, plant.ErrUnavailable, done},
+		{"undefined_table", sql("42P01"), true, plant.ErrHindered, done},
 		{"undefined_table in a trigger", within("42P01"), true, plant.ErrHindered, done},
 		{"undefined_object in a policy", sql("42704"), true, plant.ErrHindered, done},
 		{"insufficient_privilege", sql("42501"), true, plant.ErrHindered, done},

@@ -51,6 +51,10 @@ var anywhere = []provocation{
 		`trigger "Audit" of public.plants runs public.stamp\(\), which belongs to pg_monitor, with the rights of plantstore_owner when a plant is restored, which is refused until somebody accepts it`, true, nil},
 	{"trigger that may keep", "CREATE FUNCTION soft() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN UPDATE plants SET name = 'gone'; RETURN NULL; END $$;\nCREATE TRIGGER soft BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION soft()",
 		"plants", Warning, `trigger soft of public.plants may keep plants from being deleted, which clients are told as 40901: whether its function public.soft\(\) does can't be known`, true, nil},
+	{"trigger that puts back", "CREATE FUNCTION back() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN Insert  INTO \"plants\" (id, name) VALUES (old.id, 'gone'); RETURN NULL; END $$;\nCREATE TRIGGER back AFTER DELETE ON plants FOR EACH ROW EXECUTE FUNCTION back()",
+		"plants", Warning, `trigger back of public.plants may put plants back that were deleted, which clients are told as 204: its function public.back\(\) inserts into plants`, true, nil},
+	{"a subscription", "CREATE SUBSCRIPTION \"Feed\" CONNECTION 'dbname=x' PUBLICATION p WITH (connect = false, slot_name = NONE);\nSET allow_system_table_mods = on;\nINSERT INTO pg_subscription_rel SELECT oid, 'plants'::regclass, 'r', NULL FROM pg_subscription WHERE subname = 'Feed'",
+		"plants", Warning, `subscription "Feed" changes public.plants: what is deleted where it comes from leaves here without a record`, true, &hints{mend: `DROP SUBSCRIPTION "Feed";`}},
 	{"replica in the database", `ALTER DATABASE @db SET session_replication_role = replica`, "plants", Problem, "session_replication_role is replica in this database: plants leave without a record", false, nil},
 	{"replica for the service", `ALTER ROLE plantstore_app IN DATABASE @db SET session_replication_role = 'Replica'`, "plants", Problem,
 		"session_replication_role is replica for role plantstore_app: plants leave without a record", false, nil},
@@ -347,6 +351,8 @@ const harmless = `
 	CREATE TRIGGER stamp BEFORE INSERT OR UPDATE ON plants FOR EACH ROW EXECUTE FUNCTION shop.stamp();
 	CREATE FUNCTION shop.statement() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 	CREATE TRIGGER statement BEFORE DELETE ON plants EXECUTE FUNCTION shop.statement();
+	CREATE FUNCTION shop.keep_copy() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN INSERT INTO plants_of_old VALUES (old.id); INSERT INTO shop.plants VALUES (old.id); UPDATE plants SET name = 'x'; RETURN NULL; END $$;
+	CREATE TRIGGER keep_copy AFTER DELETE ON plants FOR EACH ROW EXECUTE FUNCTION shop.keep_copy();
 	CREATE TRIGGER afterwards AFTER DELETE ON plants FOR EACH ROW EXECUTE FUNCTION shop.statement();
 
 	CREATE FUNCTION shop.event() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not you'; END $$;

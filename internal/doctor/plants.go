@@ -146,14 +146,21 @@ const foreignTriggers = `
 		format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, %s%s, pg_temp;', oid::regprocedure, quote_ident(nspname), CASE nspname WHEN 'public' THEN '' ELSE ', public' END)
 	FROM judged WHERE foreign_code OR closed IS NOT NULL`
 
-// A function that returns nothing but OLD keeps no row. tgtype: 1 is for each row, 2
-// is before, 8 is DELETE.
+// A function that returns nothing but OLD keeps no row. One that inserts after the fact
+// puts plants back, maybe not before the commit: the service does not see that. tgtype:
+// 1 is for each row, 2 is before, 8 is DELETE.
 const keepingTriggers = `
 	SELECT 'warning', format('trigger %I of public.plants may keep plants from being deleted, which clients are told as 40901: whether its function %s does can''t be known', t.tgname, p.oid::regprocedure),
 		format(E'-- Once you have read it. To delete whatever it says:\nALTER TABLE public.plants DISABLE TRIGGER %I;', t.tgname)
 	FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_language l ON l.oid = p.prolang
 	WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 11 = 11
-		AND NOT (l.lanname = 'plpgsql' AND p.prosrc !~* '\mreturn\M(?!\s+old\s*;)')`
+		AND NOT (l.lanname = 'plpgsql' AND p.prosrc !~* '\mreturn\M(?!\s+old\s*;)')
+	UNION ALL
+	SELECT 'warning', format('trigger %I of public.plants may put plants back that were deleted, which clients are told as 204: its function %s inserts into plants', t.tgname, p.oid::regprocedure),
+		format(E'-- Once you have read it. To have them gone:\nALTER TABLE public.plants DISABLE TRIGGER %I;', t.tgname)
+	FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_language l ON l.oid = p.prolang
+	WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 10 = 8 AND l.lanname IN ('plpgsql', 'sql')
+		AND p.prosrc ~* '\minsert\s+into\s+("?public"?\s*\.\s*)?"?plants"?(?![\w".])'`
 
 // From a table whose deletions are published PostgreSQL refuses them unless the replica
 // identity is there and published, and is all that a filter looks at. A primary key that
@@ -214,3 +221,11 @@ const replicationRole = `
 	UNION ALL
 	SELECT 'problem', 'session_replication_role is replica in this session: plants leave without a record', 'Take session_replication_role out of the options in the URL.'
 	WHERE current_setting('session_replication_role') = 'replica' AND NOT EXISTS (SELECT FROM settings WHERE ours)`
+
+// What a subscription deletes fires no trigger for statements, not even one that is
+// ENABLE ALWAYS. Where the ledger comes with the plants, it has the record.
+const subscriptions = `
+	SELECT 'warning', format('subscription %I changes public.plants: what is deleted where it comes from leaves here without a record', s.subname),
+		'Delete plants through this service only, and publish no deletions there (WITH (publish = ''insert, update'')), or have the service where the plants come from.'
+	FROM pg_subscription_rel r JOIN pg_subscription s ON s.oid = r.srsubid
+	WHERE r.srrelid = to_regclass('public.plants') AND NOT EXISTS (SELECT FROM pg_subscription_rel l WHERE l.srrelid = to_regclass('public.plant_deletions'))`

@@ -1,6 +1,7 @@
 package migrate_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
@@ -237,6 +239,64 @@ func TestAdoption(t *testing.T) {
 			}
 			exec(t, conn, `SELECT id FROM plants`) // still there
 		})
+	}
+}
+
+// What the program never writes, nobody else can by mistake.
+func TestWhatTheTablesRefuse(t *testing.T) {
+	t.Parallel()
+	conn := pgtest.Connect(t, pgtest.New(t).Owner)
+	exec(t, conn, `INSERT INTO plant_deletions (plant_id, deleted_by, idempotency_key) VALUES (1, 'shop', 'k');
+		INSERT INTO api_principals VALUES ('shop'); INSERT INTO api_tokens (principal, digest, scopes) VALUES ('shop', sha256('1'), '{}')`)
+	const null, check, unique, reference = "23502", "23514", "23505", "23503"
+	for _, tt := range []struct{ sql, state, name string }{
+		{`INSERT INTO plant_deletions (deleted_by, idempotency_key) VALUES ('shop', 'k')`, null, "plant_id"},
+		{`INSERT INTO plant_deletions (plant_id, idempotency_key) VALUES (2, 'k')`, null, "deleted_by"},
+		{`UPDATE plant_deletions SET deleted_at = NULL`, null, "deleted_at"},
+		{`UPDATE plant_deletions SET session_role = NULL`, null, "session_role"},
+		{`UPDATE plant_deletions SET turn = NULL`, null, "turn"},
+		{`INSERT INTO plant_deletions (plant_id, deleted_by, plant, idempotency_key) VALUES (2, 'shop', '(2)', 'k')`, check, "plant_deletions_refused"},
+		{`INSERT INTO plant_deletions (plant_id, deleted_by, shape, idempotency_key) VALUES (2, 'shop', 1, 'k')`, check, "plant_deletions_refused"},
+		{`INSERT INTO plant_deletions (plant_id, deleted_by) VALUES (2, 'shop')`, check, "plant_deletions_refused"},
+		{`UPDATE plant_deletions SET restored_at = now(), restored_by = 'ada'`, check, "plant_deletions_refused"},
+		{`INSERT INTO plant_deletions (plant_id, deleted_by, shape, plant, restored_at) VALUES (2, 'shop', 1, '(2)', now())`, check, "plant_deletions_restored"},
+		{`INSERT INTO plant_deletions (plant_id, deleted_by, shape, plant, restored_by) VALUES (2, 'shop', 1, '(2)', 'ada')`, check, "plant_deletions_restored"},
+		{`INSERT INTO plant_deletions (plant_id, deleted_by, shape, plant, idempotency_key) VALUES (1, 'shop', 1, '(1)', 'k')`, unique, "plant_deletions_once"},
+		{`INSERT INTO plant_shapes (names, types, generated) VALUES ('{id}', '{bigint}', '{f}')`, null, "attributes"},
+		{`INSERT INTO plant_shapes (attributes, types, generated) VALUES ('{id}', '{bigint}', '{f}')`, null, "names"},
+		{`INSERT INTO plant_shapes (attributes, names, generated) VALUES ('{id}', '{id}', '{f}')`, null, "types"},
+		{`INSERT INTO plant_shapes (attributes, names, types) VALUES ('{id}', '{id}', '{bigint}')`, null, "generated"},
+		{`INSERT INTO api_principals VALUES ('')`, check, "api_principals_name_check"},
+		{`INSERT INTO api_principals VALUES ('oidc:shop')`, check, "api_principals_name_check"},
+		{`INSERT INTO api_principals VALUES (repeat('s', 64))`, check, "api_principals_name_check"},
+		{`INSERT INTO api_principals VALUES ('shop')`, unique, "api_principals_pkey"},
+		{`UPDATE api_principals SET created_at = NULL`, null, "created_at"},
+		{`INSERT INTO api_tokens (digest, scopes) VALUES (sha256('2'), '{}')`, null, "principal"},
+		{`INSERT INTO api_tokens (principal, digest, scopes) VALUES ('nobody', sha256('2'), '{}')`, reference, "api_tokens_principal_fkey"},
+		{`INSERT INTO api_tokens (principal, scopes) VALUES ('shop', '{}')`, null, "digest"},
+		{`INSERT INTO api_tokens (principal, digest, scopes) VALUES ('shop', sha224('2'), '{}')`, check, "api_tokens_digest_check"},
+		{`INSERT INTO api_tokens (principal, digest, scopes) VALUES ('shop', sha256('1'), '{}')`, unique, "api_tokens_digest_key"},
+		{`INSERT INTO api_tokens (principal, digest) VALUES ('shop', sha256('2'))`, null, "scopes"},
+		{`UPDATE api_tokens SET created_at = NULL`, null, "created_at"},
+		{`INSERT INTO plantstore_budgets (principal, most, period) VALUES ('shop', 0, '1h')`, check, "plantstore_budgets_most_check"},
+		{`INSERT INTO plantstore_budgets (principal, most, period) VALUES ('shop', 1, '0')`, check, "plantstore_budgets_period_check"},
+		{`INSERT INTO plantstore_budgets (principal, most) VALUES ('shop', 1)`, check, "plantstore_budgets_whole"},
+		{`INSERT INTO plantstore_budgets (principal, lifted_until) VALUES ('shop', NULL)`, null, "lifted_until"},
+		{`INSERT INTO plantstore_budgets (principal, used) VALUES ('shop', NULL)`, null, "used"},
+		{`INSERT INTO plantstore_budgets (principal, began) VALUES ('shop', NULL)`, null, "began"},
+		{`INSERT INTO plantstore_budgets (principal, parts) VALUES ('shop', NULL)`, null, "parts"},
+		{`INSERT INTO plantstore_budgets (principal, ends) VALUES ('shop', NULL)`, null, "ends"},
+		{`UPDATE plantstore_migrations SET applied_as = NULL`, null, "applied_as"},
+		{`UPDATE plantstore_migrations SET checksum = NULL`, null, "checksum"},
+		{`UPDATE plantstore_migrations SET checksum = upper(checksum) || 'A'`, check, "plantstore_migrations_checksum_check"},
+		{`UPDATE plantstore_migrations SET baseline = NULL`, null, "baseline"},
+		{`UPDATE plantstore_migrations SET recorded_at = NULL`, null, "recorded_at"},
+		{`UPDATE plantstore_migrations SET recorded_by = NULL`, null, "recorded_by"},
+	} {
+		_, err := conn.Exec(t.Context(), tt.sql)
+		if pg, _ := errors.AsType[*pgconn.PgError](err); pg == nil || pg.Code != tt.state || pg.ConstraintName+pg.ColumnName != tt.name {
+			t.Errorf("%s: %v, want SQLSTATE %s by %s", tt.sql, err, tt.state, tt.name)
+		}
 	}
 }
 

@@ -444,6 +444,9 @@ func TestABudgetSlides(t *testing.T) {
 			if n := within(until-inPeriod, until) + want; n > most {
 				t.Fatalf("at %d: there shall be room at %d, but then it would be %d", now, until, n)
 			}
+			if early := until - inPart - 1; early > now && within(early-inPeriod, early)+want <= most {
+				t.Fatalf("at %d: there shall be room at %d, and is at %d already", now, until, early)
+			}
 		}
 	}
 	var parts int

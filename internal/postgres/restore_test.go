@@ -384,9 +384,11 @@ func TestRestoreOfAnEarlierDeletion(t *testing.T) {
 	s, l := newLedger(t)
 	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'first'), (2, 'x'); DELETE FROM plants WHERE id = 1;
 		INSERT INTO plants (id, name) VALUES (1, 'second'); DELETE FROM plants WHERE id = 1; DELETE FROM plants;
+		INSERT INTO plants (id, name) VALUES (2, 'y'); DELETE FROM plants;
 		UPDATE plant_deletions SET deleted_by = E'some\x1bbody' WHERE id = 2`)
 	_, err := l.Restore(t.Context(), []int64{1, 3}, RestoreOptions{Lossy: true})
-	want := []Refusal{{ID: 1, Plant: 1, Why: `the plant was deleted again later, by some\x1bbody: deletion 2`, Unless: "superseded"}}
+	want := []Refusal{{ID: 3, Plant: 2, Why: `the plant was deleted again later, by plantstore_owner: deletion 4`, Unless: "superseded"},
+		{ID: 1, Plant: 1, Why: `the plant was deleted again later, by some\x1bbody: deletion 2`, Unless: "superseded"}}
 	if refused, _ := errors.AsType[*RefusedError](err); refused == nil || !cmp.Equal(refused.Refusals, want) {
 		t.Errorf("Restore: %v, want it refused: %+v", err, want)
 	}

@@ -67,8 +67,8 @@ var (
 	// ErrStoreRule: a trigger, rule or constraint of the store's own refuses the
 	// deletion or keeps the row, and would do so again.
 	ErrStoreRule = errors.New("refused by a rule of the store's own")
-	// ErrHindered: the deletion would not be recorded, or the plant can't be seen.
-	// Somebody has to mend the database.
+	// ErrHindered: the database would not record the deletion, hides plants, or lacks
+	// something that a deletion needs. Somebody has to mend it.
 	ErrHindered = errors.New("the database hinders deletions")
 	// ErrOverloaded: too much is going on already; nothing was tried.
 	ErrOverloaded = errors.New("too many requests in flight")

@@ -91,6 +91,7 @@ func (l *Ledger) Export(ctx context.Context, o ExportOptions) error {
 	e := &export{Ledger: l, ExportOptions: o}
 	var lost time.Time // since when the database can't be used
 	var pause time.Duration
+	var back string // what is told when it can be
 	for {
 		passing, err := e.round(ctx)
 		switch {
@@ -99,13 +100,17 @@ func (l *Ledger) Export(ctx context.Context, o ExportOptions) error {
 		case !o.Follow, err != nil && !passing:
 			return l.inWords("export deletions", err)
 		case err != nil && lost.IsZero():
-			lost, pause = time.Now(), firstPause
-			o.Tell(fmt.Sprintf("waiting for the database: %v", l.db.explain(err)))
+			lost, pause, back = time.Now(), firstPause, "the database is back"
+			why := fmt.Sprintf("waiting for the database: %v", l.db.explain(err))
+			if sqlState(err) == lockNotAvailable {
+				why, back = "waiting, as somebody else has locked a table of the ledger", "going on"
+			}
+			o.Tell(why)
 		case err != nil:
 			pause = min(2*pause, mostExportPause)
 		default:
 			if pause = exportPause; !lost.IsZero() {
-				o.Tell(fmt.Sprintf("the database is back after %s", time.Since(lost).Round(time.Second)))
+				o.Tell(fmt.Sprintf("%s after %s", back, time.Since(lost).Round(time.Second)))
 				lost = time.Time{}
 			}
 		}

@@ -613,6 +613,27 @@ func TestExportRefusesALedgerInDisorder(t *testing.T) {
 }
 
 // An error of who takes the lines ends the export, and they are not taken for taken.
+// Somebody rewrites the ledger, as VACUUM FULL does. That is no outage.
+func TestAFollowerBesideALockOfTheLedger(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.sample(t, 1)
+	s.exec(t, `DELETE FROM plants`)
+	locker, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := locker.Exec(t.Context(), `LOCK TABLE plant_deletions`); err != nil {
+		t.Fatal(err)
+	}
+	follower := exportOf(t, l, Cursor{}, true)
+	follower.hear(t, "waiting, as somebody else has locked a table of the ledger")
+	if err := locker.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	follower.hear(t, "going on after ")
+}
+
 func TestExportEndsWithItsConsumer(t *testing.T) {
 	t.Parallel()
 	s, l := newLedger(t)

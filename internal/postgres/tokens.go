@@ -60,9 +60,10 @@ func (db *DB) Tokens(ttl time.Duration) *Tokens {
 }
 
 // Authenticate returns whom a token was issued to. It returns
-// auth.ErrInvalidToken for a token that is unknown, expired or revoked, and
+// auth.ErrInvalidToken for a token that is unknown, expired or revoked,
 // plant.ErrUnavailable when the database could not be asked before ctx's
-// deadline, which says nothing of the token.
+// deadline, and plant.ErrHindered when it refuses the question: the last two say
+// nothing of the token.
 func (t *Tokens) Authenticate(ctx context.Context, token string) (auth.Principal, error) {
 	digest, err := auth.DigestOf(token)
 	if err != nil {
@@ -133,7 +134,11 @@ func lookUp(ctx context.Context, through *lane, digest auth.Digest) (auth.Token,
 			return asked.token, nil
 		case asked.err == nil:
 			return auth.Token{}, auth.ErrInvalidToken
-		case judge(asked.err, false).next == done:
+		}
+		if v := judge(asked.err, true); errors.Is(v.err, plant.ErrHindered) {
+			return auth.Token{}, v.err
+		}
+		if judge(asked.err, false).next == done {
 			return auth.Token{}, wrap(plant.ErrUnavailable, asked.err)
 		}
 		wait, _ := pause.Next()

@@ -103,6 +103,19 @@ func TestAuthenticate(t *testing.T) {
 	}
 }
 
+// A database that refuses the question is within reach.
+func TestAuthenticateWithoutTheRight(t *testing.T) {
+	t.Parallel()
+	for _, sql := range []string{`REVOKE EXECUTE ON FUNCTION public.plantstore_token FROM plantstore_app`, `DROP FUNCTION public.plantstore_token`, `DROP TABLE public.api_tokens`} {
+		s := newStore(t)
+		s.exec(t, sql)
+		_, err := s.Tokens(time.Second).Authenticate(in(t, patience), auth.NewToken())
+		if !errors.Is(err, plant.ErrHindered) || errors.Is(err, plant.ErrUnavailable) || errors.Is(err, auth.ErrInvalidToken) {
+			t.Errorf("%s: Authenticate: %v, want ErrHindered", sql, err)
+		}
+	}
+}
+
 func TestAuthenticateWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	simulated(t, func(t *testing.T) {

@@ -39,3 +39,35 @@ func TestAColumnThatIsNotGeneratedAnyMore(t *testing.T) {
 		t.Errorf("the last column's kind and value, before and after: %q; want %q", got, want)
 	}
 }
+
+// Deletions share a shape as long as the columns are the same, and find an earlier one again.
+func TestDeletionsShareAShape(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	for i, tt := range []struct {
+		sql  string
+		want int // shapes that there are then
+	}{
+		{`SELECT 1`, 1},
+		{`ALTER TABLE plants ADD size integer`, 2},
+		{`ALTER TABLE plants RENAME size TO height`, 3},
+		{`ALTER TABLE plants ALTER height TYPE numeric(5,2)`, 4},
+		{`ALTER TABLE plants ALTER height TYPE numeric(6,2)`, 5},
+		{`ALTER TABLE plants ADD label text GENERATED ALWAYS AS (name) STORED`, 6},
+		{`ALTER TABLE plants ALTER label DROP EXPRESSION`, 7},
+		{`ALTER TABLE plants ALTER label SET DEFAULT 'fern'`, 7},
+		{`ALTER TABLE plants DROP label, DROP height`, 7},
+	} {
+		s.exec(t, tt.sql)
+		s.plant(t, 1)
+		if _, err := s.plants.Delete(in(t, patience), request(1, i)); err != nil {
+			t.Errorf("after %s: Delete: %v, want none", tt.sql, err)
+		}
+		s.plant(t, 2)
+		s.exec(t, `DELETE FROM plants`)
+		var got, used int
+		if err := s.owner.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM plant_shapes), (SELECT count(DISTINCT shape) FROM plant_deletions)`).Scan(&got, &used); err != nil || got != tt.want || used != tt.want {
+			t.Errorf("after %s: %d shapes, %d of them used, %v; want %d", tt.sql, got, used, err, tt.want)
+		}
+	}
+}

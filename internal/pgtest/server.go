@@ -124,6 +124,7 @@ func startContainer(ctx context.Context, image string) (*Server, error) {
 	}
 
 	container, err := postgres.Run(ctx, image, postgres.BasicWaitStrategies(),
+		testcontainers.WithTmpfs(map[string]string{"/var/lib/postgresql": ""}), // as in useMemory of the command run
 		testcontainers.WithCmd("postgres", "-c", "fsync=off", "-c", "max_connections="+maxConnections))
 	stop := func() error {
 		// No grace: nobody needs the data.

@@ -21,7 +21,10 @@ CREATE TABLE public.plant_shapes (
     attributes text[] NOT NULL,
     names text[] NOT NULL,
     types text[] NOT NULL,
-    generated boolean[] NOT NULL
+    generated boolean[] NOT NULL,
+    -- The columns' numbers in that table, which a column keeps whatever it is called.
+    relation oid,
+    attnums smallint[]
 );
 COMMENT ON TABLE public.plant_shapes IS 'The columns that plants had when rows were deleted.';
 COMMENT ON COLUMN public.plant_shapes.attributes IS 'What the trigger knows the shape again by: each column''s type, type modifier, kind of generation and name.';

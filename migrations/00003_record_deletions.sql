@@ -255,10 +255,10 @@ BEGIN
         END IF;
     END IF;
     IF known_shape IS NULL THEN
-        INSERT INTO public.plant_shapes (attributes, names, types, generated)
+        INSERT INTO public.plant_shapes (attributes, names, types, generated, relation, attnums)
         SELECT array_agg(a.atttypid::text || ' ' || a.atttypmod::text || ' ' || a.attgenerated::text || ' ' || a.attname::text ORDER BY a.attnum),
             array_agg(a.attname::text ORDER BY a.attnum), array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY a.attnum),
-            array_agg(a.attgenerated <> '' ORDER BY a.attnum)
+            array_agg(a.attgenerated <> '' ORDER BY a.attnum), plants, array_agg(a.attnum ORDER BY a.attnum)
         FROM pg_attribute a WHERE a.attrelid = plants AND a.attnum > 0 AND NOT a.attisdropped
         RETURNING id INTO known_shape;
     END IF;

@@ -18,7 +18,9 @@ import (
 type table struct {
 	encoding   string // of the database
 	primaryKey string // the constraint's name, empty if there is none
+	oid        uint32
 	columns    map[string]column
+	names      map[int16]string // of the columns, by their numbers
 }
 
 // A column is one of plants.
@@ -29,16 +31,17 @@ type column struct {
 
 // readTable reads the table in its present form.
 func readTable(ctx context.Context, tx pgx.Tx) (table, error) {
-	t := table{columns: make(map[string]column)}
+	t := table{columns: make(map[string]column), names: make(map[int16]string)}
 	rows, err := tx.Query(ctx, `
-		SELECT attname, format_type(atttypid, atttypmod), attgenerated::text FROM pg_attribute
+		SELECT attnum, attname, format_type(atttypid, atttypmod), attgenerated::text FROM pg_attribute
 		WHERE attrelid = 'public.plants'::regclass AND attnum > 0 AND NOT attisdropped`)
 	if err != nil {
 		return t, err
 	}
 	var c column
-	if _, err := pgx.ForEachRow(rows, []any{&c.Name, &c.Type, &c.Generated}, func() error {
-		t.columns[c.Name] = c
+	var number int16
+	if _, err := pgx.ForEachRow(rows, []any{&number, &c.Name, &c.Type, &c.Generated}, func() error {
+		t.columns[c.Name], t.names[number] = c, c.Name
 		return nil
 	}); err != nil {
 		return t, err
@@ -47,8 +50,8 @@ func readTable(ctx context.Context, tx pgx.Tx) (table, error) {
 		return t, errors.New("public.plants has no column id that can be written any more")
 	}
 	return t, tx.QueryRow(ctx, `
-		SELECT getdatabaseencoding(), coalesce((SELECT conname FROM pg_constraint
-			WHERE conrelid = 'public.plants'::regclass AND contype = 'p'), '')`).Scan(&t.encoding, &t.primaryKey)
+		SELECT 'public.plants'::regclass::oid, getdatabaseencoding(), coalesce((SELECT conname FROM pg_constraint
+			WHERE conrelid = 'public.plants'::regclass AND contype = 'p'), '')`).Scan(&t.oid, &t.encoding, &t.primaryKey)
 }
 
 // A plan is how rows of a shape go into today's table.
@@ -60,6 +63,9 @@ type plan struct {
 	// unrecorded are columns that computed themselves and do so no longer.
 	unrecorded []string
 	defaulted  []string // columns that the shape has no value for
+	// renamed are columns, by their places in the shape, that are called otherwise today
+	// while another one has their name.
+	renamed map[int]string
 }
 
 // plan reads the table and makes plans for all shapes of entries.
@@ -72,7 +78,7 @@ func (r *restore) plan(ctx context.Context, entries []entry) error {
 	for _, e := range entries {
 		shapes[e.Shape] = true
 	}
-	rows, err := r.tx.Query(ctx, `SELECT id, names, types, generated FROM public.plant_shapes WHERE id = ANY ($1)`,
+	rows, err := r.tx.Query(ctx, `SELECT id, names, types, generated, coalesce(relation, 0), attnums FROM public.plant_shapes WHERE id = ANY ($1)`,
 		slices.Collect(maps.Keys(shapes)))
 	if err != nil {
 		return err
@@ -80,9 +86,15 @@ func (r *restore) plan(ctx context.Context, entries []entry) error {
 	r.plans = make(map[int64]*plan)
 	var id int64
 	var s shape
-	if _, err := pgx.ForEachRow(rows, []any{&id, &s.names, &s.types, &s.generated}, func() error {
-		r.plans[id] = r.table.plan(s)
-		s = shape{}
+	var relation uint32
+	var numbers []int16
+	if _, err := pgx.ForEachRow(rows, []any{&id, &s.names, &s.types, &s.generated, &relation, &numbers}, func() error {
+		p := r.table.plan(s)
+		if relation == r.table.oid { // a copy of the table, as from a dump, has numbers of its own
+			p.renamed = r.table.renamed(s, numbers)
+		}
+		r.plans[id] = p
+		s, numbers = shape{}, nil
 		return nil
 	}); err != nil {
 		return err
@@ -127,6 +139,18 @@ func (t *table) plan(s shape) *plan {
 	p.copy = fmt.Sprintf(`COPY public.plants (%s) FROM STDIN (ENCODING '%s')`, strings.Join(names, ", "), t.encoding)
 	p.read = "ROW(" + strings.Join(read, ", ") + ")::text"
 	return p
+}
+
+// renamed returns what today's names are of those columns of a shape whose names others
+// have.
+func (t *table) renamed(s shape, numbers []int16) map[int]string {
+	renamed := make(map[int]string)
+	for i, number := range numbers {
+		if name, there := t.names[number]; there && name != s.names[i] && t.columns[s.names[i]].Name != "" {
+			renamed[i] = name
+		}
+	}
+	return renamed
 }
 
 // inserted returns those of a row's values that go into the table.
@@ -193,7 +217,7 @@ func (r *restore) compareAlike(ctx context.Context, entries []entry, keptOut map
 		SELECT d.id, d.plant_id, p.id IS NULL, d.plant, %[1]s
 		FROM public.plant_deletions d LEFT JOIN ONLY public.plants p ON p.id = d.plant_id
 		WHERE d.id = ANY ($1) AND (p.id IS NULL OR $2 OR d.plant COLLATE "C" <> %[1]s COLLATE "C")
-		ORDER BY d.id DESC`, p.read), idsOf(entries), len(p.unrecorded) > 0)
+		ORDER BY d.id DESC`, p.read), idsOf(entries), len(p.unrecorded)+len(p.renamed) > 0)
 	if err != nil {
 		return nil, err
 	}
@@ -236,6 +260,9 @@ func (r *restore) differences(entry int64, p *plan, recorded, present []byte) ([
 		case p.generated[i] && slices.Contains(p.unrecorded, name):
 			why = append(why, fmt.Sprintf("column %s computed itself then and does not today: its value is not recorded", strconv.Quote(name)))
 		case p.generated[i]:
+		case p.renamed[i] != "" && was[i] != nil:
+			why = append(why, fmt.Sprintf("column %[1]s (%[2]s) is called %[3]s today, and another one %[1]s: %[4]s goes there",
+				strconv.Quote(name), visible(p.types[i]), strconv.Quote(p.renamed[i]), excerpt(was[i], nil)))
 		case !there && was[i] != nil:
 			why = append(why, fmt.Sprintf("column %s (%s) is gone: %s has no place", strconv.Quote(name), visible(p.types[i]), excerpt(was[i], nil)))
 		case there && ((was[i] == nil) != (is[i] == nil) || !bytes.Equal(was[i], is[i])):

@@ -753,6 +753,51 @@ func TestALockedTableHoldsABatchUpOnce(t *testing.T) {
 	}
 }
 
+// Nor does it wait for each where the table comes to be locked between two attempts, and
+// the statements of the second are not parsed yet.
+func TestATableThatIsLockedBetweenTwoAttempts(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	const n = 5
+	s.sample(t, n)
+	const locks = `pg_locks WHERE relation = 'public.plants'::regclass AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
+	super := pgtest.Connect(t, database.Super)
+	// It fails once the table is waited for, and whoever waits gets it then.
+	if _, err := super.Exec(t.Context(), `CREATE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+			WHILE NOT EXISTS (SELECT FROM `+locks+` AND NOT granted) LOOP END LOOP;
+			RAISE EXCEPTION 'no';
+		END$$;
+		CREATE TRIGGER fail BEFORE DELETE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION public.fail()`); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := s.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	var batch []*member
+	for i := range n {
+		batch = append(batch, &member{deletion: request(int64(i+1), i), verdict: make(chan verdict, 1)})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var locker sync.WaitGroup
+	defer locker.Wait()
+	defer cancel()
+	locker.Go(func() {
+		for deleting := false; !deleting && ctx.Err() == nil; {
+			_ = super.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+locks+` AND mode = 'RowExclusiveLock')`).Scan(&deleting)
+		}
+		_, _ = super.Exec(ctx, `BEGIN; LOCK TABLE public.plants; SELECT pg_sleep(60)`)
+	})
+	s.plants.group.deleteBatch(conn.Conn(), batch)
+	for _, m := range batch {
+		if v := <-m.verdict; v.next != alone || v.what != locked || m.batch != n {
+			t.Errorf("plant %d: next %d, as %s, last tried among %d; want it to go on alone, as locked, at once", m.deletion.Plant, v.next, v.what, m.batch)
+		}
+	}
+}
+
 // Only a lock that a deletion has to wait for locks all of a batch.
 func TestWhichLocksLockAll(t *testing.T) {
 	t.Parallel()

@@ -756,7 +756,7 @@ func TestTheOneThatWaitsForABudgetIsLost(t *testing.T) {
 	})
 }
 
-// A token tells the budget of its principal.
+// A token tells the budget of its principal, and so does the list.
 func TestATokenTellsTheBudget(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
@@ -779,6 +779,9 @@ func TestATokenTellsTheBudget(t *testing.T) {
 			if got, err := tokens.Authenticate(in(t, patience), token); err != nil || got.Budget != budget {
 				t.Errorf("Authenticate = %+v, %v; want the budget %s", got, err, budget)
 			}
+		}
+		if list, err := issued.List(t.Context()); err != nil || len(list) != 1 || list[0].Budget != budget {
+			t.Errorf("List = %+v, %v; want the budget %s", list, err, budget)
 		}
 	}
 	// Nothing of a budget remains where there is none.

@@ -4,8 +4,9 @@
 //
 //	go run ./internal/pgtest/run go test ./...
 //
-// SIGINT and SIGTERM are passed on to the command. The exit code is the
-// command's, or 1 when it could not be run.
+// SIGINT, SIGTERM, SIGHUP and SIGPIPE are passed on to the command: whatever happens to
+// the terminal or to the reader of the output, no server is left behind. The exit code is
+// the command's, or 1 when it could not be run.
 package main
 
 import (
@@ -35,9 +36,10 @@ func run(args []string) (code int, err error) {
 	if len(args) == 0 {
 		return 0, errors.New("usage: run COMMAND [ARGUMENT...]")
 	}
+	ends := []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE}
 	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	signal.Notify(signals, ends...)
+	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	defer stop()
 	if err := useMemory(); err != nil {
 		return 0, err

@@ -57,7 +57,7 @@ up: ## Start the service and PostgreSQL in containers, see deploy/README.md
 		$(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) up -d --build
 
 test: ## Run every test, with the race detector, on a real Postgres
-	@deploy/postgres/ensure.sh or-docker
+	@deploy/postgres/ensure.sh
 	@go run ./internal/pgtest/run go test -timeout 25m $(or $(TESTS),-race ./...)
 
 lint: ## Check format, vet, staticcheck and go.mod

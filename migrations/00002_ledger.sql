@@ -27,7 +27,7 @@ CREATE TABLE public.plant_shapes (
     attnums smallint[]
 );
 COMMENT ON TABLE public.plant_shapes IS 'The columns that plants had when rows were deleted.';
-COMMENT ON COLUMN public.plant_shapes.attributes IS 'What the trigger knows the shape again by: each column''s type, type modifier, kind of generation and name.';
+COMMENT ON COLUMN public.plant_shapes.attributes IS 'What the trigger knows the shape again by: each column''s number, type, type modifier, kind of generation and name.';
 COMMENT ON COLUMN public.plant_shapes.generated IS 'True: the column computed itself, and its value is not kept.';
 
 CREATE TABLE public.plant_deletions (

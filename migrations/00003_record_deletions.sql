@@ -101,8 +101,8 @@ BEGIN
     -- The columns that the rows have. The lock of the statement that fired us keeps
     -- ALTER TABLE out.
     SELECT s.id INTO known_shape FROM public.plant_shapes s
-        WHERE s.attributes = ARRAY(
-                SELECT a.atttypid::text || ' ' || a.atttypmod::text || ' ' || a.attgenerated::text || ' ' || a.attname::text
+        WHERE s.relation = TG_RELID AND s.attributes = ARRAY(
+                SELECT a.attnum::text || ' ' || a.atttypid::text || ' ' || a.atttypmod::text || ' ' || a.attgenerated::text || ' ' || a.attname::text
                 FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum)
             AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = TG_RELID)
         ORDER BY s.id LIMIT 1;
@@ -256,7 +256,7 @@ BEGIN
     END IF;
     IF known_shape IS NULL THEN
         INSERT INTO public.plant_shapes (attributes, names, types, generated, relation, attnums)
-        SELECT array_agg(a.atttypid::text || ' ' || a.atttypmod::text || ' ' || a.attgenerated::text || ' ' || a.attname::text ORDER BY a.attnum),
+        SELECT array_agg(a.attnum::text || ' ' || a.atttypid::text || ' ' || a.atttypmod::text || ' ' || a.attgenerated::text || ' ' || a.attname::text ORDER BY a.attnum),
             array_agg(a.attname::text ORDER BY a.attnum), array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY a.attnum),
             array_agg(a.attgenerated <> '' ORDER BY a.attnum), plants, array_agg(a.attnum ORDER BY a.attnum)
         FROM pg_attribute a WHERE a.attrelid = plants AND a.attnum > 0 AND NOT a.attisdropped

@@ -57,6 +57,7 @@ func TestDeletionsShareAShape(t *testing.T) {
 		{`ALTER TABLE plants ALTER label DROP EXPRESSION`, 7},
 		{`ALTER TABLE plants ALTER label SET DEFAULT 'fern'`, 7},
 		{`ALTER TABLE plants DROP label, DROP height`, 7},
+		{`ALTER TABLE plants ADD size integer`, 8}, // another column than the one of that name
 	} {
 		s.exec(t, tt.sql)
 		s.plant(t, 1)

@@ -46,6 +46,11 @@ func TestMain(m *testing.M) {
 			os.Unsetenv(name)
 		}
 	}
+	// A program with the race detector sleeps for a second before it exits. Many tests run
+	// this one as a child.
+	if os.Getenv("GORACE") == "" {
+		os.Setenv("GORACE", "atexit_sleep_ms=0")
+	}
 	// Run by nohup, this process and its children would ignore it. What is handled here
 	// is the default there.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)

@@ -207,7 +207,7 @@ func TestAFailoverIsASlow204(t *testing.T) {
 
 func TestClientsThatHangUp(t *testing.T) {
 	t.Parallel()
-	const plants, atOnce = 10_000, 100
+	const plants, atOnce = 4_000, 100
 	// They do not wait for each other, so the bound on what is in flight would
 	// refuse some.
 	s, _ := newSite(t, plants, false, append([]string{"--max-in-flight=10000"}, longTimeout...)...)

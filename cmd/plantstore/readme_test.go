@@ -90,12 +90,13 @@ func TestEveryNoOfAnEngineHasItsSource(t *testing.T) {
 func TestNamedCommandsAreRight(t *testing.T) {
 	t.Parallel()
 	command := regexp.MustCompile("(?m)(?:`|^ *|\\$ |migrate )plantstore ([a-z][^`\n]*)|compose run (?:--rm|-T| )*migrate ([a-z][^`\n]*)")
+	parser := commandLine(t)
 	for manual, text := range manuals(t) {
 		seen := 0
 		for _, m := range command.FindAllStringSubmatch(text, -1) {
 			seen++
 			line, _, _ := strings.Cut(m[1]+m[2], " #")
-			if err := right(t, strings.Fields(line)); err != nil {
+			if err := right(parser, strings.Fields(line)); err != nil {
 				t.Errorf("%s says 'plantstore %s': %v", manual, line, err)
 			}
 		}
@@ -105,8 +106,7 @@ func TestNamedCommandsAreRight(t *testing.T) {
 	}
 }
 
-func right(t *testing.T, args []string) error {
-	parser := commandLine(t)
+func right(parser *kong.Kong, args []string) error {
 	node, rest := parser.Model.Node, args
 	for len(rest) > 0 {
 		i := slices.IndexFunc(node.Children, func(n *kong.Node) bool { return n.Name == rest[0] })

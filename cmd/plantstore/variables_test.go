@@ -65,6 +65,7 @@ func TestBadVariables(t *testing.T) {
 
 func TestUnknownVariablesAreTold(t *testing.T) {
 	t.Parallel()
+	model := commandLine(t).Model
 	for _, tt := range []struct{ variable, want string }{
 		{"PLANTSTORE_MAX_CONNS=7", "PLANTSTORE_MAX_CONNS is no setting of this release and counts for nothing; the nearest is PLANTSTORE_MAX_CONNECTIONS"},
 		{"PLANTSTORE_LOG_FORMAT=json", ""},
@@ -88,13 +89,13 @@ func TestUnknownVariablesAreTold(t *testing.T) {
 		if tt.want != "" {
 			want = []string{tt.want}
 		}
-		got, err := checkVariables(commandLine(t).Model, []string{tt.variable})
+		got, err := checkVariables(model, []string{tt.variable})
 		if diff := cmp.Diff(want, got); err != nil || diff != "" {
 			t.Errorf("%s: %v (-want +got):\n%s", tt.variable, err, diff)
 		}
 	}
 	for _, name := range regexp.MustCompile(`\bPLANTSTORE_\w+`).FindAllString(readme.Read(t, "docker-compose.yml"), -1) {
-		if got, err := checkVariables(commandLine(t).Model, []string{name + "=x"}); len(got) > 0 || err != nil {
+		if got, err := checkVariables(model, []string{name + "=x"}); len(got) > 0 || err != nil {
 			t.Errorf("%s of docker-compose.yml: %v, %v; want nothing", name, got, err)
 		}
 	}

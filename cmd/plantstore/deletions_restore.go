@@ -101,13 +101,9 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 			return err
 		}
 		fmt.Fprintf(console.out, "%s %s\n", c.was("restored"), counted(restored.Plants, "plant"))
-		if len(restored.Defaulted) > 0 {
-			names := make([]string, len(restored.Defaulted))
-			for i, name := range restored.Defaulted {
-				names[i] = shown(name)
-			}
-			fmt.Fprintf(console.out, "new columns, %s their default: %s\n", c.was("took"), strings.Join(names, ", "))
-		}
+		took := c.was("took")
+		tellColumns(console, "new columns, "+took+" their default", restored.Defaulted)
+		tellColumns(console, "columns made again since, "+took+" the values of those that had their names", restored.Remade)
 		if len(restored.Losses) > 0 {
 			fmt.Fprintln(console.out, "not as it was, the ledger has the values:")
 			for _, l := range restored.Losses {
@@ -116,6 +112,18 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 		}
 		return nil
 	})
+}
+
+// tellColumns says something of columns, if there are any.
+func tellColumns(console *console, what string, columns []string) {
+	if len(columns) == 0 {
+		return
+	}
+	names := make([]string, len(columns))
+	for i, name := range columns {
+		names[i] = shown(name)
+	}
+	fmt.Fprintf(console.out, "%s: %s\n", what, strings.Join(names, ", "))
 }
 
 // undoable returns what there is to restore of somebody's, once that is agreed on.

@@ -230,6 +230,10 @@ not as it was, the ledger has the values:
   deletion 2, plant 2: [^\n]*
 --superseded brings the earlier row back, as if the later deletion had not been.
 `, "deletions", "restore", "2", "--lossy")
+	execute(t, owner, `ALTER TABLE plants DROP price; ALTER TABLE plants ADD price int; INSERT INTO plants (id, name) VALUES (77, 'Yucca'); DELETE FROM plants WHERE id = 77;
+		ALTER TABLE plants DROP price; ALTER TABLE plants ADD price int`)
+	expect(0, "restored 2 plants\ncolumns made again since, took the values of those that had their names: price\n",
+		"left out, because deleted again since: 1 plant\n", "deletions", "restore", "--by-role=plantstore_owner", "--since=2026-07-01", "--yes")
 
 	execute(t, owner, `UPDATE plant_deletions SET deleted_at = now() - interval '366 days' WHERE id < 4`)
 	expect(2, "", `plantstore: --older-than is 6d: it must be at least 7d, because a client may still send a request again whose deletion is younger\n`,

@@ -39,6 +39,9 @@ type Restored struct {
 	Plants int
 	// Defaulted are columns that plants have got since: they took their default.
 	Defaulted []string
+	// Remade are columns that were dropped since and made again: they took the values of
+	// those that had their names.
+	Remade []string
 	// Losses are what did not come back as it was.
 	Losses []Refusal
 }
@@ -249,7 +252,7 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 		WHERE id = ANY ($1)`, idsOf(back), r.options.As); err != nil {
 		return Restored{}, err
 	}
-	return Restored{Plants: len(back), Defaulted: r.defaulted(), Losses: losses}, nil
+	return Restored{Plants: len(back), Defaulted: r.defaulted(), Remade: r.remade(), Losses: losses}, nil
 }
 
 // putBack inserts all entries and returns none, or those that can't be. Newest

@@ -66,6 +66,8 @@ type plan struct {
 	// renamed are columns, by their places in the shape, that are called otherwise today
 	// while another one has their name.
 	renamed map[int]string
+	// remade are columns that have the name of one of the shape, which is gone.
+	remade []string
 }
 
 // plan reads the table and makes plans for all shapes of entries.
@@ -91,7 +93,7 @@ func (r *restore) plan(ctx context.Context, entries []entry) error {
 	if _, err := pgx.ForEachRow(rows, []any{&id, &s.names, &s.types, &s.generated, &relation, &numbers}, func() error {
 		p := r.table.plan(s)
 		if relation == r.table.oid { // a copy of the table, as from a dump, has numbers of its own
-			p.renamed = r.table.renamed(s, numbers)
+			p.identify(r.table, numbers)
 		}
 		r.plans[id] = p
 		s, numbers = shape{}, nil
@@ -141,16 +143,19 @@ func (t *table) plan(s shape) *plan {
 	return p
 }
 
-// renamed returns what today's names are of those columns of a shape whose names others
-// have.
-func (t *table) renamed(s shape, numbers []int16) map[int]string {
-	renamed := make(map[int]string)
+// identify finds out which of a shape's columns today's are, by the numbers that they had.
+func (p *plan) identify(t table, numbers []int16) {
+	p.renamed = make(map[int]string)
 	for i, number := range numbers {
-		if name, there := t.names[number]; there && name != s.names[i] && t.columns[s.names[i]].Name != "" {
-			renamed[i] = name
+		today, there := t.names[number]
+		switch {
+		case t.columns[p.names[i]].Name == "": // nothing is called so
+		case there && today != p.names[i]:
+			p.renamed[i] = today
+		case !there && slices.Contains(p.into, i):
+			p.remade = append(p.remade, p.names[i])
 		}
 	}
-	return renamed
 }
 
 // inserted returns those of a row's values that go into the table.
@@ -176,9 +181,19 @@ func (r *restore) given() []string {
 
 // defaulted returns the columns that some row has no value for, sorted.
 func (r *restore) defaulted() []string {
+	return r.columns(func(p *plan) []string { return p.defaulted })
+}
+
+// remade returns the columns that took the values of others of their names, sorted.
+func (r *restore) remade() []string {
+	return r.columns(func(p *plan) []string { return p.remade })
+}
+
+// columns returns the names that some plan has, sorted.
+func (r *restore) columns(of func(*plan) []string) []string {
 	names := make(map[string]bool)
 	for _, p := range r.plans {
-		for _, name := range p.defaulted {
+		for _, name := range of(p) {
 			names[name] = true
 		}
 	}

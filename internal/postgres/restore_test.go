@@ -52,6 +52,41 @@ func TestRestoreIntoTodaysTable(t *testing.T) {
 	}
 }
 
+// A column that is made again, as when its type changes step by step, takes the values of
+// the old one. That is told, and nothing stands in the way of another time.
+func TestRestoreTellsColumnsMadeAgain(t *testing.T) {
+	t.Parallel()
+	const again = `ALTER TABLE plants DROP v; ALTER TABLE plants ADD v text;`
+	for _, tt := range []struct {
+		name, alter string
+		want        []string
+	}{
+		{"never", `ALTER TABLE plants ADD w text`, nil},
+		{"once", again, []string{"v"}},
+		{"twice", again + again, []string{"v"}},
+		{"several", again + `ALTER TABLE plants DROP name; ALTER TABLE plants ADD name varchar`, []string{"name", "v"}},
+		{"by way of another name", `ALTER TABLE plants ADD new text; ALTER TABLE plants DROP v; ALTER TABLE plants RENAME new TO v`, []string{"v"}},
+		{"as one that computes itself", `ALTER TABLE plants DROP v; ALTER TABLE plants ADD v text GENERATED ALWAYS AS ('white') STORED`, nil},
+		{"in a copy of the table", `ALTER TABLE plants RENAME TO old; CREATE TABLE plants (LIKE old); ALTER TABLE old DROP v`, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s, l := newLedger(t)
+			s.exec(t, `ALTER TABLE plants ADD v text; INSERT INTO plants (name, v) VALUES ('Fern', 'white'); DELETE FROM plants;`+tt.alter)
+			restored, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{})
+			if diff := cmp.Diff(tt.want, restored.Remade); err != nil || diff != "" {
+				t.Fatalf("Restore: %v; made again (-want +got):\n%s", err, diff)
+			}
+			s.exec(t, `DELETE FROM plants`)
+			for _, id := range openEntries(t, l) { // none in the copy, which has no trigger
+				if restored, err := l.Restore(t.Context(), []int64{id}, RestoreOptions{}); err != nil || restored.Remade != nil {
+					t.Errorf("Restore of the plant in its new form = %+v, %v; want no column made again", restored, err)
+				}
+			}
+		})
+	}
+}
+
 // What a person changed in the schema since, and what it does to recorded values.
 func TestRestoreNamesWhatWouldChange(t *testing.T) {
 	t.Parallel()

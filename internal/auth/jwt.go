@@ -96,21 +96,11 @@ func (v *Verifier) Authenticate(ctx context.Context, token string) (Principal, e
 		return r.principal, nil
 	}
 	principal, expires, err := v.verify(ctx, token, now)
-	if errors.Is(err, ErrInvalidToken) {
-		v.remembered.Remove(digest)
-	}
 	if err != nil {
 		return Principal{}, err
 	}
 	v.remembered.Add(digest, verified{principal, now, expires})
 	return principal, nil
-}
-
-// Knows reports whether a JWT was good when it was last verified, however long ago, and
-// has not expired.
-func (v *Verifier) Knows(token string) bool {
-	r, ok := v.remembered.Peek(sha256.Sum256([]byte(token)))
-	return ok && time.Now().Before(r.expires)
 }
 
 // refused is ErrInvalidToken with a reason, which nothing of the token is in.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -237,9 +238,6 @@ func TestJWTsAreRemembered(t *testing.T) {
 	simulate(t, func(t *testing.T, s *source, v *Verifier) {
 		token := s.provider.Token(t, "shop")
 		last := s.provider.Sign(t, s.provider.Claims("shop", map[string]any{"exp": time.Now().Add(2*time.Second - leeway).Unix()}), nil)
-		if v.Knows(token) {
-			t.Error("it knows a JWT that it has not seen")
-		}
 		v.want(t, token, nil)
 		v.want(t, last, nil)
 		synctest.Wait()
@@ -248,14 +246,8 @@ func TestJWTsAreRemembered(t *testing.T) {
 		time.Sleep(ttl - time.Second)
 		v.want(t, token, nil)
 		v.want(t, last, ErrInvalidToken)
-		if !v.Knows(token) || v.Knows(last) {
-			t.Errorf("it knows the good JWT: %v, and the expired one: %v; want true, false", v.Knows(token), v.Knows(last))
-		}
 		time.Sleep(time.Second)
 		v.want(t, token, ErrKeysUnknown)
-		if !v.Knows(token) {
-			t.Error("it does not know any more what was good a moment ago")
-		}
 	})
 }
 
@@ -266,12 +258,13 @@ func TestRememberedJWTsAreBounded(t *testing.T) {
 		for i := range rememberedJWTs - 1 {
 			v.remembered.Add(Digest{byte(i), byte(i >> 8)}, verified{})
 		}
-		if !v.Knows(first) {
+		remembers := func() bool { return v.remembered.Contains(sha256.Sum256([]byte(first))) }
+		if !remembers() {
 			t.Error("a JWT is forgotten before its turn")
 		}
 		v.want(t, s.provider.Sign(t, s.provider.Claims("shop", map[string]any{"jti": "2"}), nil), nil)
-		if got := v.remembered.Len(); got != rememberedJWTs || v.Knows(first) {
-			t.Errorf("%d JWTs are remembered, the first of %d among them: %v; want %d and not", got, rememberedJWTs+1, v.Knows(first), rememberedJWTs)
+		if got := v.remembered.Len(); got != rememberedJWTs || remembers() {
+			t.Errorf("%d JWTs are remembered, the first of %d among them: %v; want %d and not", got, rememberedJWTs+1, remembers(), rememberedJWTs)
 		}
 	})
 }

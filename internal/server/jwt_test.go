@@ -11,11 +11,13 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -270,6 +272,51 @@ func TestMadeUpKeysAreCounted(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A client whose JWT has expired goes on trying, behind the address of those whose JWTs are
+// good, and new to this server.
+func TestGoodJWTsBesideOneThatExpired(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := testConfig()
+		c.JWTs = fakeTokens(func(_ context.Context, token string) (auth.Principal, error) {
+			if strings.HasPrefix(token, "expired") {
+				return auth.Principal{}, auth.ErrInvalidToken
+			}
+			return auth.Principal{Name: "oidc:shop", Scopes: []string{auth.ScopeDelete}}, nil
+		})
+		s := New(c)
+		const here = "192.0.2.1:1111"
+		for range failuresAtOnce {
+			if got := attempt(t, s, here, "", "expired.by.now"); got != 40101 {
+				t.Fatalf("an expired JWT: answer %d, want 40101", got)
+			}
+		}
+		var flood sync.WaitGroup
+		for range 8 {
+			flood.Go(func() {
+				if got := attempt(t, s, here, "", "expired.by.now"); got != 42900 {
+					t.Errorf("an expired JWT, once more: answer %d, want 42900", got)
+				}
+			})
+		}
+		synctest.Wait()
+		began := time.Now()
+		for i := range 3 {
+			if got := attempt(t, s, here, "", fmt.Sprintf("good.%d.jwt", i)); got != 204 {
+				t.Errorf("a good JWT beside them: answer %d, want 204", got)
+			}
+		}
+		if took := time.Since(began); took != 0 {
+			t.Errorf("good JWTs waited for %s, want them not to", took)
+		}
+		flood.Wait()
+		if took := time.Since(began); took != failurePause {
+			t.Errorf("those that failed were refused after %s, want %s", took, failurePause)
+		}
+		s.shed(t, shedFailures, 8)
+	})
 }
 
 func TestJWTsByAFileOfKeys(t *testing.T) {

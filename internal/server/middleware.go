@@ -249,35 +249,63 @@ func (s *Server) deadline(next echo.HandlerFunc) echo.HandlerFunc {
 	}
 }
 
-// bearer authenticates the request (RFC 6750, 2.1). Where that failed too often for
-// the client's address, only tokens that are known go through.
+// bearer authenticates the request (RFC 6750, 2.1).
 func (s *Server) bearer(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		token, err := auth.FromHeader(c.Request().Header[echo.HeaderAuthorization])
 		if err != nil {
 			return err
 		}
-		tokens := s.Tokens
+		authenticate := s.byToken
 		if s.JWTs != nil && auth.IsJWT(token) {
-			tokens = s.JWTs
+			authenticate = s.byJWT
 		}
-		ctx := c.Request().Context()
-		if !tokens.Knows(token) {
-			if err := s.failures.admit(ctx, c.RealIP()); err != nil {
-				s.metrics.sheds.WithLabelValues(shedFailures).Inc()
-				return err
-			}
-		}
-		principal, err := tokens.Authenticate(ctx, token)
-		if errors.Is(err, auth.ErrInvalidToken) || errors.Is(err, auth.ErrKeyUnknown) {
-			s.failures.note(c.RealIP())
-		}
+		principal, err := authenticate(c, token)
 		if err != nil {
 			return err
 		}
 		exchangeOf(c).principal = principal
 		return next(c)
 	}
+}
+
+// byToken authenticates by a token of ours. Where that failed too often for the client's
+// address, only tokens that are known go through: a look-up takes the database.
+func (s *Server) byToken(c echo.Context, token string) (auth.Principal, error) {
+	if !s.Tokens.Knows(token) {
+		if err := s.admit(c); err != nil {
+			return auth.Principal{}, err
+		}
+	}
+	principal, err := s.Tokens.Authenticate(c.Request().Context(), token)
+	if errors.Is(err, auth.ErrInvalidToken) {
+		s.failures.note(c.RealIP())
+	}
+	return principal, err
+}
+
+// byJWT authenticates by a JWT. To verify one takes neither the database nor a fetch of
+// keys. So it is always done, and only those that fail are limited: who has a good one
+// need not suffer for a neighbour.
+func (s *Server) byJWT(c echo.Context, token string) (auth.Principal, error) {
+	principal, err := s.JWTs.Authenticate(c.Request().Context(), token)
+	if !errors.Is(err, auth.ErrInvalidToken) && !errors.Is(err, auth.ErrKeyUnknown) {
+		return principal, err
+	}
+	if limited := s.admit(c); limited != nil {
+		return auth.Principal{}, limited
+	}
+	s.failures.note(c.RealIP())
+	return auth.Principal{}, err
+}
+
+// admit refuses a request of an address for which authentication failed too often.
+func (s *Server) admit(c echo.Context) error {
+	err := s.failures.admit(c.Request().Context(), c.RealIP())
+	if err != nil {
+		s.metrics.sheds.WithLabelValues(shedFailures).Inc()
+	}
+	return err
 }
 
 // requireScope refuses principals without scope.

@@ -35,6 +35,11 @@ type plantRepository interface {
 // auth.ErrKeysUnknown.
 type authenticator interface {
 	Authenticate(ctx context.Context, token string) (auth.Principal, error)
+}
+
+// A tokenStore is an authenticator that looks tokens up.
+type tokenStore interface {
+	authenticator
 	// Knows reports, without a look-up, whether a token was good a moment ago.
 	Knows(token string) bool
 }
@@ -43,7 +48,7 @@ type authenticator interface {
 // Certificate, DrainDelay, ShutdownTimeout, RateLimit and TrustedProxies may be zero.
 type Config struct {
 	Plants plantRepository
-	Tokens authenticator
+	Tokens tokenStore
 	// JWTs is for tokens that have the shape of one. Nil: none is taken.
 	JWTs authenticator
 	// Ready returns nil when requests can be served, else why not: a *NotReadyError

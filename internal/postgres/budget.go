@@ -63,6 +63,7 @@ type usedUp struct {
 type account struct {
 	turn                   chan struct{} // has an element while somebody looks
 	until, asked, lastTold time.Time     // guarded by usedUp's mutex
+	told                   plant.Budget  // which, at lastTold
 }
 
 func newUsedUp() usedUp {
@@ -113,7 +114,7 @@ func (u *usedUp) note(d plant.Deletion, err error) *plant.OverBudgetError {
 }
 
 // tell marks the first error with which a principal is told that its budget is used up,
-// for as long as it takes to come back.
+// for as long as it takes to come back. Another budget is told anew.
 func (u *usedUp) tell(d plant.Deletion, err error) {
 	over, ok := errors.AsType[*plant.OverBudgetError](err)
 	if !ok || over.Left > 0 {
@@ -121,8 +122,8 @@ func (u *usedUp) tell(d plant.Deletion, err error) {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if a := u.account(d.Principal); time.Since(a.lastTold) >= d.Budget.Period {
-		a.lastTold = time.Now()
+	if a := u.account(d.Principal); a.told != d.Budget || time.Since(a.lastTold) >= d.Budget.Period {
+		a.lastTold, a.told = time.Now(), d.Budget
 		over.First = true
 	}
 }

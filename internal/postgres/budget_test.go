@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -245,6 +246,38 @@ func TestALiftedBudgetIsNotSpent(t *testing.T) {
 }
 
 // Of a budget that is made smaller than what was used of it nothing is left, and no less.
+// Once for each budget: one that was raised can be used up again at once.
+func TestABudgetThatIsUsedUpIsToldOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		u := newUsedUp()
+		week, more := plant.Budget{Most: 2, Period: 7 * 24 * time.Hour}, plant.Budget{Most: 4, Period: 7 * 24 * time.Hour}
+		for i, step := range []struct {
+			after     time.Duration
+			principal string
+			budget    plant.Budget
+			left      int64
+			want      bool
+		}{
+			{0, "script", week, 1, false}, // it has some left: this deletion is too large for it
+			{0, "script", week, 0, true},
+			{time.Hour, "script", week, 0, false},
+			{0, "other", week, 0, true},
+			{0, "script", more, 0, true},
+			{time.Hour, "script", more, 0, false},
+			{week.Period - 2*time.Hour, "script", more, 0, false},
+			{time.Hour, "script", more, 0, true},
+		} {
+			time.Sleep(step.after)
+			over := &plant.OverBudgetError{Left: step.left}
+			u.tell(plant.Deletion{Principal: step.principal, Budget: step.budget}, fmt.Errorf("wrapped: %w", over))
+			if over.First != step.want {
+				t.Errorf("step %d, %s over %s: told first: %v, want %v", i, step.principal, step.budget, over.First, step.want)
+			}
+		}
+	})
+}
+
 func TestABudgetThatIsMadeSmaller(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)

@@ -140,6 +140,9 @@ func TestBudgetCommands(t *testing.T) {
 			expect(1, "", "plantstore: "+why+"\n", "token", "budget", "shop", budget)
 		}
 	}
+	const unset = `plantstore: "" is no deletion budget: want one as 500/1h or 10000/7d\n`
+	expect(1, "", unset, "token", "create", "shop", "--budget=")
+	expect(1, "", `plantstore: say what the deletion budget of "shop" is to be, .*\n`, "token", "budget", "shop", "")
 	expect(1, "", `plantstore: there is no principal "shop": .*\n`, "token", "budget", "shop", "500/1h")
 	expect(0, `pst_.*\n`, `.*\n`, "token", "create", "shop")
 	expect(1, "", `plantstore: "shop" has no deletion budget that could be lifted\n`, "token", "budget", "shop", "--lift=30m")

@@ -56,7 +56,7 @@ type tokenCreate struct {
 	lifetime   `embed:""`
 	Name       string   `arg:"" help:"Who the token is for: recorded with each deletion."`
 	Scope      []string `default:"${scope}" enum:"${scope}" help:"What it allows: ${enum}."`
-	Budget     string   `placeholder:"BUDGET" help:"How many plants it may delete in a time, as 500/1h or 10000/7d."`
+	Budget     string   `default:"none" placeholder:"BUDGET" help:"How many plants it may delete in a time, as 500/1h or 10000/7d."`
 }
 
 // Run makes a principal.
@@ -230,7 +230,7 @@ func principalsAsJSON(list []postgres.PrincipalTokens) []principalJSON {
 type tokenBudget struct {
 	ownerFlags `embed:""`
 	Name       string `arg:"" help:"The principal."`
-	Budget     string `arg:"" optional:"" help:"How many plants it may delete in a time, as 500/1h or 10000/7d, or none. What it has deleted counts; a lift ends."`
+	Budget     string `arg:"" optional:"" help:"How many plants it may delete in a time, as 500/1h or 10000/7d, or none. What it has deleted under another budget counts; a lift ends."`
 	Lift       *age   `placeholder:"AGE" help:"Let it delete as if it had no budget, for that time, as 30m; 0s ends that. Also for a principal that comes with a JWT, as oidc:SUBJECT."`
 }
 
@@ -248,12 +248,15 @@ func (c *tokenBudget) Run(ctx context.Context, console *console) error {
 	if c.Budget == "" && c.Lift == nil {
 		return fmt.Errorf("say what the deletion budget of %q is to be, as 500/1h or none, or lift it, as --lift 30m", c.Name)
 	}
-	budget, err := parseBudget(c.Budget)
-	if err != nil {
-		return err
-	}
-	if c.Budget != "" && budget == (plant.Budget{}) && c.Lift != nil {
-		return errors.New("a principal without a budget has none that could be lifted: leave out --lift")
+	var budget plant.Budget
+	if c.Budget != "" {
+		var err error
+		if budget, err = parseBudget(c.Budget); err != nil {
+			return err
+		}
+		if budget == (plant.Budget{}) && c.Lift != nil {
+			return errors.New("a principal without a budget has none that could be lifted: leave out --lift")
+		}
 	}
 	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
 		if c.Budget != "" {
@@ -287,9 +290,10 @@ func (c *tokenBudget) told(err error) error {
 	return err
 }
 
-// parseBudget reads a budget on the command line. None is what it says, or nothing.
+// parseBudget reads a budget on the command line. It refuses an empty one: a script whose
+// variable is not set does not mean to have no brake.
 func parseBudget(s string) (plant.Budget, error) {
-	if s == "" || s == "none" {
+	if s == "none" {
 		return plant.Budget{}, nil
 	}
 	return plant.ParseBudget(s)

@@ -25,8 +25,13 @@ type Certificate struct {
 	complain string // why the files are of no use, as was logged; empty if they are
 }
 
-// lookEvery is how often the files are looked at while clients connect.
-const lookEvery = time.Second
+const (
+	// lookEvery is how often the files are looked at while clients connect.
+	lookEvery = time.Second
+	// renewBefore is what part of its time a certificate has left, at the least, when it
+	// is renewed. Of the usual 90 days, programs that renew leave a third.
+	renewBefore = 10
+)
 
 // LoadCertificate reads the two files. Its errors are sentences for an operator.
 func LoadCertificate(certFile, keyFile string) (*Certificate, error) {
@@ -46,6 +51,10 @@ func (c *Certificate) read(now time.Time) error {
 		return fmt.Errorf("the key for TLS can't be read: %w", err)
 	}
 	if bytes.Equal(cert, c.cert) && bytes.Equal(key, c.key) {
+		leaf := c.pair.Leaf
+		if left := leaf.NotAfter.Sub(now); left < leaf.NotAfter.Sub(leaf.NotBefore)/renewBefore {
+			return fmt.Errorf("the certificate in %s is good until %s only, and nobody renewed it", c.certFile, leaf.NotAfter.UTC().Format(time.RFC3339))
+		}
 		return nil
 	}
 	pair, err := tls.X509KeyPair(cert, key)

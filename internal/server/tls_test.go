@@ -292,6 +292,48 @@ func TestCertificateThatIsNotReplacedIsTold(t *testing.T) {
 	})
 }
 
+// A certificate that nobody renews ends the service for its clients.
+func TestCertificateThatIsNotRenewedIsTold(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		pair := newPair(t, time.Now().Add(24*time.Hour)) // it began 24 hours ago
+		f := newFiles(t, pair)
+		c, err := LoadCertificate(f.cert, f.key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var log bytes.Buffer
+		c.config(slog.New(slog.NewTextHandler(&log, nil)))
+		const told, replaced = "and nobody renewed it", "was replaced"
+		for _, step := range []struct {
+			after time.Duration
+			renew bool
+			said  string // empty: nothing
+		}{
+			{19 * time.Hour, false, ""},
+			{time.Hour, false, told},
+			{time.Hour, false, ""},
+			{9 * time.Hour, false, ""}, // it has expired
+			{time.Second, true, replaced},
+			{time.Hour, false, ""},
+		} {
+			time.Sleep(step.after)
+			if step.renew {
+				renewed := newPair(t, time.Now().Add(24*time.Hour))
+				write(t, f.cert, renewed.cert)
+				write(t, f.key, renewed.key)
+			}
+			log.Reset()
+			if _, err := c.now(nil); err != nil {
+				t.Errorf("after %s: %v, want none", step.after, err)
+			}
+			if said := log.String(); (said != "") != (step.said != "") || !strings.Contains(said, step.said) {
+				t.Errorf("after %s: the log says %q, want %q", step.after, said, step.said)
+			}
+		}
+	})
+}
+
 func TestCertificatesThatAreOfNoUse(t *testing.T) {
 	t.Parallel()
 	good, other := newPair(t, time.Now().Add(time.Hour)), newPair(t, time.Now().Add(time.Hour))

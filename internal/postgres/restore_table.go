@@ -64,8 +64,8 @@ type plan struct {
 	unrecorded []string
 	defaulted  []string // columns that the shape has no value for
 	// renamed are columns, by their places in the shape, that are called otherwise today
-	// while another one has their name.
-	renamed map[int]string
+	// while another one has their name; doubted are those that may be.
+	renamed, doubted map[int]string
 	// remade are columns that have the name of one of the shape, which is gone.
 	remade []string
 }
@@ -92,8 +92,10 @@ func (r *restore) plan(ctx context.Context, entries []entry) error {
 	var numbers []int16
 	if _, err := pgx.ForEachRow(rows, []any{&id, &s.names, &s.types, &s.generated, &relation, &numbers}, func() error {
 		p := r.table.plan(s)
-		if relation == r.table.oid { // a copy of the table, as from a dump, has numbers of its own
+		if relation == r.table.oid {
 			p.identify(r.table, numbers)
+		} else { // a copy of the table, as from a dump, has numbers of its own
+			p.doubted = r.table.doubted(s)
 		}
 		r.plans[id] = p
 		s, numbers = shape{}, nil
@@ -156,6 +158,31 @@ func (p *plan) identify(t table, numbers []int16) {
 			p.remade = append(p.remade, p.names[i])
 		}
 	}
+}
+
+// doubted returns for those columns of a shape that may be called otherwise in a copy of
+// the table, while another one has their name, what they may be called. A copy keeps the
+// order of the columns, and new ones come last. So where two of a type stand the other
+// way round, or one stands behind a new one of its type, there was a renaming.
+func (t *table) doubted(s shape) map[int]string {
+	doubted := make(map[int]string)
+	var before []string
+	for _, number := range slices.Sorted(maps.Keys(t.names)) {
+		name := t.names[number]
+		i := slices.Index(s.names, name)
+		for _, other := range before {
+			switch o := slices.Index(s.names, other); {
+			case i < 0 || o >= 0 && o < i:
+			case o < 0 && s.types[i] == t.columns[other].Type:
+				doubted[i] = other
+			case o >= 0 && (s.types[i] == t.columns[other].Type || s.types[o] == t.columns[name].Type):
+				doubted[i], doubted[o] = other, name
+			}
+		}
+		before = append(before, name)
+	}
+	delete(doubted, slices.Index(s.names, "id")) // each deletion has its plant's id beside the row
+	return doubted
 }
 
 // inserted returns those of a row's values that go into the table.
@@ -232,7 +259,7 @@ func (r *restore) compareAlike(ctx context.Context, entries []entry, keptOut map
 		SELECT d.id, d.plant_id, p.id IS NULL, d.plant, %[1]s
 		FROM public.plant_deletions d LEFT JOIN ONLY public.plants p ON p.id = d.plant_id
 		WHERE d.id = ANY ($1) AND (p.id IS NULL OR $2 OR d.plant COLLATE "C" <> %[1]s COLLATE "C")
-		ORDER BY d.id DESC`, p.read), idsOf(entries), len(p.unrecorded)+len(p.renamed) > 0)
+		ORDER BY d.id DESC`, p.read), idsOf(entries), len(p.unrecorded)+len(p.renamed)+len(p.doubted) > 0)
 	if err != nil {
 		return nil, err
 	}
@@ -282,6 +309,9 @@ func (r *restore) differences(entry int64, p *plan, recorded, present []byte) ([
 			why = append(why, fmt.Sprintf("column %s (%s) is gone: %s has no place", strconv.Quote(name), visible(p.types[i]), excerpt(was[i], nil)))
 		case there && ((was[i] == nil) != (is[i] == nil) || !bytes.Equal(was[i], is[i])):
 			why = append(why, fmt.Sprintf("%s: %s becomes %s", columnOf(name, p.types[i], c.Type), excerpt(was[i], is[i]), excerpt(is[i], was[i])))
+		case p.doubted[i] != "" && was[i] != nil:
+			why = append(why, fmt.Sprintf("column %[1]s (%[2]s) may be called %[3]s today: this is a copy of the table, and its columns stand in another order: %[4]s goes to %[1]s",
+				strconv.Quote(name), visible(p.types[i]), strconv.Quote(p.doubted[i]), excerpt(was[i], nil)))
 		}
 	}
 	return why, nil

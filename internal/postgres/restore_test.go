@@ -90,6 +90,7 @@ func TestRestoreTellsColumnsMadeAgain(t *testing.T) {
 // What a person changed in the schema since, and what it does to recorded values.
 func TestRestoreNamesWhatWouldChange(t *testing.T) {
 	t.Parallel()
+	const copyOf = "RENAME TO old; CREATE TABLE plants "
 	tests := []struct {
 		name, column, value, alter string
 		want                       string // empty: it comes back as it was
@@ -126,7 +127,14 @@ func TestRestoreNamesWhatWouldChange(t *testing.T) {
 		{"another column of its name, and no value", "text", "NULL", "RENAME v TO w; ALTER TABLE plants ADD v text", ``},
 		{"two columns with each other's names", "text", "NULL", "RENAME v TO w; ALTER TABLE plants RENAME name TO v; ALTER TABLE plants RENAME w TO name; ALTER TABLE plants ALTER v DROP NOT NULL", `column "name" (text) is called "v" today, and another one "name": "Fern" goes there`},
 		{"a column that went and came back", "text", "'white'", "DROP v; ALTER TABLE plants ADD v text", ``},
-		{"another table", "text", "'white'", "RENAME TO old; CREATE TABLE plants (v text, id bigint PRIMARY KEY, created_at timestamptz, name text)", ``},
+		{"a copy of the table", "text", "'white'", copyOf + "(id bigint PRIMARY KEY, name text, created_at timestamptz, v text, w text)", ``},
+		{"a copy in another order of the types", "text", "'white'", copyOf + "(name text, v text, id bigint PRIMARY KEY, created_at timestamptz)", ``},
+		{"a copy without a column", "text", "NULL", copyOf + "(id bigint PRIMARY KEY, created_at timestamptz, name text)", ``},
+		{"a copy, and another column of its name", "text", "'white'", copyOf + "(id bigint PRIMARY KEY, name text, created_at timestamptz, w text, v text)",
+			`column "v" (text) may be called "w" today: this is a copy of the table, and its columns stand in another order: "white" goes to "v"`},
+		{"a copy, and two columns with each other's names", "text", "NULL", copyOf + "(id bigint PRIMARY KEY, v text, created_at timestamptz, name text)",
+			`column "name" (text) may be called "v" today: this is a copy of the table, and its columns stand in another order: "Fern" goes to "name"`},
+		{"a copy, and another id", "bigint", "NULL", copyOf + "(v bigint, id bigint PRIMARY KEY, name text, created_at timestamptz)", ``},
 		{"a column that computes itself now", "text", "'Fern'", "DROP v, ADD v text GENERATED ALWAYS AS (upper(name)) STORED", `column "v" (text): "Fern" becomes "FERN"`},
 		{"a column that computes itself now, the same", "text", "'FERN'", "DROP v, ADD v text GENERATED ALWAYS AS (upper(name)) STORED", ``},
 		{"a column that computed itself", "text GENERATED ALWAYS AS (upper(name)) STORED", "DEFAULT", "ALTER v DROP EXPRESSION", `column "v" computed itself then and does not today: its value is not recorded`},

@@ -116,7 +116,7 @@ func helpVariables() kong.Vars {
 // for an orderly end, and what comes on again for one without.
 func run(ctx context.Context, again <-chan os.Signal, args []string, stdout, stderr io.Writer) error {
 	helped := false
-	console := &console{out: stdout, err: stderr}
+	console := &console{out: stdout, err: stderr, nowhere: isNowhere(stdout)}
 	parser, err := kong.New(&commands{},
 		kong.Name("plantstore"),
 		kong.Description("Deletes plants over HTTP: authorised, recorded, and told truthfully."),

@@ -24,6 +24,7 @@ import (
 // A console is where a command writes.
 type console struct {
 	out, err io.Writer
+	nowhere  bool        // whether out throws away what is written
 	warnings []string    // about how it was called, for a log
 	line     *statusLine // nil where there is no terminal, or the command tells itself what it is at
 }
@@ -170,6 +171,18 @@ func isTerminal(w io.Writer) bool {
 	}
 	info, err := f.Stat()
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// isNowhere reports whether w throws away what is written to it. Go opens the null device
+// for a standard output that was closed when the program began.
+func isNowhere(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	null, nullErr := os.Stat(os.DevNull)
+	return err == nil && nullErr == nil && os.SameFile(info, null)
 }
 
 var errNobody = &exitError{exitUsage, errors.New("nobody is at standard input to agree: use --yes")}

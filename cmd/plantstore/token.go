@@ -61,6 +61,9 @@ type tokenCreate struct {
 
 // Run makes a principal.
 func (c *tokenCreate) Run(ctx context.Context, console *console) error {
+	if console.nowhere {
+		return errTokenNowhere
+	}
 	expires := c.end()
 	budget, err := parseBudget(c.Budget)
 	if err != nil {
@@ -82,6 +85,9 @@ func (c *tokenCreate) Run(ctx context.Context, console *console) error {
 	})
 }
 
+// errTokenNowhere: the token, which is shown once, would be lost.
+var errTokenNowhere = &exitError{exitUsage, errors.New("nothing was done, as standard output is closed or the null device: the token is printed there, and this once only")}
+
 // printToken prints a token alone on standard output, so that a script can take it.
 func printToken(console *console, principal, token string, expires time.Time) error {
 	if _, err := fmt.Fprintln(console.out, token); err != nil {
@@ -100,6 +106,9 @@ type tokenRotate struct {
 
 // Run gives a principal another token.
 func (c *tokenRotate) Run(ctx context.Context, console *console) error {
+	if console.nowhere {
+		return errTokenNowhere
+	}
 	expires := c.end()
 	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
 		token, err := tokens.Rotate(ctx, c.Name, time.Duration(c.Overlap), expires)

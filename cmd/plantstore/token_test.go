@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"os/exec"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -29,6 +31,24 @@ func TestATokenThatCannotBeWritten(t *testing.T) {
 			t.Errorf("token %v: %v, want %s", args, err, want)
 		}
 	}
+}
+
+// A token that would go nowhere is not made, and takes the place of none.
+func TestATokenForNobody(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	const want = "plantstore: nothing was done, as standard output is closed or the null device: the token is printed there, and this once only\n"
+	for _, to := range []string{">&-", ">/dev/null"} {
+		for _, args := range [][]string{{"create", "shop"}, {"rotate", "shop", "--overlap=0s"}} {
+			program := exec.CommandContext(t.Context(), "sh", append([]string{"-c", `exec "$0" "$@" ` + to, os.Args[0], "token"}, append(args, "--database-url="+database.Owner)...)...)
+			program.Env = append(os.Environ(), runMain+"=1")
+			told, err := program.CombinedOutput()
+			if code := program.ProcessState.ExitCode(); code != exitUsage || string(told) != want {
+				t.Errorf("token %v %s: exit code %d, %v, %s; want %d, %s", args, to, code, err, told, exitUsage, want)
+			}
+		}
+	}
+	expecting(t, database.Owner)(0, `PRINCIPAL .*\n`, ``, "token", "list")
 }
 
 // A token is looked up again once it was known for as long as is set.

@@ -32,8 +32,8 @@ const (
 	// ready: a problem makes deleting impossible, or leaves it without a record.
 	// It is looked for each second, as the service's role.
 	ready
-	// last: the query reads tables of ours, and is worth asking only if nothing
-	// was found before.
+	// last: the query reads tables of ours, and is worth asking only if none of the
+	// others found a problem.
 	last
 )
 
@@ -124,14 +124,16 @@ func look(ctx context.Context, tx pgx.Tx, sql string, arguments pgx.NamedArgs) (
 func hindrancesAt(ctx context.Context, tx pgx.Tx, at moment, about string, s situation) ([]Finding, error) {
 	arguments := s.arguments()
 	var all []Finding
+	sound := true
 	for _, h := range hindrances() {
-		if h.when&at == 0 || about != "" && h.check != about || h.when&last != 0 && Worst(all) == Problem {
+		if h.when&at == 0 || about != "" && h.check != about || h.when&last != 0 && !sound {
 			continue
 		}
 		found, err := look(ctx, tx, h.sql, arguments)
 		if err != nil {
 			return nil, fmt.Errorf("look for %s: %w", h.name, err)
 		}
+		sound = sound && (h.when&last != 0 || Worst(found) != Problem)
 		all = append(all, found...)
 	}
 	return all, nil

@@ -140,6 +140,8 @@ var after = []provocation{
 		"the next number of the ledger is 3, and it has entries up to 3: nothing can be recorded", false, nil},
 	{"sequence of the shapes", "DELETE FROM plants WHERE id < 4;\nSELECT setval('plant_shapes_id_seq', 1, false)", "record", Problem,
 		"the next number of public.plant_shapes is 1, and it has some up to 1: once the columns .*", true, nil},
+	{"sequences of a copy", "DELETE FROM plants WHERE id < 4;\nUPDATE plant_shapes SET relation = 1;\nSELECT setval('plant_deletions_id_seq', 1), setval('plant_shapes_id_seq', 1, false)", "record", Problem,
+		"the next number of (the ledger is 2, and it has entries up to 3|public.plant_shapes is 1, and it has some up to 1): nothing can be recorded", false, nil},
 	{"trigger on replicas, too", "ALTER TABLE plants ENABLE ALWAYS TRIGGER plantstore_record_deletion", "record", Warning, "trigger plantstore_record_deletion fires on logical replicas, too, .*", true, nil},
 	{"a function of somebody's", "ALTER FUNCTION plantstore_record_deletion() OWNER TO pg_monitor", "record", Problem,
 		"function plantstore_record_deletion belongs to pg_monitor, not to plantstore_owner as the ledger does", false, nil},

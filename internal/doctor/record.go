@@ -56,8 +56,9 @@ const alteredTables = `
 		format('DROP TRIGGER %I ON public.%I;', t.tgname, o.relname)
 	FROM ours o JOIN pg_trigger t ON t.tgrelid = o.oid WHERE NOT t.tgisinternal AND t.tgenabled <> 'D'`
 
-// The server that took over from another by logical replication has the rows, and a
-// sequence that was not replicated.
+// The server that took over from another by logical replication has the rows, and
+// sequences that were not replicated. So has a database into which single tables were
+// restored. Of a table that is a copy, each shape is a new one.
 const ledgerSequence = `
 	SELECT 'problem', format('the next number of the ledger is %s, and it has entries up to %s: nothing can be recorded', s.next, l.newest),
 		format('SELECT setval(''public.plant_deletions_id_seq'', %s);', l.newest)
@@ -65,7 +66,8 @@ const ledgerSequence = `
 	WHERE s.next <= l.newest`
 
 const shapesSequence = `
-	SELECT 'problem', format('the next number of public.plant_shapes is %s, and it has some up to %s: once the columns of plants change, nothing can be recorded', s.next, l.newest),
+	SELECT 'problem', format('the next number of public.plant_shapes is %s, and it has some up to %s: %snothing can be recorded', s.next, l.newest,
+			CASE WHEN EXISTS (SELECT FROM public.plant_shapes k WHERE k.relation = to_regclass('public.plants')::oid) THEN 'once the columns of plants change, ' END),
 		format('SELECT setval(''public.plant_shapes_id_seq'', %s);', l.newest)
 	FROM (SELECT last_value + is_called::int AS next FROM public.plant_shapes_id_seq) s, (SELECT max(id) AS newest FROM public.plant_shapes) l
 	WHERE s.next <= l.newest`

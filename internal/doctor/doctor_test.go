@@ -492,7 +492,7 @@ func TestWhatCantBeExaminedIsTold(t *testing.T) {
 				failed := regexp.MustCompile(`^(could not be examined|the migrations can't be read|could not find out about a pooler): .*permission denied`).MatchString(f.Message)
 				if failed && f.Grade != OK && f.Remedy != "" {
 					told[f.Check] = true
-				} else if !containsFinding(before, f) {
+				} else if !containsFinding(before, f) && f.Message != "plantstore_owner, who owns the ledger, lacks "+strings.Replace(revoked, " ON ", " on ", 1) {
 					t.Errorf("%+v is not so", f)
 				}
 			}

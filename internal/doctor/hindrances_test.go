@@ -127,6 +127,11 @@ var after = []provocation{
 	{"another right of the service", "GRANT UPDATE ON plants TO plantstore_owner WITH GRANT OPTION;\nSET ROLE plantstore_owner;\nGRANT UPDATE ON plants TO plantstore_app;\nRESET ROLE", "grants", Problem,
 		"plantstore_app has UPDATE ON public.plants, which the service does not need", true, nil},
 
+	{"an owner without the tables", "REVOKE ALL ON plant_deletions, plant_shapes, api_tokens FROM plantstore_owner", "rights", Problem,
+		"plantstore_owner, who owns the ledger, lacks DELETE, INSERT, SELECT, UPDATE on public.(plant_deletions|plant_shapes|api_tokens)", false, nil},
+	{"a table of a superuser's", "ALTER TABLE plant_shapes OWNER TO CURRENT_USER", "rights", Problem, "plantstore_owner, who owns the ledger, lacks DELETE, INSERT, SELECT, UPDATE on public.plant_shapes", false, nil},
+	{"an owner without the functions", "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA public FROM plantstore_owner", "rights", Problem, `plantstore_owner, who owns the ledger, lacks EXECUTE on public.plantstore_\w+\(.*\)`, false, nil},
+
 	{"row level security of the ledger", "ALTER TABLE plant_deletions ENABLE ROW LEVEL SECURITY", "record", Problem, "row level security is on for public.plant_deletions", false, nil},
 	{"row level security of tokens", "ALTER TABLE api_tokens ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY", "record", Problem, "row level security is on for public.api_tokens", false, nil},
 	{"row level security of what is applied", "ALTER TABLE goose_db_version ENABLE ROW LEVEL SECURITY", "record", Problem, "row level security is on for public.goose_db_version", false, nil},

@@ -26,6 +26,23 @@ const ownerRights = `
 			'GRANT ' || string_agg(privilege, ', ' ORDER BY n) FILTER (WHERE grantable) || format(' ON public.plants TO %I WITH GRANT OPTION;', @owner::text))
 	FROM lacking HAVING count(*) > 0`
 
+// What the trigger and the other functions do, they do with the rights of the ledger's
+// owner. Who owns a table has lost a right where somebody took it away.
+const recordingRights = `
+	WITH ledger AS (
+		SELECT r.oid, r.rolname AS owner FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner WHERE c.oid = to_regclass('public.plant_deletions')
+	)
+	SELECT 'problem', format('%I, who owns the ledger, lacks %s on public.%I', l.owner, string_agg(p.privilege, ', ' ORDER BY p.privilege), c.relname),
+		format(CASE WHEN c.relowner = l.oid THEN 'GRANT ALL ON public.%I TO %I;' ELSE 'ALTER TABLE public.%I OWNER TO %I;' END, c.relname, l.owner)
+	FROM ledger l JOIN pg_class c ON c.relnamespace = to_regnamespace('public') AND c.relkind = 'r'
+			AND c.relname IN ('plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'plantstore_budgets'),
+		unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p (privilege)
+	WHERE NOT has_table_privilege(l.oid, c.oid, p.privilege) GROUP BY l.oid, l.owner, c.relname, c.relowner
+	UNION ALL
+	SELECT 'problem', format('%I, who owns the ledger, lacks EXECUTE on %s', l.owner, p.oid::regprocedure), format('GRANT EXECUTE ON FUNCTION %s TO %I;', p.oid::regprocedure, l.owner)
+	FROM ledger l JOIN pg_proc p ON p.pronamespace = to_regnamespace('public') AND p.proname = ANY (@names::text[]) AND p.proowner = l.oid
+	WHERE NOT has_function_privilege(l.oid, p.oid, 'EXECUTE')`
+
 const schemaRights = `
 	SELECT 'problem', CASE WHEN n.oid IS NULL THEN 'there is no schema public' ELSE format('%s may not make tables in schema public, which its owner %I can allow', @owner::text, o.rolname) END,
 		CASE WHEN n.oid IS NULL THEN 'CREATE SCHEMA public;' ELSE format('GRANT USAGE, CREATE ON SCHEMA public TO %I;', @owner::text) END

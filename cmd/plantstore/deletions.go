@@ -49,6 +49,9 @@ func (c *deletionsList) Validate() error {
 	if c.Limit < 1 || c.Limit > 10000 {
 		return fmt.Errorf("--limit is %d: it must be from 1 to 10000", c.Limit)
 	}
+	if c.By != "" && c.ByRole != "" {
+		return errors.New("--by and --by-role do not go together: nothing was deleted by both")
+	}
 	return inOrder(c.Since, c.Until)
 }
 

@@ -330,6 +330,7 @@ func TestBadDeletionsCommandLines(t *testing.T) {
 		"restore --by=x --by-role=y --since=1h":                `deletions restore: --by and --by-role do not go together: restore the deletions of one after those of the other`,
 		"restore 1 --since=1h":                                 `deletions restore: --since, --until and --except go with --by or --by-role`,
 		"restore --by=x --since=2026-07-01 --until=2026-07-01": `deletions restore: --until (2026-07-01T00:00:00Z) is not after --since (2026-07-01T00:00:00Z)`,
+		"list --by=x --by-role=y":                              `deletions list: --by and --by-role do not go together: nothing was deleted by both`,
 		"list --since=2026-07-02 --until=2026-07-01":           `deletions list: --until (2026-07-01T00:00:00Z) is not after --since (2026-07-02T00:00:00Z)`,
 		"purge":                            `missing flags: --older-than=AGE`,
 		"purge --older-than=1y":            `--older-than: "1y" is no age: want one as 365d or 36h`,

@@ -15,6 +15,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/alecthomas/kong"
 
@@ -26,16 +27,18 @@ func main() {
 	tuneRuntime()
 	dropEmptyVariables()
 	// The first signal asks for an orderly end, a second one ends at once. The end of
-	// the terminal is told by the kernel and by the shell, and stays a first one.
+	// the terminal is told by the kernel and by the shell, and stays a first one. So is
+	// what comes along with the first.
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, endings()...)
 	ctx, end := context.WithCancel(context.Background())
 	again := make(chan os.Signal, 1)
 	go func() {
 		<-signals
+		first := time.Now()
 		end()
 		for s := range signals {
-			if s == syscall.SIGHUP {
+			if s == syscall.SIGHUP || time.Since(first) < togetherFor {
 				continue
 			}
 			select {
@@ -57,6 +60,10 @@ func main() {
 	}
 	os.Exit(e.code)
 }
+
+// togetherFor is how long after a signal another one means the same. Programs that start
+// others, such as timeout, send theirs to the process, and again to its group.
+const togetherFor = 500 * time.Millisecond
 
 // endings are the signals that ask for an end: also the one that comes when the
 // terminal is closed, unless nohup or the like has it ignored.

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"plantstore/internal/postgres"
 	"plantstore/internal/readme"
@@ -65,9 +66,22 @@ func TestSecondSignalIsTold(t *testing.T) {
 	if !eventually(func() bool { return strings.Contains(s.log.String(), `"msg":"draining"`) }) {
 		t.Fatalf("it does not drain:\n%s", s.log)
 	}
+	time.Sleep(togetherFor)
 	s.end(t, 1)
 	if want := "plantstore: ended at once by a second signal (terminated): what was under way was cut off"; lastLine(s.log.String()) != want {
 		t.Errorf("last line %q, want %q", lastLine(s.log.String()), want)
+	}
+}
+
+// What sends a signal twice, such as timeout, does not mean "at once".
+func TestSignalsThatComeTogetherAreOne(t *testing.T) {
+	t.Parallel()
+	s := startService(t, nil, "--database-url=host="+t.TempDir())
+	for _, sig := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGCONT} { // of one kind, only one would be kept
+		s.signal(t, sig)
+	}
+	if err := s.cmd.Wait(); err != nil || !strings.Contains(s.log.String(), `"msg":"stopped"`) {
+		t.Errorf("after SIGINT and SIGTERM at once: %v, want an orderly end; its log:\n%s", err, s.log)
 	}
 }
 
@@ -91,6 +105,7 @@ func TestHangup(t *testing.T) {
 			s.signal(t, syscall.SIGHUP)
 			send(t, http.MethodGet, s.public+"/nowhere", "") // it lives, and has had time for the signal
 		}
+		time.Sleep(togetherFor)
 		s.end(t, 1) // what is left of ten minutes
 		if want := "plantstore: ended at once by a second signal (terminated)"; !strings.HasPrefix(lastLine(s.log.String()), want) {
 			t.Errorf("after %v, SIGHUP and SIGTERM: last line %q, want %q", first, lastLine(s.log.String()), want)
@@ -187,7 +202,15 @@ func TestServeDrainsWhenNobodyReadsItsLog(t *testing.T) {
 			t.Errorf("while it drains: %d, want 401", code)
 		}
 		s.signal(t, syscall.SIGINT)
-		s.end(t, 1) // what is left of ten minutes
+		go func() { // until one counts as a second one
+			for s.cmd.Process.Signal(syscall.SIGTERM) == nil {
+				time.Sleep(togetherFor)
+			}
+		}()
+		_ = s.cmd.Wait() // what is left of ten minutes
+		if got := s.cmd.ProcessState.ExitCode(); got != 1 {
+			t.Errorf("after SIGINT and SIGTERM: %v, want exit code 1; its log:\n%s", s.cmd.ProcessState, s.log)
+		}
 	}
 }
 

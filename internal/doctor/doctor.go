@@ -101,6 +101,10 @@ func (e *examination) run(ctx context.Context) []Finding {
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	e.add("connection", e.ownerConnection(ctx, conn)...)
+	if found := outside(ctx, conn); len(found) > 0 {
+		e.add("rights", found...)
+		return e.findings
+	}
 	e.look(ctx, conn,
 		check{"version", e.version},
 		check{"primary", e.primary},
@@ -162,6 +166,19 @@ func (e *examination) look(ctx context.Context, conn *pgx.Conn, checks ...check)
 		}
 		e.add(c.name, found...)
 	}
+}
+
+// outside finds that the schema may not be used: nothing in it could be named.
+func outside(ctx context.Context, conn *pgx.Conn) (found []Finding) {
+	_ = migrate.Reading(ctx, conn, func(tx pgx.Tx) error { // where that can't be seen, the checks tell
+		rows, err := tx.Query(ctx, `SELECT format('%s may not use schema public: nothing else could be examined', current_user), format('GRANT USAGE ON SCHEMA public TO %I;', current_user)
+			FROM pg_namespace n WHERE n.nspname = 'public' AND NOT has_schema_privilege(n.oid, 'USAGE')`)
+		if err == nil {
+			found, err = collect(rows, Problem)
+		}
+		return err
+	})
+	return found
 }
 
 // haveTables tells whether the tables are there that most checks are about. Where it can't

@@ -447,6 +447,22 @@ func TestDoctorOnWhatTheServiceConnectsWith(t *testing.T) {
 	}
 }
 
+// Who may not use the schema sees nothing in it, and is told of that alone.
+func TestOutsideTheSchema(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	script(t, database.Super, "REVOKE ALL ON SCHEMA public FROM PUBLIC, plantstore_owner;")
+	want := []Finding{{Check: "rights", Grade: Problem, Message: "plantstore_owner may not use schema public: nothing else could be examined", Remedy: "GRANT USAGE ON SCHEMA public TO plantstore_owner;"}}
+	found := troubles(t, examinationOf(database.Owner, database.App))
+	if diff := cmp.Diff(want, found); diff != "" {
+		t.Fatalf("(-want +got):\n%s", diff)
+	}
+	script(t, database.Super, found[0].Remedy)
+	if found := troubles(t, examinationOf(database.Owner, database.App)); Worst(found) == Problem {
+		t.Errorf("after the remedy: %+v, want no problem", found)
+	}
+}
+
 // A look that fails is told for what it is: nothing is found that is not so, and nothing
 // is said to be fine.
 func TestWhatCantBeExaminedIsTold(t *testing.T) {

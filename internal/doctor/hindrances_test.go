@@ -129,6 +129,7 @@ var after = []provocation{
 
 	{"an owner without the tables", "REVOKE ALL ON plant_deletions, plant_shapes, api_tokens FROM plantstore_owner", "rights", Problem,
 		"plantstore_owner, who owns the ledger, lacks DELETE, INSERT, SELECT, UPDATE on public.(plant_deletions|plant_shapes|api_tokens)", false, nil},
+	{"an owner without the schema", "REVOKE ALL ON SCHEMA public FROM PUBLIC, plantstore_owner", "rights", Problem, "plantstore_owner, who owns the ledger, lacks USAGE on schema public", false, nil},
 	{"a table of a superuser's", "ALTER TABLE plant_shapes OWNER TO CURRENT_USER", "rights", Problem, "plantstore_owner, who owns the ledger, lacks DELETE, INSERT, SELECT, UPDATE on public.plant_shapes", false, nil},
 	{"an owner without the functions", "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA public FROM plantstore_owner", "rights", Problem, `plantstore_owner, who owns the ledger, lacks EXECUTE on public.plantstore_\w+\(.*\)`, false, nil},
 

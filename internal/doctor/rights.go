@@ -39,6 +39,9 @@ const recordingRights = `
 		unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p (privilege)
 	WHERE NOT has_table_privilege(l.oid, c.oid, p.privilege) GROUP BY l.oid, l.owner, c.relname, c.relowner
 	UNION ALL
+	SELECT 'problem', format('%I, who owns the ledger, lacks USAGE on schema public', l.owner), format('GRANT USAGE ON SCHEMA public TO %I;', l.owner)
+	FROM ledger l WHERE NOT has_schema_privilege(l.oid, 'public', 'USAGE')
+	UNION ALL
 	SELECT 'problem', format('%I, who owns the ledger, lacks EXECUTE on %s', l.owner, p.oid::regprocedure), format('GRANT EXECUTE ON FUNCTION %s TO %I;', p.oid::regprocedure, l.owner)
 	FROM ledger l JOIN pg_proc p ON p.pronamespace = to_regnamespace('public') AND p.proname = ANY (@names::text[]) AND p.proowner = l.oid
 	WHERE NOT has_function_privilege(l.oid, p.oid, 'EXECUTE')`

@@ -207,6 +207,34 @@ func TestPurge(t *testing.T) {
 	}
 }
 
+// A key is forgotten as a whole: not while its latest deletion is remembered, and
+// whatever becomes of other plants, principals and keys.
+func TestPurgeForgetsAKeyAsAWhole(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.exec(t, `
+		INSERT INTO plant_deletions (plant_id, deleted_by, idempotency_key, turn, deleted_at, shape, plant)
+		SELECT e.*, 1, '()' FROM (VALUES
+			(1, 'shop', 'k', 0, now() - interval '8 days'),
+			(1, 'shop', 'k', 1, now()),
+			(1, 'shop', 'other', 0, now() - interval '8 days'),
+			(1, 'till', 'k', 0, now() - interval '8 days'),
+			(2, 'shop', 'k', 0, now() - interval '8 days')) e`)
+	if n, err := l.Older(t.Context(), IdempotencyHorizon); n != 3 || err != nil {
+		t.Errorf("Older = %d, %v; want 3, none", n, err)
+	}
+	if n, err := l.Purge(t.Context(), IdempotencyHorizon, func(int64) {}); n != 3 || err != nil {
+		t.Errorf("Purge = %d, %v; want 3, none", n, err)
+	}
+	var left []int64
+	if err := s.owner.QueryRow(t.Context(), `SELECT array_agg(id ORDER BY id) FROM plant_deletions`).Scan(&left); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]int64{1, 2}, left); diff != "" {
+		t.Errorf("entries left (-want +got):\n%s", diff)
+	}
+}
+
 func TestARetryWithinTheHorizonIsRecognisedAfterAPurge(t *testing.T) {
 	t.Parallel()
 	s, l := newLedger(t)

@@ -60,9 +60,13 @@ func TestTraceOfADeletion(t *testing.T) {
 	}
 	var events []string
 	for _, e := range deletion.Events {
-		events = append(events, e.Name+" "+e.Time.Sub(began).String()+" "+e.Attributes[1].Value.AsString())
+		event := e.Name + " " + e.Time.Sub(began).String()
+		for _, a := range e.Attributes {
+			event += fmt.Sprintf(" %s=%v", a.Key, a.Value.AsInterface())
+		}
+		events = append(events, event)
 	}
-	if diff := cmp.Diff([]string{"attempt 0s locked", "attempt 1s "}, events); diff != "" {
+	if diff := cmp.Diff([]string{"attempt 0s duration_ms=1000 failed=locked", "attempt 1s duration_ms=1 failed="}, events); diff != "" {
 		t.Errorf("events of the deletion (-want +got):\n%s", diff)
 	}
 	// The client sent no request id: the ledger's leads to the trace.

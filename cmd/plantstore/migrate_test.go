@@ -109,8 +109,8 @@ func TestMigratePlan(t *testing.T) {
 		`         Put the file back as it was, and make the change a migration of its own.\n`+
 		`TROUBLE: the database is ahead of this plantstore: migration 00901 is applied and not part of it\n`+
 		`         Migrate with the release that has it. .*\n`+
-		`note: whether these have changed .*: 00003_record_deletions.sql\n`+
-		`note: something else applied these; .*: 00004_api_tokens.sql\n`)
+		`note: whether these have changed since they were applied is not known, because something else applied them or the checksums may not be read: 00003_record_deletions.sql\n`+
+		`note: something else applied these; changes are noticed only since 'migrate up' ran next: 00004_api_tokens.sql\n`)
 	stdout, _, code = command(t, "migrate", "status", url)
 	matches(t, "status", stdout, `.*00002_ledger.sql +applied, changed since +2026-01-02T03:04:05Z\n00003_record_deletions.sql +applied +20[^\n]+Z\n.*00901 +unknown to this binary .*TROUBLE: 00002.*`)
 	if code != 0 {

@@ -384,6 +384,20 @@ func TestExportFromAStandby(t *testing.T) {
 	if heard := x.hear(t, "held up"); !strings.Contains(heard, "of the primary") {
 		t.Errorf("told %q, want the primary to be named", heard)
 	}
+	// Nothing is waited for on a connection that is lost.
+	if _, err := there.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = current_user AND pid <> pg_backend_pid()`); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-x.done:
+		if err == nil {
+			t.Errorf("an export that lost its connection ended without an error, with plants %d", x.plants())
+		}
+	case <-time.After(patience):
+		t.Fatalf("an export that lost its connection does not end; told %q", x.told)
+	}
+	x = exportOf(t, l, Cursor{}, false)
+	x.hear(t, "held up")
 	script(t, early, `PREPARE TRANSACTION 'early'`)
 	time.Sleep(100 * time.Millisecond) // for it to go wrong
 	script(t, early, `COMMIT PREPARED 'early'`)

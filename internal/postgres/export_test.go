@@ -267,6 +267,29 @@ func TestExportWaitsForANumberThatComesBeforeItsTransactionId(t *testing.T) {
 	}
 }
 
+// What can't be waited for is not passed over.
+func TestExportThatCannotSeeWhoHoldsItUp(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	l := ledgerOf(t, database)
+	l.heldUpAfter = 0
+	s.sample(t, 2)
+	script(t, pgtest.Connect(t, database.Owner), `BEGIN; DELETE FROM plants WHERE id = 1`)
+	s.exec(t, `DELETE FROM plants WHERE id = 2`)
+	x := exportOf(t, l, Cursor{}, false)
+	x.hear(t, "held up")
+	script(t, pgtest.Connect(t, database.Super), `REVOKE SELECT ON pg_catalog.pg_prepared_xacts FROM PUBLIC`)
+	select {
+	case err := <-x.done:
+		if err == nil || len(x.plants()) > 0 {
+			t.Errorf("exported plants %d, %v; want none, an error", x.plants(), err)
+		}
+	case <-time.After(patience):
+		t.Fatalf("the export does not end; told %q", x.told)
+	}
+}
+
 // Transactions that did not write to the ledger hold nothing up, however long.
 func TestExportIsHeldUpByNobodyElse(t *testing.T) {
 	t.Parallel()

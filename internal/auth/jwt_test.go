@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -137,6 +138,22 @@ func TestWhatIsToldOfAnUnknownKey(t *testing.T) {
 		time.Sleep(fetchEvery)
 		v.want(t, s.provider.Token(t, "shop"), nil)
 		v.want(t, second, nil)
+	})
+}
+
+// A key is for one algorithm if it says so (RFC 7517, 4.4).
+func TestAKeyOfAnotherAlgorithm(t *testing.T) {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		for algorithm, want := range map[jose.SignatureAlgorithm]error{jose.PS256: ErrInvalidToken, jose.RS256: nil, "": nil} {
+			kid := "for " + string(algorithm)
+			s.provider.Use(jose.JSONWebKey{Key: key, KeyID: kid, Algorithm: string(algorithm)})
+			time.Sleep(fetchEvery)
+			v.want(t, authtest.SignWith(t, jose.JSONWebKey{Key: key, KeyID: kid, Algorithm: string(jose.RS256)}, s.provider.Claims("shop", nil), nil), want)
+		}
 	})
 }
 

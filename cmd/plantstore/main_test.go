@@ -148,6 +148,9 @@ func TestBadCommandLines(t *testing.T) {
 		{"serve --oidc-issuer=https://login.example --oidc-audience=plants --oidc-principal-claim=", 2, `plantstore: serve: --oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM) is empty`, false},
 		{"serve --oidc-issuer=http://login.example --oidc-audience=plants", 2, `plantstore: serve: --oidc-issuer (PLANTSTORE_OIDC_ISSUER): "http://login.example" is no https URL: whoever is between could put in keys of their own`, false},
 		{"serve --oidc-issuer=login.example --oidc-audience=plants --jwks-url=http://10.0.0.1/keys", 2, `plantstore: serve: --jwks-url (PLANTSTORE_JWKS_URL): "http://10.0.0.1/keys" is no https URL: whoever is between could put in keys of their own`, false},
+		{"serve --oidc-principal-claim=client_id", 2, `plantstore: serve: --oidc-issuer (PLANTSTORE_OIDC_ISSUER) is not set: without it, a JWT of anybody's would do`, false},
+		{"serve --oidc-issuer=https://login.example --oidc-audience=plants --jwks-url=/etc/jwks.json", 2, `plantstore: serve: --jwks-url (PLANTSTORE_JWKS_URL): "/etc/jwks.json" is no URL of a file: that has three slashes and the whole path, as file:///etc/jwks.json`, false},
+		{"serve --oidc-issuer=https://login.example --oidc-audience=plants --jwks-url=file://etc/jwks.json", 2, `plantstore: serve: --jwks-url (PLANTSTORE_JWKS_URL): "file://etc/jwks.json" is no URL of a file: that has three slashes and the whole path, as file:///etc/jwks.json`, false},
 		{"token create x --days=-1", 2, `plantstore: token create: --days is -1: it must be from 0 to 36500`, false},
 		{"token create", 2, `plantstore: expected "<name>"`, true},
 		{"healthcheck --admin-addr=nonsense", 2, `plantstore: --admin-addr (PLANTSTORE_ADMIN_ADDR) is "nonsense": address nonsense: missing port in address`, false},
@@ -173,6 +176,20 @@ func TestBadCommandLines(t *testing.T) {
 				t.Errorf("a password is shown:\n%s", stderr)
 			}
 		})
+	}
+}
+
+// What is blank is not set.
+func TestBlankSettingsOfJWTs(t *testing.T) {
+	t.Parallel()
+	for setting, want := range map[string]string{
+		"--oidc-audience":        "--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is not set: without it, a JWT for any other service would do",
+		"--oidc-principal-claim": "--oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM) is empty",
+	} {
+		_, stderr, code := command(t, "serve", "--database-url=host=h", "--addr=nowhere", "--oidc-issuer=https://login.example", "--oidc-audience=plants", setting+"= ")
+		if want := "plantstore: serve: " + want; code != 2 || lastLine(stderr) != want {
+			t.Errorf("%s of a blank: exit code %d, %q; want 2, %q", setting, code, lastLine(stderr), want)
+		}
 	}
 }
 

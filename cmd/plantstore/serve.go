@@ -82,11 +82,11 @@ func (c *serveCommand) Validate(parsed *kong.Context) error {
 		return err
 	}
 	switch {
-	case c.OIDCIssuer == "" && (c.OIDCAudience != "" || c.JWKSURL != "" || c.OIDCBudget != budget{}):
+	case c.OIDCIssuer == "" && (c.OIDCAudience != "" || c.JWKSURL != "" || c.OIDCPrincipalClaim != "sub" || c.OIDCBudget != budget{}):
 		return errors.New("--oidc-issuer (PLANTSTORE_OIDC_ISSUER) is not set: without it, a JWT of anybody's would do")
-	case c.OIDCIssuer != "" && c.OIDCAudience == "":
+	case c.OIDCIssuer != "" && strings.TrimSpace(c.OIDCAudience) == "":
 		return errors.New("--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is not set: without it, a JWT for any other service would do")
-	case c.OIDCIssuer != "" && c.OIDCPrincipalClaim == "":
+	case c.OIDCIssuer != "" && strings.TrimSpace(c.OIDCPrincipalClaim) == "":
 		return errors.New("--oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM) is empty")
 	}
 	if c.OIDCIssuer != "" && c.JWKSURL == "" {

@@ -336,8 +336,24 @@ func TestCheckURL(t *testing.T) {
 			t.Errorf("CheckURL(%q): %v, want it good: %v", url, err, want)
 		}
 	}
-	if err := CheckURL("file:///etc/jwks.json", "https", "file"); err != nil {
-		t.Errorf("CheckURL of a file: %v, want none", err)
+	const aFiles = " is no URL of a file: that has three slashes and the whole path, as file:///"
+	const insecure = " is no https URL: whoever is between could put in keys of their own"
+	for url, want := range map[string]string{
+		"file:///etc/jwks.json": "", "file://localhost/etc/jwks.json": "", "file:/etc/jwks.json": "",
+		"/etc/jwks.json":           `"/etc/jwks.json"` + aFiles + "etc/jwks.json",
+		"file://etc/jwks.json":     `"file://etc/jwks.json"` + aFiles + "etc/jwks.json",
+		"file://svc:hunter2@etc/x": `"file://etc/x"` + aFiles + "etc/x",
+		"file:jwks.json":           `"file:"` + aFiles + "jwks.json",
+		"login.example/keys":       `"login.example/keys"` + insecure,
+		"http://login.example":     `"http://login.example"` + insecure,
+	} {
+		got := ""
+		if err := CheckURL(url, "https", "file"); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("CheckURL(%q), also of a file: %q, want %q", url, got, want)
+		}
 	}
 }
 

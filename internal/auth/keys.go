@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"path"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -235,12 +237,14 @@ func CheckURL(text string, schemes ...string) error {
 	}
 	ip := net.ParseIP(u.Hostname())
 	here := u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
-	for _, scheme := range schemes {
-		if u.Scheme == scheme && (u.Host != "" || scheme == "file" && u.Path != "") {
+	if slices.Contains(schemes, "file") && (u.Scheme == "file" || u.Scheme == "" && strings.HasPrefix(text, "/")) {
+		if u.Scheme == "file" && u.Path != "" && (u.Host == "" || u.Host == "localhost") { // no other host would be asked
 			return nil
 		}
+		whole := url.URL{Scheme: "file", Path: path.Join("/", u.Host, u.Opaque, u.Path)}
+		return fmt.Errorf("%q is no URL of a file: that has three slashes and the whole path, as %s", ShownURL(text), &whole)
 	}
-	if u.Scheme == "http" && here {
+	if u.Host != "" && (slices.Contains(schemes, u.Scheme) || u.Scheme == "http" && here) {
 		return nil
 	}
 	return fmt.Errorf("%q is no %s URL: whoever is between could put in keys of their own", ShownURL(text), schemes[0])

@@ -49,7 +49,7 @@ func (s *Server) deletePlant(c echo.Context) error {
 		Budget: x.principal.Budget,
 	})
 	x.course = result.Course
-	x.outcome = s.metrics.deletion(x.principal, result, err, time.Since(began))
+	x.outcome = s.metrics.deletion(x.principal, result, err, time.Since(x.came))
 	s.traceDeletion(c.Request(), began, x.course, x.outcome, err)
 	if over, ok := errors.AsType[*plant.OverBudgetError](err); ok && over.First {
 		s.Log.Warn("deletion budget used up", "principal", x.principal.Name, "budget", x.principal.Budget.String(), "until", over.Until.UTC())

@@ -4,13 +4,18 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"plantstore/internal/auth"
 	"plantstore/internal/plant"
@@ -108,6 +113,7 @@ func TestLogHasOneLineForEachRequest(t *testing.T) {
 				}
 				delete(lines[0], key)
 			}
+			delete(lines[0], "wait_token_ms") // there where this machine is busy
 			if diff := cmp.Diff(tt.want, lines[0]); diff != "" {
 				t.Errorf("line (-want +got):\n%s", diff)
 			}
@@ -142,5 +148,68 @@ func TestLogHasTheStackOfAPanicOnce(t *testing.T) {
 	}
 	if _, ok := lines[1]["stack"]; ok {
 		t.Errorf("line of the request %v has a stack, want it in the first only", lines[1])
+	}
+}
+
+// Log, trace and metrics tell of a slow look-up of the token, whether it brought a
+// principal or not.
+func TestASlowLookUpOfTheTokenIsTold(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		took, want time.Duration // 0: nothing is told
+		err        error
+	}{
+		{3 * time.Second, 3 * time.Second, nil},
+		{3 * time.Second, 3 * time.Second, plant.ErrUnavailable},
+		{time.Millisecond, time.Millisecond, nil},
+		{time.Millisecond - 1, 0, nil},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var log bytes.Buffer
+			spans := tracetest.NewInMemoryExporter()
+			c := testConfig()
+			c.Log = slog.New(slog.NewJSONHandler(&log, nil))
+			c.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
+			tokens := c.Tokens
+			c.Tokens = fakeTokens(func(ctx context.Context, token string) (auth.Principal, error) {
+				time.Sleep(tt.took)
+				if tt.err != nil {
+					return auth.Principal{}, tt.err
+				}
+				return tokens.Authenticate(ctx, token)
+			})
+			s := run(t, c, newPipeListener(), newPipeListener())
+			s.ask(t, del())
+			s.stop(t)
+
+			var logged, traced any
+			for line := range strings.Lines(log.String()) {
+				var fields map[string]any
+				if err := json.Unmarshal([]byte(line), &fields); err != nil {
+					t.Fatalf("log: %v", err)
+				}
+				if fields["msg"] == "request" {
+					logged = fields["wait_token_ms"]
+				}
+			}
+			for _, span := range spans.GetSpans() {
+				for _, a := range span.Attributes {
+					if span.Name == "DELETE /plants/:id" && a.Key == "plantstore.wait_token_ms" {
+						traced = a.Value.AsInterface()
+					}
+				}
+			}
+			var want any
+			if tt.want > 0 {
+				want = milliseconds(tt.want)
+			}
+			if logged != want || traced != want {
+				t.Errorf("after a look-up of %v with error %v: wait_token_ms %v in the log and %v in the request's span, want %v", tt.took, tt.err, logged, traced, want)
+			}
+			sum := fmt.Sprintf(`plantstore_deletion_duration_seconds_sum{outcome="deleted"} %v`, tt.took.Seconds())
+			if got := samples(t, s.Server, "plantstore_deletion_duration_seconds_sum"); tt.err == nil && !slices.Contains(got, sum) {
+				t.Errorf("after a look-up of %v: %q, want %s", tt.took, got, sum)
+			}
+		})
 	}
 }

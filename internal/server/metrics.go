@@ -87,7 +87,7 @@ func newMetrics(c Config) *metrics {
 		durations:  histogram("plantstore_http_request_duration_seconds", "Time from a request's headers until its answer is written.", "route"),
 		inFlight:   gauge("plantstore_deletions_in_flight", "Deletions being worked on."),
 		deletions:  vec("plantstore_deletions_total", "Deletions that were asked for, by outcome.", "outcome"),
-		took:       histogram("plantstore_deletion_duration_seconds", "Time that the work on a deletion took, by outcome.", "outcome"),
+		took:       histogram("plantstore_deletion_duration_seconds", "Time from a request's headers until its deletion had an outcome, by outcome.", "outcome"),
 		principals: vec("plantstore_principal_deletions_total", "Plants deleted for each principal. Those of the identity provider count as other.", "principal"),
 		sheds:      vec("plantstore_sheds_total", "Requests and client connections that were turned away because there were too many, by cause.", "cause"),
 		ready:      gauge("plantstore_ready", "Whether requests can be served: 1 or 0."),

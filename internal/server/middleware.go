@@ -28,6 +28,7 @@ const (
 type exchange struct {
 	came      time.Time
 	requestID string
+	forToken  time.Duration // how long it waited for what tells whose token it is
 	principal auth.Principal
 	key       string // of the deletion, once it was read
 	outcome   string // in a word; empty unless a deletion was tried
@@ -68,7 +69,7 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		route := routeOf(c)
 		s.metrics.request(route, status, code, took)
 		if span.IsRecording() {
-			name(span, c, route, x.requestID)
+			name(span, c, route, x)
 		}
 		level := slog.LevelInfo
 		if status >= 500 {
@@ -102,7 +103,7 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		if id := c.Param("id"); id != "" {
 			attrs = append(attrs, slog.String("plant_id", printable(id, mostPrinted)))
 		}
-		attrs = appendCourse(attrs, x.course)
+		attrs = appendWay(attrs, x)
 		if status >= 500 || status == http.StatusUnauthorized {
 			attrs = append(attrs, slog.String("cause", err.Error()))
 		}
@@ -129,30 +130,40 @@ func printable(given string, most int) string {
 	return given
 }
 
-// appendCourse adds what a deletion met on its way: most meet nothing.
-func appendCourse(attrs []slog.Attr, c plant.Course) []slog.Attr {
+// appendWay adds what a request and its deletion met on their way: most meet nothing.
+func appendWay(attrs []slog.Attr, x *exchange) []slog.Attr {
+	c := x.course
 	if c.Tried > 0 {
 		attrs = append(attrs, slog.Int("attempts", c.Tried), slog.Int("batch", c.Batch))
 	}
 	if failed := failedAttempts(c); failed != "" {
 		attrs = append(attrs, slog.String("failed_attempts", failed))
 	}
-	for _, w := range waits(c) {
-		attrs = append(attrs, slog.Float64("wait_"+w.name+"_ms", milliseconds(w.waited)))
+	for _, w := range append(x.waits(), waits(c)...) {
+		attrs = append(attrs, slog.Float64(w.name, milliseconds(w.waited)))
 	}
 	return attrs
 }
 
-// A wait is what a deletion waited for, and how long.
+// A wait is how long a request or its deletion waited for something, and what the log
+// calls that.
 type wait struct {
 	name   string
 	waited time.Duration
 }
 
-// waits are those of a deletion that took a millisecond or more.
+// waits are those before a deletion is tried.
+func (x *exchange) waits() []wait { return longWaits(wait{"wait_token_ms", x.forToken}) }
+
+// waits are those of a deletion.
 func waits(c plant.Course) []wait {
+	return longWaits(wait{"wait_plant_ms", c.ForPlant}, wait{"wait_others_ms", c.ForOthers}, wait{"wait_connection_ms", c.ForConnection}, wait{"wait_lock_ms", c.ForLock})
+}
+
+// longWaits are those that took a millisecond or more.
+func longWaits(all ...wait) []wait {
 	var long []wait
-	for _, w := range [...]wait{{"plant", c.ForPlant}, {"others", c.ForOthers}, {"connection", c.ForConnection}, {"lock", c.ForLock}} {
+	for _, w := range all {
 		if w.waited >= time.Millisecond {
 			long = append(long, w)
 		}
@@ -260,11 +271,12 @@ func (s *Server) bearer(next echo.HandlerFunc) echo.HandlerFunc {
 		if s.JWTs != nil && auth.IsJWT(token) {
 			authenticate = s.byJWT
 		}
-		principal, err := authenticate(c, token)
+		x, began := exchangeOf(c), time.Now()
+		x.principal, err = authenticate(c, token)
+		x.forToken = time.Since(began)
 		if err != nil {
 			return err
 		}
-		exchangeOf(c).principal = principal
 		return next(c)
 	}
 }

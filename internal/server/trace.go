@@ -40,16 +40,24 @@ const mostTraced = 256
 // name names a request's span after its route, and corrects what was read of the request
 // itself: anybody can write an X-Forwarded-For, paste a token for an id, and send what is no
 // UTF-8, for which a collector would get nothing of the whole batch.
-func name(span trace.Span, c echo.Context, route, requestID string) {
+func name(span trace.Span, c echo.Context, route string, x *exchange) {
 	r := c.Request()
 	span.SetName(printable(r.Method, mostPrinted) + " " + route)
-	span.SetAttributes(attribute.String("http.route", route), attribute.String("plantstore.request_id", requestID),
+	span.SetAttributes(attribute.String("http.route", route), attribute.String("plantstore.request_id", x.requestID),
 		attribute.String("client.address", c.RealIP()), attribute.String("url.path", printable(r.URL.Path, mostPrinted)))
+	for _, w := range x.waits() {
+		span.SetAttributes(w.attribute())
+	}
 	for key, given := range map[attribute.Key]string{"user_agent.original": r.UserAgent(), "server.address": r.Host, "http.request.method_original": r.Method} {
 		if fit := printable(given, mostTraced); fit != given {
 			span.SetAttributes(key.String(fit))
 		}
 	}
+}
+
+// attribute is a wait as a span has it.
+func (w wait) attribute() attribute.KeyValue {
+	return attribute.Float64("plantstore."+w.name, milliseconds(w.waited))
 }
 
 // traceDeletion makes a span of a deletion that has ended, with its attempts as events.
@@ -61,7 +69,7 @@ func (s *Server) traceDeletion(r *http.Request, began time.Time, c plant.Course,
 		trace.WithAttributes(attribute.String("plantstore.outcome", outcome), attribute.Int("plantstore.attempts", c.Tried),
 			attribute.Int("plantstore.batch", c.Batch)))
 	for _, w := range waits(c) {
-		span.SetAttributes(attribute.Float64("plantstore.wait_"+w.name+"_ms", milliseconds(w.waited)))
+		span.SetAttributes(w.attribute())
 	}
 	for _, a := range c.Attempts {
 		span.AddEvent("attempt", trace.WithTimestamp(a.Began),

@@ -40,7 +40,12 @@ func (c *healthcheckCommand) Run(ctx context.Context, console *console) error {
 	if err != nil {
 		return bad(err)
 	}
-	answer, err := http.DefaultClient.Do(request)
+	// What a proxy or another server says is not the service's word.
+	client := &http.Client{
+		Transport:     &http.Transport{},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	answer, err := client.Do(request)
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("not healthy: nothing listens on %s: is the service running, and is PLANTSTORE_ADMIN_ADDR right?", request.URL.Host)

@@ -227,6 +227,12 @@ func TestHealthcheckSaysWhy(t *testing.T) {
 		t.Cleanup(other.Close)
 		return other.Listener.Addr().String()
 	}
+	ready := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	t.Cleanup(ready.Close)
+	// A proxy answers in the place of whoever does not. Go asks none for this machine.
+	if stderr, code := runProcess(t, []string{"HTTP_PROXY=" + ready.URL, "NO_PROXY="}, "healthcheck", "--admin-addr=192.0.2.2:9", "--timeout=100ms"); code != 1 || !strings.HasPrefix(stderr, "plantstore: not healthy: ") {
+		t.Errorf("behind a proxy that answers: exit code %d, %q; want 1, not healthy", code, stderr)
+	}
 	p := start(t, "serve", "--database-url=host="+t.TempDir()+" user=u dbname=d", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
 	public, admin := p.addresses(t)
 	reason := waitReady(t, admin, http.StatusServiceUnavailable)
@@ -234,6 +240,7 @@ func TestHealthcheckSaysWhy(t *testing.T) {
 		{"no database", strings.TrimPrefix(admin, "http://"), "plantstore: not healthy: " + reason},
 		{"the other listener", strings.TrimPrefix(public, "http://"), strings.TrimPrefix(public, "http://") + " answers 404 Not Found and is no operators' listener: is PLANTSTORE_ADMIN_ADDR right?"},
 		{"another protocol", answering("220 mail\r\n"), "malformed HTTP"},
+		{"somebody who knows another one", answering("HTTP/1.1 302 Found\r\nLocation: http://" + ready.Listener.Addr().String() + "/readyz\r\nContent-Length: 0\r\n\r\n"), "answers 302 Found and is no operators' listener"},
 		{"half an answer", answering("HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nrea"), "plantstore: not healthy: unexpected EOF"},
 		{"silence", silent.Addr().String(), "not healthy: " + silent.Addr().String() + " did not answer in 100ms"},
 	} {

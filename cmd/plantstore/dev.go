@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"regexp"
+	"strings"
 	"syscall"
 	"time"
 
@@ -70,7 +72,7 @@ func (c *devCommand) Run(ctx context.Context, console *console, parsed *kong.Con
 		return explained(err, "the private database's URL")
 	}
 	owner := pg.URL("plantstore_owner", database)
-	fmt.Fprintf(console.out, devGreeting, public.Addr(), token, pg.Version(), owner, admin.Addr(), program)
+	fmt.Fprintf(console.out, devGreeting, public.Addr(), token, pg.Version(), owner, admin.Addr(), forShell(program))
 	log := newLog(console, c.LogFormat, c.LogLevel)
 	db, err := postgres.Open(context.WithoutCancel(ctx), pg.URL("plantstore_app", database))
 	if err != nil {
@@ -110,6 +112,14 @@ The API in a browser: http://%[1]s/docs
 Health and metrics: curl http://%[5]s/readyz http://%[5]s/metrics
 
 `
+
+// forShell is a path as it is pasted into a shell.
+func forShell(path string) string {
+	if !regexp.MustCompile(`[^A-Za-z0-9_./-]`).MatchString(path) {
+		return path
+	}
+	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
+}
 
 // prepare makes roles, schema, sample plants and a token.
 func prepare(ctx context.Context, pg *localpg.Server) (token string, err error) {

@@ -612,6 +612,24 @@ func TestMainTunesGoAndEndsInOrder(t *testing.T) {
 	}
 }
 
+// The program may be in any folder, and what dev prints is to be pasted.
+func TestThePathOfTheProgramIsFitToPaste(t *testing.T) {
+	t.Parallel()
+	for path, want := range map[string]string{
+		"/usr/local/bin/plantstore":    "/usr/local/bin/plantstore",
+		"/home/Rose Fern/plantstore":   "'/home/Rose Fern/plantstore'",
+		"/srv/it's $(here)/plantstore": `'/srv/it'\''s $(here)/plantstore'`,
+	} {
+		if got := forShell(path); got != want {
+			t.Errorf("%s for the shell is %s, want %s", path, got, want)
+		}
+		got, err := exec.CommandContext(t.Context(), "sh", "-c", "printf %s "+forShell(path)).Output()
+		if err != nil || string(got) != path {
+			t.Errorf("the shell reads %s as %q, %v; want %s", forShell(path), got, err, path)
+		}
+	}
+}
+
 func TestDevPrintsCurlLinesThatWork(t *testing.T) {
 	t.Parallel()
 	began := time.Now()

@@ -228,10 +228,10 @@ func newDev(t *testing.T, folder string) dev {
 	return d
 }
 
-// devFolder makes a folder that PostgreSQL's account can enter.
+// devFolder makes a folder that PostgreSQL's account can enter, with a blank in its name.
 func devFolder(t *testing.T) string {
 	t.Helper()
-	folder, err := os.MkdirTemp("", "dev-test-")
+	folder, err := os.MkdirTemp("", "dev test-")
 	if err != nil {
 		t.Fatal(err)
 	}

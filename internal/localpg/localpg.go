@@ -328,8 +328,9 @@ func (s *Server) URL(role, database string) string {
 		Scheme: "postgres",
 		User:   url.User(role),
 		Path:   "/" + database,
-		// A slash needs no escape in a query, and people read this one.
-		RawQuery: strings.ReplaceAll(query.Encode(), "%2F", "/"),
+		// libpq takes no plus for a blank. A slash needs no escape in a query, and people
+		// read this one.
+		RawQuery: strings.NewReplacer("+", "%20", "%2F", "/").Replace(query.Encode()),
 	}
 	return u.String()
 }

@@ -222,7 +222,7 @@ func TestProgramsOnPathComeFirst(t *testing.T) {
 
 func TestURL(t *testing.T) {
 	t.Parallel()
-	if got, want := (&Server{dir: "/a/b c"}).URL("shop", "plants"), "postgres://shop@/plants?host=/a/b+c&port=5432"; got != want {
+	if got, want := (&Server{dir: "/a/b c"}).URL("shop", "plants"), "postgres://shop@/plants?host=/a/b%20c&port=5432"; got != want {
 		t.Errorf("URL %s, want %s", got, want)
 	}
 }

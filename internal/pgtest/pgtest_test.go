@@ -24,6 +24,15 @@ func TestNew(t *testing.T) {
 	}
 }
 
+// A server's folder may have a blank in its name, which libpq does not take from a plus.
+func TestURLOfAServerWithABlank(t *testing.T) {
+	t.Parallel()
+	s := &Server{URL: "postgres://postgres@/postgres?host=/a/b%20c&port=5432"}
+	if got, want := s.databaseURL(nil, "plants"), "postgres://postgres@/plants?host=%2Fa%2Fb%20c&port=5432"; got != want {
+		t.Errorf("URL %s, want %s", got, want)
+	}
+}
+
 func TestAppRoleIsLimited(t *testing.T) {
 	t.Parallel()
 	for name, db := range map[string]Database{"New": New(t), "Empty": Empty(t)} {

@@ -226,6 +226,6 @@ func (s *Server) databaseURL(role *url.Userinfo, database string) string {
 		query.Del("user")
 		query.Del("password")
 	}
-	u.RawQuery = query.Encode()
+	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // libpq takes no plus for a blank
 	return u.String()
 }

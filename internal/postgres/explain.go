@@ -26,8 +26,12 @@ const ServiceSetting = "DATABASE_URL"
 // to look at. It tells host, database and role, never a password.
 func Explain(err error) string { return ExplainFor(err, ServiceSetting) }
 
-// ExplainFor is Explain where the URL comes from another setting than the service's.
+// ExplainFor is Explain where the URL comes from another setting than the service's. An
+// error of a DB knows that by itself.
 func ExplainFor(err error, setting string) string {
+	if e, ok := errors.AsType[*sourcedError](err); ok {
+		return e.explain()
+	}
 	if parse, ok := errors.AsType[*pgconn.ParseConfigError](err); ok {
 		return explainSettings(parse, setting)
 	}
@@ -85,6 +89,18 @@ func ExplainFor(err error, setting string) string {
 	return fmt.Sprintf("cannot connect to PostgreSQL at %s: %s: is it running, and is %s right?", at, why, setting)
 }
 
+func (e *sourcedError) explain() string {
+	why := ExplainFor(e.error, e.setting)
+	connect, ok := errors.AsType[*pgconn.ConnectError](e.error)
+	if !ok || e.untaken == nil {
+		return why
+	}
+	if sqlState(connect) == invalidPassword {
+		why = wrongPassword(connect.Config) // the right one may be there already
+	}
+	return *e.untaken + ". The service still uses what it read at its start: " + why
+}
+
 // IsUnusable reports whether the URL of a database is what is wrong: no server was
 // asked.
 func IsUnusable(err error) bool {
@@ -95,14 +111,17 @@ func IsUnusable(err error) bool {
 // explainPassword says where to correct a password that was refused: where it came
 // from, as far as that can be told.
 func explainPassword(c *pgconn.Config, setting string) string {
-	at := hosts(c)
 	switch c.Password {
 	case "":
-		return fmt.Sprintf("role %q needs a password at %s: give it in %s, PGPASSWORD or a password file", c.User, at, setting)
+		return fmt.Sprintf("role %q needs a password at %s: give it in %s, PGPASSWORD or a password file", c.User, hosts(c), setting)
 	case os.Getenv("PGPASSWORD"):
-		return fmt.Sprintf("the password for role %q is wrong at %s: correct it in PGPASSWORD", c.User, at)
+		return wrongPassword(c) + ": correct it in PGPASSWORD"
 	}
-	return fmt.Sprintf("the password for role %q is wrong at %s: correct it in %s, or in the password file if there is one", c.User, at, setting)
+	return fmt.Sprintf("%s: correct it in %s, or in the password file if there is one", wrongPassword(c), setting)
+}
+
+func wrongPassword(c *pgconn.Config) string {
+	return fmt.Sprintf("the password for role %q is wrong at %s", c.User, hosts(c))
 }
 
 // explainSettings says what is wrong with a URL that can't be used. The text of the

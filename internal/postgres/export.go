@@ -143,7 +143,7 @@ type export struct {
 func (e *export) round(ctx context.Context) (passing bool, err error) {
 	connecting, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	conn, err := e.db.pool.Acquire(connecting)
+	conn, err := e.db.acquire(connecting)
 	if err != nil {
 		return judge(err, false).next == again, err
 	}

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode"
 
@@ -32,6 +33,9 @@ type DB struct {
 	host, setting string
 	// database and role are those of the start: a file may name another role later.
 	database, role string
+	// untaken is why the last connection was made with what was read at the start; nil:
+	// it was not.
+	untaken atomic.Pointer[string]
 
 	metrics *metrics
 	faults  faults
@@ -130,11 +134,15 @@ func open(ctx context.Context, setting string, read func() (string, error)) (*DB
 	conn.AfterNetConnect = func(_ context.Context, _ *pgconn.Config, c net.Conn) (net.Conn, error) {
 		return c, c.SetDeadline(time.Time{}) // an ordinary connection: see dialBriefly
 	}
+	db := &DB{host: hosts(&conn.Config), setting: setting, shares: newShares(int(config.MaxConns)), metrics: newMetrics(), database: conn.Database, role: conn.User}
 	config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
-		renew(c, read)
+		db.untaken.Store(nil)
+		if err := renew(c, setting, read); err != nil {
+			why := err.Error()
+			db.untaken.Store(&why)
+		}
 		return nil
 	}
-	db := &DB{host: hosts(&conn.Config), setting: setting, shares: newShares(int(config.MaxConns)), metrics: newMetrics(), database: conn.Database, role: conn.User}
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		err := prepareSession(ctx, conn)
 		if err == nil {
@@ -175,20 +183,41 @@ func open(ctx context.Context, setting string, read func() (string, error)) (*DB
 // renew gives a connection's configuration the credentials as they are now. Where
 // they can't be read, those from the start may still do. Another database would have
 // another ledger, and attempts whose fate was unknown would be looked for there: so
-// what names one counts for nothing until the next start.
-func renew(c *pgx.ConnConfig, read func() (string, error)) {
+// what names one counts for nothing until the next start. The error says in a sentence
+// why those of the start are left.
+func renew(c *pgx.ConnConfig, setting string, read func() (string, error)) error {
 	url, err := read()
 	if err != nil {
-		return
+		return err
 	}
 	fresh, err := pgxpool.ParseConfig(url)
 	if err != nil {
-		return
+		return errors.New(ExplainFor(err, setting))
 	}
 	now := fresh.ConnConfig
-	if now.Database == c.Database && hosts(&now.Config) == hosts(&c.Config) {
-		c.User, c.Password, c.TLSConfig, c.Fallbacks = now.User, now.Password, now.TLSConfig, now.Fallbacks
+	if now.Database != c.Database || hosts(&now.Config) != hosts(&c.Config) {
+		return fmt.Errorf("%s names another server or database than at the start: restart the service for that", setting)
 	}
+	c.User, c.Password, c.TLSConfig, c.Fallbacks = now.User, now.Password, now.TLSConfig, now.Fallbacks
+	return nil
+}
+
+// A sourcedError is one of the pool that knows where its URL came from.
+type sourcedError struct {
+	error
+	setting string
+	untaken *string // as in DB
+}
+
+func (e *sourcedError) Unwrap() error { return e.error }
+
+// acquire has a connection of the pool.
+func (db *DB) acquire(ctx context.Context) (*pgxpool.Conn, error) {
+	conn, err := db.pool.Acquire(ctx)
+	if err != nil {
+		return nil, &sourcedError{err, db.setting, db.untaken.Load()}
+	}
+	return conn, nil
 }
 
 // PoolSize is how many connections a service opens at the most to the database of a
@@ -418,7 +447,7 @@ func (db *DB) explain(err error) error {
 	if pg := pgError(err); pg != nil && pg.Where == "" && (pg.Code == undefinedTable || pg.Code == undefinedColumn || pg.Code == undefinedFunction) {
 		return fmt.Errorf("the schema is behind (%s): apply the migrations with 'plantstore migrate up'", pg.Message)
 	}
-	return errors.New(ExplainFor(err, db.setting))
+	return errors.New(Explain(err))
 }
 
 // explainToOwner is explain for a command of the owner's, who may have come as the service.

@@ -130,7 +130,7 @@ func (db *DB) borrow(ctx context.Context, what purpose, limit time.Duration) (*b
 	s.inUse[what].Add(1)
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	conn, err := db.pool.Acquire(limited)
+	conn, err := db.acquire(limited)
 	if err != nil {
 		if ctx.Err() == nil { // otherwise it is the caller's time that was over
 			s.trouble.Store(&err)

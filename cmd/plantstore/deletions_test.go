@@ -336,7 +336,7 @@ func TestBadDeletionsCommandLines(t *testing.T) {
 		"purge --older-than=1y":            `--older-than: "1y" is no age: want one as 365d or 36h`,
 		"purge --older-than=99999999999d":  `--older-than: "99999999999d" is no age: want one as 365d or 36h`,
 		"show":                             `expected "<id>"`,
-		"restore 1 --database-url=nowhere": `PLANTSTORE_MIGRATE_DATABASE_URL cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database`,
+		"restore 1 --database-url=nowhere": `--database-url cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database`,
 	} {
 		_, stderr, code := command(t, append([]string{"deletions"}, strings.Fields(args)...)...)
 		if got := lastLine(stderr); got != "plantstore: "+want || code == 0 {

@@ -35,23 +35,20 @@ const (
 
 // AfterApply reads the files, and makes DatabaseURL the owner's.
 func (f *ownerFlags) AfterApply(parsed *kong.Context) (err error) {
-	preferFlag(parsed, "database-url", &f.DatabaseURL, &f.DatabaseURLFile)
-	preferFlag(parsed, "service-url", &f.ServiceURL, &f.ServiceURLFile)
-	f.setting, f.serviceSetting = ownerSetting, postgres.ServiceSetting
-	if f.DatabaseURLFile != "" {
-		f.setting = "the file " + f.DatabaseURLFile
-	}
-	if f.ServiceURLFile != "" {
-		f.serviceSetting = "the file " + f.ServiceURLFile
-	}
-	if f.DatabaseURL, err = urlOrFile(ownerSetting, f.DatabaseURL, f.DatabaseURLFile); err != nil {
+	f.DatabaseURL, f.setting, err = chosenURL(parsed, "database-url", ownerSetting, &f.DatabaseURL, &f.DatabaseURLFile)
+	if err != nil {
 		return err
 	}
 	if f.Password != "" && f.DatabaseURL != "" {
 		f.DatabaseURL = postgres.WithPassword(f.DatabaseURL, f.Password)
-		f.setting = passwordSetting + " or " + f.setting
+		password := passwordSetting
+		if isGiven(parsed, "database-password") {
+			password = "--database-password"
+		}
+		f.setting = password + " or " + f.setting
 	}
-	if f.ServiceURL, err = urlOrFile(postgres.ServiceSetting, f.ServiceURL, f.ServiceURLFile); err != nil {
+	f.ServiceURL, f.serviceSetting, err = chosenURL(parsed, "service-url", postgres.ServiceSetting, &f.ServiceURL, &f.ServiceURLFile)
+	if err != nil {
 		return err
 	}
 	if f.DatabaseURL == "" {
@@ -75,29 +72,33 @@ func isDatabaseNamed() bool {
 // explained is an error of the database in words for an operator.
 func (f *ownerFlags) explained(err error) error { return explained(err, f.setting) }
 
-// preferFlag takes a database URL, or the file that holds it, for not set where a
-// variable has it and the command line has the other one.
-func preferFlag(parsed *kong.Context, name string, url, file *string) {
-	given := func(name string) bool {
-		return slices.ContainsFunc(parsed.Path, func(p *kong.Path) bool { return p.Flag != nil && p.Flag.Name == name })
-	}
-	switch byURL, byFile := *url != "" && given(name), *file != "" && given(name+"-file"); {
+// isGiven reports whether a flag is on the command line.
+func isGiven(parsed *kong.Context, name string) bool {
+	return slices.ContainsFunc(parsed.Path, func(p *kong.Path) bool { return p.Flag != nil && p.Flag.Name == name })
+}
+
+// chosenURL returns a database URL, which may be in a file, and what a person changes to
+// change it. Where the command line has the one of url and file and a variable the other
+// one, the latter is emptied: it does not count.
+func chosenURL(parsed *kong.Context, name, variable string, url, file *string) (chosen, setting string, err error) {
+	switch byURL, byFile := *url != "" && isGiven(parsed, name), *file != "" && isGiven(parsed, name+"-file"); {
 	case byURL && !byFile:
 		*file = ""
 	case byFile && !byURL:
 		*url = ""
 	}
-}
-
-// urlOrFile returns a database URL that may be in a file.
-func urlOrFile(setting, url, file string) (string, error) {
-	switch {
-	case file == "":
-		return url, postgres.CheckURL(setting, url)
-	case url != "":
-		return "", fmt.Errorf("both %s and %[1]s_FILE are set: set one of them", setting)
+	setting, fileSetting := variable, variable+"_FILE"
+	if isGiven(parsed, name) {
+		setting, fileSetting = "--"+name, "--"+name+"-file"
 	}
-	return postgres.ReadURL(file)
+	switch {
+	case *file == "":
+		return *url, setting, postgres.CheckURL(setting, *url)
+	case *url != "":
+		return "", "", fmt.Errorf("both %s and %s are set: set one of them", setting, fileSetting)
+	}
+	chosen, err = postgres.ReadURL(*file)
+	return chosen, "the file " + *file, err
 }
 
 // A network is one on the command line, or a single address.

@@ -36,9 +36,9 @@ func TestDatabaseURLsInFiles(t *testing.T) {
 		{"owner's", "", 0, []string{"token", "list", "--database-url-file=" + owner}},
 		{"owner's beside the service's", "", 0, []string{"token", "list", "--database-url-file=" + owner, "--service-url=nowhere"}},
 		{"the service's for want of the owner's", "", 0, []string{"migrate", "version", "--service-url-file=" + app}},
-		{"both", "plantstore: both PLANTSTORE_MIGRATE_DATABASE_URL and PLANTSTORE_MIGRATE_DATABASE_URL_FILE are set: set one of them\n", 2,
+		{"both", "plantstore: both --database-url and --database-url-file are set: set one of them\n", 2,
 			[]string{"token", "list", "--database-url-file=" + owner, "--database-url=" + database.Owner}},
-		{"both of the service", "plantstore: serve: both DATABASE_URL and DATABASE_URL_FILE are set: set one of them\n", 2,
+		{"both of the service", "plantstore: serve: both --database-url and --database-url-file are set: set one of them\n", 2,
 			[]string{"serve", "--database-url-file=" + app, "--database-url=" + database.App}},
 		{"missing", "plantstore: the file with the database's URL can't be read: open " + missing + ": no such file or directory\n", 2,
 			[]string{"token", "list", "--database-url-file=" + missing}},
@@ -104,11 +104,11 @@ func TestAURLOfTwoLinesIsNotShown(t *testing.T) {
 	} {
 		writeFile(t, file, "\n"+url+"\n")
 		for _, args := range []string{"token list", "migrate plan", "doctor", "deletions export", "serve --addr=127.0.0.1:99999"} {
-			at, setting := "", "PLANTSTORE_MIGRATE_DATABASE_URL"
+			at := ""
 			if strings.HasPrefix(args, "serve") {
-				at, setting = "serve: ", "DATABASE_URL"
+				at = "serve: "
 			}
-			for flag, want := range map[string]string{"--database-url=" + url: at + setting + has, "--database-url-file=" + file: at + "the file " + file + has} {
+			for flag, want := range map[string]string{"--database-url=" + url: at + "--database-url" + has, "--database-url-file=" + file: at + "the file " + file + has} {
 				stdout, stderr, code := command(t, append(strings.Fields(args), flag)...)
 				if code != exitUsage || stdout != "" || stderr != "plantstore: "+want {
 					t.Errorf("%s %q: exit code %d, %q, %q\nwant %d and %q only", args, flag, code, stdout, stderr, exitUsage, want)

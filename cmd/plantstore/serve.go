@@ -42,6 +42,7 @@ type serveCommand struct {
 	LogLevel           slog.Level    `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
 	serveTuning        `embed:""`
 
+	setting     string // what has the database's URL, for messages
 	certificate *server.Certificate
 }
 
@@ -77,8 +78,8 @@ func (f *serveTuning) Validate() error {
 
 // Validate refuses values that can't work.
 func (c *serveCommand) Validate(parsed *kong.Context) error {
-	preferFlag(parsed, "database-url", &c.DatabaseURL, &c.DatabaseURLFile)
-	if _, err := urlOrFile("DATABASE_URL", c.DatabaseURL, c.DatabaseURLFile); err != nil {
+	var err error
+	if _, c.setting, err = chosenURL(parsed, "database-url", postgres.ServiceSetting, &c.DatabaseURL, &c.DatabaseURLFile); err != nil {
 		return err
 	}
 	switch {
@@ -103,7 +104,6 @@ func (c *serveCommand) Validate(parsed *kong.Context) error {
 		return errors.New("--tls-cert (PLANTSTORE_TLS_CERT) and --tls-key (PLANTSTORE_TLS_KEY) go together: one of them is not set")
 	}
 	if c.TLSCert != "" {
-		var err error
 		if c.certificate, err = server.LoadCertificate(c.TLSCert, c.TLSKey); err != nil {
 			return err
 		}
@@ -137,15 +137,13 @@ func (c *serveCommand) Run(ctx context.Context, console *console, parsed *kong.C
 	// The pool outlives ctx: requests in flight end first.
 	open := context.WithoutCancel(ctx)
 	var db *postgres.DB
-	setting := postgres.ServiceSetting
 	if c.DatabaseURLFile != "" {
-		setting = "the file " + c.DatabaseURLFile
 		db, err = postgres.OpenFile(open, c.DatabaseURLFile)
 	} else {
-		db, err = postgres.Open(open, c.DatabaseURL)
+		db, err = postgres.OpenFrom(open, c.setting, c.DatabaseURL)
 	}
 	if err != nil {
-		return explained(err, setting)
+		return explained(err, c.setting)
 	}
 	defer db.Close()
 	return serve(ctx, c.serveTuning, service{

@@ -161,11 +161,11 @@ func TestAURLFlagGoesBeforeAFileVariable(t *testing.T) {
 		{"token list --service-url=$OWNER", "DATABASE_URL_FILE=/nonexistent", 0, ""},
 		{"token list --service-url-file=$FILE", "DATABASE_URL=" + nowhere, 0, ""},
 		{"token list --database-url=", "PLANTSTORE_MIGRATE_DATABASE_URL_FILE=$FILE", 0, ""},
-		{"token list --database-url=" + nowhere, "PLANTSTORE_MIGRATE_DATABASE_URL_FILE=$FILE", 1, "is PLANTSTORE_MIGRATE_DATABASE_URL right?"},
+		{"token list --database-url=" + nowhere, "PLANTSTORE_MIGRATE_DATABASE_URL_FILE=$FILE", 1, "is --database-url right?"},
 		{"token list", "DATABASE_URL=$OWNER DATABASE_URL_FILE=$FILE", 2, "both DATABASE_URL and DATABASE_URL_FILE are set"},
 		{"token list --service-url=$OWNER", "PLANTSTORE_MIGRATE_DATABASE_URL=$OWNER PLANTSTORE_MIGRATE_DATABASE_URL_FILE=$FILE", 2,
 			"both PLANTSTORE_MIGRATE_DATABASE_URL and PLANTSTORE_MIGRATE_DATABASE_URL_FILE are set"},
-		{"token list --database-url=$OWNER --database-url-file=$FILE", "", 2, "both PLANTSTORE_MIGRATE_DATABASE_URL and PLANTSTORE_MIGRATE_DATABASE_URL_FILE are set"},
+		{"token list --database-url=$OWNER --database-url-file=$FILE", "", 2, "both --database-url and --database-url-file are set"},
 		{"serve --addr=127.0.0.1:99999 --database-url=host=h", "DATABASE_URL_FILE=/nonexistent", 2, noPort},
 		{"serve --addr=127.0.0.1:99999 --database-url-file=$FILE", "DATABASE_URL=postgres://h:p", 2, noPort},
 		{"serve --addr=127.0.0.1:99999", "DATABASE_URL=host=h DATABASE_URL_FILE=$FILE", 2, "both DATABASE_URL and DATABASE_URL_FILE are set"},
@@ -243,19 +243,23 @@ func TestWrongPasswordIsBlamedRightly(t *testing.T) {
 	for _, tt := range []struct {
 		variables []string
 		want      string
+		flags     []string
 	}{
-		{[]string{"DATABASE_URL=" + bare + " password=wrong"}, wrong + "DATABASE_URL" + orFile},
-		{[]string{"PLANTSTORE_MIGRATE_DATABASE_URL=" + bare + " password=wrong", "DATABASE_URL=host=h"}, wrong + "PLANTSTORE_MIGRATE_DATABASE_URL" + orFile},
-		{[]string{"PLANTSTORE_MIGRATE_DATABASE_URL_FILE=" + file}, wrong + "the file " + file + orFile},
-		{[]string{"DATABASE_URL_FILE=" + file}, wrong + "the file " + file + orFile},
-		{[]string{"DATABASE_URL=" + bare, "PGPASSWORD=wrong"}, wrong + "PGPASSWORD"},
-		{[]string{"PLANTSTORE_MIGRATE_DATABASE_URL=" + bare, "PLANTSTORE_MIGRATE_PASSWORD=wrong", "PGPASSWORD=right"}, wrong + "PLANTSTORE_MIGRATE_PASSWORD or PLANTSTORE_MIGRATE_DATABASE_URL" + orFile},
-		{[]string{"DATABASE_URL=" + bare}, `role "someone" needs a password at ` + folder + ": give it in DATABASE_URL, PGPASSWORD or a password file"},
+		{nil, wrong + "--database-url" + orFile, []string{"--database-url=" + bare + " password=wrong"}},
+		{[]string{"DATABASE_URL=host=h"}, wrong + "--service-url" + orFile, []string{"--service-url=" + bare + " password=wrong"}},
+		{[]string{"PLANTSTORE_MIGRATE_PASSWORD=right"}, wrong + "--database-password or --database-url" + orFile, []string{"--database-url=" + bare, "--database-password=wrong"}},
+		{[]string{"DATABASE_URL=" + bare + " password=wrong"}, wrong + "DATABASE_URL" + orFile, nil},
+		{[]string{"PLANTSTORE_MIGRATE_DATABASE_URL=" + bare + " password=wrong", "DATABASE_URL=host=h"}, wrong + "PLANTSTORE_MIGRATE_DATABASE_URL" + orFile, nil},
+		{[]string{"PLANTSTORE_MIGRATE_DATABASE_URL_FILE=" + file}, wrong + "the file " + file + orFile, nil},
+		{[]string{"DATABASE_URL_FILE=" + file}, wrong + "the file " + file + orFile, nil},
+		{[]string{"DATABASE_URL=" + bare, "PGPASSWORD=wrong"}, wrong + "PGPASSWORD", nil},
+		{[]string{"PLANTSTORE_MIGRATE_DATABASE_URL=" + bare, "PLANTSTORE_MIGRATE_PASSWORD=wrong", "PGPASSWORD=right"}, wrong + "PLANTSTORE_MIGRATE_PASSWORD or PLANTSTORE_MIGRATE_DATABASE_URL" + orFile, nil},
+		{[]string{"DATABASE_URL=" + bare}, `role "someone" needs a password at ` + folder + ": give it in DATABASE_URL, PGPASSWORD or a password file", nil},
 	} {
 		for _, command := range []string{"token list", "migrate status", "deletions list"} {
-			stderr, code := runProcess(t, append(tt.variables, "PGPASSFILE=/nonexistent"), strings.Fields(command)...)
+			stderr, code := runProcess(t, append(tt.variables, "PGPASSFILE=/nonexistent"), append(strings.Fields(command), tt.flags...)...)
 			if code != 1 || !strings.HasSuffix(stderr, tt.want+"\n") {
-				t.Errorf("%s with %s: exit code %d, %q\nwant 1, %q", command, tt.variables, code, stderr, tt.want)
+				t.Errorf("%s with %s and %s: exit code %d, %q\nwant 1, %q", command, tt.variables, tt.flags, code, stderr, tt.want)
 			}
 		}
 	}

@@ -447,7 +447,7 @@ func (db *DB) explain(err error) error {
 	if pg := pgError(err); pg != nil && pg.Where == "" && (pg.Code == undefinedTable || pg.Code == undefinedColumn || pg.Code == undefinedFunction) {
 		return fmt.Errorf("the schema is behind (%s): apply the migrations with 'plantstore migrate up'", pg.Message)
 	}
-	return errors.New(Explain(err))
+	return errors.New(ExplainFor(err, db.setting))
 }
 
 // explainToOwner is explain for a command of the owner's, who may have come as the service.

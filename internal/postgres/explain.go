@@ -64,6 +64,18 @@ func ExplainFor(err error, setting string) string {
 			return fmt.Sprintf("there is no database %q at %s: create it, or correct %s", c.Database, at, setting)
 		case "53300":
 			return fmt.Sprintf("the server at %s has no connection left for role %q", at, c.User)
+		case "55P02", "42704": // cant_change_runtime_param, undefined_object
+			// What the driver does not know it sends on to the server.
+			name := ""
+			for n := range c.RuntimeParams {
+				if strings.Contains(pg.Message, n) && len(n) > len(name) {
+					name = n
+				}
+			}
+			if name != "" {
+				return fmt.Sprintf("%s (or a PG* variable) sets %s, which this driver does not know, and the server at %s does not take it either (%s, SQLSTATE %s): take it out",
+					setting, name, at, pg.Message, pg.Code)
+			}
 		case "57P03":
 			return fmt.Sprintf("the server at %s is starting up, shutting down or recovering", at)
 		}
@@ -133,7 +145,14 @@ func explainSettings(e *pgconn.ParseConfigError, setting string) string {
 	if _, err := pgconn.ParseConfig(e.ConnString); err == nil {
 		return setting + " has an option of the pool or of the driver, such as pool_max_conns or default_query_exec_mode, with a value that it can't have"
 	}
-	switch {
+	key := "the key that sslkey in " + setting + " (or PGSSLKEY) names "
+	switch cause := cause(e); {
+	case cause.Error() == "unable to find sslpassword":
+		return key + "is encrypted: give its password with sslpassword (or PGSSLPASSWORD)"
+	case errors.Is(cause, x509.IncorrectPasswordError):
+		return key + "is encrypted, and sslpassword is not its password"
+	case cause.Error() == "tls: failed to parse private key":
+		return key + "can't be read: if it begins with BEGIN ENCRYPTED PRIVATE KEY, store it without a password, or as 'openssl rsa -aes256 -traditional' writes it"
 	case usableWith(e.ConnString, "sslmode", "prefer"):
 		return "sslmode in " + setting + " (or PGSSLMODE) is none that there is: it may be disable, allow, prefer, require, verify-ca or verify-full"
 	case usableWith(e.ConnString, "sslmode", "disable"):
@@ -183,7 +202,14 @@ func explainTLS(e *pgconn.ConnectError, setting string) string {
 	if op, ok := errors.AsType[*net.OpError](e); ok && op.Op == "remote error" { // crypto/tls: an alert
 		return fmt.Sprintf("the server at %s refused TLS: %v: does it ask for a client certificate (sslcert and sslkey in %s)?", at, op.Err, setting)
 	}
+	if e.Config.SSLNegotiation == "direct" && (errors.Is(e, io.EOF) || errors.Is(e, io.ErrUnexpectedEOF) || errors.Is(e, syscall.ECONNRESET)) {
+		return fmt.Sprintf("the server at %s ended the connection: sslnegotiation=direct in %s (or PGSSLNEGOTIATION) needs PostgreSQL 17 or newer with TLS switched on (ssl = on): take it out", at, setting)
+	}
 	_, garbled := errors.AsType[tls.RecordHeaderError](e)
+	refused := cause(e).Error() == "server refused TLS connection"
+	if (e.Config.ChannelBinding == "require" || e.Config.RequireAuth != "" || e.Config.SSLCertMode == "require") && !garbled && !refused && isDriversOwn(e) {
+		return fmt.Sprintf("the server at %s did not let role %q in as %s asks for (%v): have its pg_hba.conf ask for that, as by scram-sha-256 with TLS, or change channel_binding, require_auth or sslcertmode", at, e.Config.User, setting, cause(e))
+	}
 	if e.Config.TLSConfig != nil && (garbled || isDriversOwn(e)) {
 		return fmt.Sprintf("the server at %s does not speak TLS as sslmode in %s asks for (%v): switch TLS on at the server (ssl = on), or ask for less", at, setting, cause(e))
 	}
@@ -209,7 +235,11 @@ func cause(err error) error {
 		case interface{ Unwrap() []error }:
 			err = e.Unwrap()[0]
 		case interface{ Unwrap() error }:
-			err = e.Unwrap()
+			inner := e.Unwrap()
+			if inner == nil {
+				return err
+			}
+			err = inner
 		default:
 			return err
 		}

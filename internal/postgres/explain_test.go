@@ -19,13 +19,14 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // tlsServer stands for a database server: it answers the driver's question for TLS
 // (PostgreSQL's manual, "SSL Session Encryption"), and speaks TLS where it has a
-// configuration for that.
-func tlsServer(t *testing.T, answer string, config *tls.Config) (port string) {
+// configuration for that. Then it sends messages. Without an answer it hangs up.
+func tlsServer(t *testing.T, answer string, config *tls.Config, messages ...pgproto3.BackendMessage) (port string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -41,9 +42,17 @@ func tlsServer(t *testing.T, answer string, config *tls.Config) (port string) {
 			go func() {
 				defer conn.Close()
 				io.ReadFull(conn, make([]byte, 8))
+				if answer == "" {
+					return
+				}
 				io.WriteString(conn, answer)
 				if config != nil {
 					conn = tls.Server(conn, config)
+				}
+				for _, m := range messages {
+					if b, err := m.Encode(nil); err == nil {
+						conn.Write(b)
+					}
 				}
 				io.Copy(io.Discard, conn)
 			}()
@@ -99,6 +108,25 @@ func TestExplainTellsWhyTLSFails(t *testing.T) {
 	if err := os.WriteFile(broken, []byte("-----BEGIN NOTHING-----\n-----END NOTHING-----\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	trusting := &tls.Config{Certificates: []tls.Certificate{good}}
+	trust := []pgproto3.BackendMessage{&pgproto3.AuthenticationOk{}, &pgproto3.ReadyForQuery{TxStatus: 'I'}}
+	md5 := []pgproto3.BackendMessage{&pgproto3.AuthenticationMD5Password{}}
+	unknown, err := (&pgproto3.ErrorResponse{Severity: "FATAL", Code: "55P02", Message: "no ssl_min_protocol_version"}).Encode(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hangsUp := tlsServer(t, "", nil)
+	key := func(block *pem.Block) string {
+		file := filepath.Join(t.TempDir(), "key.pem")
+		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	// What does not decrypt is as good as what would with another password.
+	encrypted := key(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: make([]byte, 16),
+		Headers: map[string]string{"Proc-Type": "4,ENCRYPTED", "DEK-Info": "AES-256-CBC,000102030405060708090A0B0C0D0E0F"}})
+	pkcs8 := key(&pem.Block{Type: "ENCRYPTED PRIVATE KEY", Bytes: []byte("geheim")})
 	tests := []struct{ name, port, parameters, want string }{
 		{"the server speaks none", tlsServer(t, "N", nil), "sslmode=require",
 			"the server at localhost:PORT does not speak TLS as sslmode in DATABASE_URL asks for (server refused TLS connection): switch TLS on at the server (ssl = on), or ask for less"},
@@ -128,6 +156,24 @@ func TestExplainTellsWhyTLSFails(t *testing.T) {
 			"cannot connect to PostgreSQL at localhost:1: connection refused: is it running, and is DATABASE_URL right?"},
 		{"no TLS asked for, and an answer that the driver can't make out", tlsServer(t, "R\x00\x00\x00\x08\x00\x00\x00\x63", nil), "sslmode=disable",
 			"cannot connect to PostgreSQL at localhost:PORT: it cannot be reached: is it running, and is DATABASE_URL right?"},
+		{"TLS at once, which is not known", hangsUp, "sslmode=require&sslnegotiation=direct",
+			"the server at localhost:PORT ended the connection: sslnegotiation=direct in DATABASE_URL (or PGSSLNEGOTIATION) needs PostgreSQL 17 or newer with TLS switched on (ssl = on): take it out"},
+		{"no channel binding, by password", tlsServer(t, "S", trusting, md5...), "sslmode=require&channel_binding=require",
+			"the server at localhost:PORT did not let role \"u\" in as DATABASE_URL asks for (channel binding required but server did not authenticate using channel binding): "},
+		{"no channel binding, without any", tlsServer(t, "S", trusting, trust...), "sslmode=require&channel_binding=require",
+			"the server at localhost:PORT did not let role \"u\" in as DATABASE_URL asks for (channel binding required but server did not authenticate using channel binding): "},
+		{"another method", tlsServer(t, "S", trusting, md5...), "sslmode=require&require_auth=scram-sha-256",
+			"the server at localhost:PORT did not let role \"u\" in as DATABASE_URL asks for ("},
+		{"no TLS, and channel binding", tlsServer(t, "N", nil), "sslmode=require&channel_binding=require",
+			"the server at localhost:PORT does not speak TLS as sslmode in DATABASE_URL asks for (server refused TLS connection): switch TLS on at the server (ssl = on), or ask for less"},
+		{"a setting of libpq's only", tlsServer(t, string(unknown), nil), "sslmode=disable&ssl_min_protocol_version=TLSv1.3",
+			"DATABASE_URL (or a PG* variable) sets ssl_min_protocol_version, which this driver does not know, and the server at localhost:PORT does not take it either (no ssl_min_protocol_version, SQLSTATE 55P02): take it out"},
+		{"key encrypted", "1", "sslmode=require&sslcert=" + authority + "&sslkey=" + encrypted,
+			"the key that sslkey in DATABASE_URL (or PGSSLKEY) names is encrypted: give its password with sslpassword (or PGSSLPASSWORD)"},
+		{"key encrypted, wrong password", "1", "sslmode=require&sslpassword=geheim&sslcert=" + authority + "&sslkey=" + encrypted,
+			"the key that sslkey in DATABASE_URL (or PGSSLKEY) names is encrypted, and sslpassword is not its password"},
+		{"key encrypted in a way that the driver can't read", "1", "sslmode=require&sslpassword=geheim&sslcert=" + authority + "&sslkey=" + pkcs8,
+			"the key that sslkey in DATABASE_URL (or PGSSLKEY) names can't be read: if it begins with BEGIN ENCRYPTED PRIVATE KEY, store it without a password, or as 'openssl rsa -aes256 -traditional' writes it"},
 		{"unknown sslmode", "1", "sslmode=verify",
 			"sslmode in DATABASE_URL (or PGSSLMODE) is none that there is: it may be disable, allow, prefer, require, verify-ca or verify-full"},
 	}
@@ -143,6 +189,26 @@ func TestExplainTellsWhyTLSFails(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The driver takes any text for a way to negotiate TLS, and goes the usual one.
+func TestUnknownNegotiationOfTLS(t *testing.T) {
+	t.Parallel()
+	for way, good := range map[string]bool{"postgres": true, "direct": true, "": true, "foo": false, "Direct": false} {
+		for _, url := range []string{"postgres://u:geheim@localhost/db?sslmode=require&sslnegotiation=" + way, "host=localhost password=geheim sslnegotiation='" + way + "'"} {
+			want := ""
+			if !good {
+				want = "sslnegotiation in DATABASE_URL (or PGSSLNEGOTIATION) is none that there is: it may be postgres or direct"
+			}
+			got := ""
+			if err := CheckURL("DATABASE_URL", url); err != nil {
+				got = err.Error()
+			}
+			if got != want {
+				t.Errorf("CheckURL of sslnegotiation %q: %q, want %q", way, got, want)
+			}
+		}
 	}
 }
 

@@ -85,12 +85,17 @@ func ReadURL(file string) (string, error) {
 	return url, CheckURL("the file "+file, url)
 }
 
-// CheckURL refuses a URL or DSN that is not one line. Its error is a sentence for an
+// CheckURL refuses a URL or DSN that is not one line, or has a way to negotiate TLS that
+// there is not, of which the driver would say nothing. Its error is a sentence for an
 // operator, and names the setting. The driver would make part of a name of what follows
 // the line, a password in it, and names are told.
 func CheckURL(setting, url string) error {
 	if strings.ContainsFunc(url, unicode.IsControl) {
 		return fmt.Errorf("%s has a line break or another control character in it: the database's URL or DSN is one line", setting)
+	}
+	// What can't be read at all is told of by who opens it.
+	if c, err := pgconn.ParseConfig(url); err == nil && !slices.Contains([]string{"", "postgres", "direct"}, c.SSLNegotiation) {
+		return fmt.Errorf("sslnegotiation in %s (or PGSSLNEGOTIATION) is none that there is: it may be postgres or direct", setting)
 	}
 	return nil
 }

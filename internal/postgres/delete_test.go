@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -595,6 +596,65 @@ func TestAGrownLedgerIsNotScanned(t *testing.T) {
 			t.Parallel()
 			testAGrownLedgerIsNotScanned(t, before)
 		})
+	}
+}
+
+// A table that was empty, or small, when deletions from it were planned, and was loaded
+// then, is not scanned for each of them until somebody analyses it.
+func TestALoadedTableIsNotScanned(t *testing.T) {
+	t.Parallel()
+	for name, before := range map[string]string{"known to be empty": "SELECT", "small": `INSERT INTO public.plants (id, name) SELECT -i, 'fern' FROM generate_series(1, 200) i`} {
+		for kind, at := range map[string]int64{"one by one": 1, "in batches": 20} {
+			t.Run(name+", "+kind, func(t *testing.T) {
+				t.Parallel()
+				database := pgtest.New(t)
+				s := storeOn(t, database, "")
+				s.exec(t, before)
+				s.exec(t, `VACUUM (ANALYZE) public.plants`)
+				conn, err := s.pool.Acquire(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				use := func(first int64, want int) {
+					t.Helper()
+					for i := range int64(8) {
+						var turns []turn
+						for n := range at {
+							turns = append(turns, turn{Deletion: deletion(first+i*at+n, "k")})
+						}
+						run := deleteEach
+						if at > 1 {
+							run = deleteTogether
+						}
+						deleted, _, _, err := run(t.Context(), conn.Conn(), turns, time.Second, time.Minute)
+						if got := len(slices.DeleteFunc(deleted, func(d bool) bool { return !d })); err != nil || got != want {
+							t.Errorf("%d plants deleted, %v; want %d", got, err, want)
+						}
+					}
+				}
+				use(1, 0)
+				const loaded = 100_000
+				s.exec(t, `INSERT INTO public.plants (id, name) SELECT i, 'fern' FROM generate_series(1, $1::int) i`, loaded)
+				use(1, int(at))
+				use(loaded+1, 0)
+				conn.Release()
+				s.Close() // the sessions tell their statistics when they end
+				for {
+					var sessions, read int
+					if err := s.owner.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM pg_stat_activity WHERE usename = 'plantstore_app' AND datname = current_database()),
+						(SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'plants')`).Scan(&sessions, &read); err != nil {
+						t.Fatal(err)
+					}
+					if sessions > 0 {
+						continue
+					}
+					if read > loaded {
+						t.Errorf("%d rows of plants were read in scans, want fewer than one scan of its %d", read, loaded)
+					}
+					return
+				}
+			})
+		}
 	}
 }
 

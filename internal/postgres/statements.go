@@ -43,6 +43,14 @@ const bounds = `SELECT pg_catalog.set_config('search_path', CASE
 	pg_catalog.set_config('lock_timeout', ` + lockLimit + `, true), pg_catalog.set_config('statement_timeout', $2::pg_catalog.text, true),
 	` + noTransactionTimeout
 
+// noPlanOfASmallTable is a column of a SELECT. A plan that is kept for the life of a
+// connection would scan the table for each deletion, if it was made while that was small,
+// until the next ANALYZE. So none is kept as long as it has less than a mebibyte; from
+// some 30 pages on, an index is cheaper for a batch. (The size is read under the weakest
+// lock, ACCESS SHARE, which a table that is locked as a whole makes wait, as DELETE would.)
+const noPlanOfASmallTable = `CASE WHEN pg_catalog.pg_relation_size(pg_catalog.to_regclass('public.plants')) OPERATOR(pg_catalog.<) 1048576::bigint
+	THEN pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true) END`
+
 // noTransactionTimeout is a column of a SELECT.
 const noTransactionTimeout = `CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL
 	THEN pg_catalog.set_config('transaction_timeout', '0', true) END`
@@ -154,7 +162,7 @@ func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeo
 		}
 		request := []string{strconv.FormatInt(int64(d.Plant), 10), d.Principal, d.RequestID, d.Key, strconv.Itoa(d.number)}
 		if i == 0 {
-			pipeline.Queue(bounds+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.batch', '', true),
+			pipeline.Queue(bounds+`, `+noPlanOfASmallTable+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.batch', '', true),
 				pg_catalog.set_config('plantstore.request', $3::pg_catalog.text[]::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text, true)`,
 				milliseconds(lockTimeout), milliseconds(statementTimeout), request, budget)
 		} else {
@@ -217,7 +225,7 @@ func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []turn, lockT
 		return nil, 0, -1, err
 	}
 	var pipeline pgx.Batch
-	pipeline.Queue(bounds+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.request', '', true),
+	pipeline.Queue(bounds+`, `+noPlanOfASmallTable+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.request', '', true),
 		pg_catalog.set_config('plantstore.batch', $3::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text, true)`,
 		milliseconds(lockTimeout), milliseconds(statementTimeout), string(batch), budget)
 	pipeline.Queue(`DELETE FROM public.plants WHERE id = ANY ($1::bigint[]) RETURNING id`, asked.ids)

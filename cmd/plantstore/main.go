@@ -147,12 +147,15 @@ func run(ctx context.Context, again <-chan os.Signal, args []string, stdout, std
 			if err := parse.Context.PrintUsage(true); err != nil {
 				return err
 			}
+			return &exitError{exitUsage, err}
 		}
+	}
+	// A misspelt setting goes first: it may be why another one is missing.
+	warnings, misspelt := checkVariables(parser.Model, os.Environ())
+	if err = cmp.Or(misspelt, err); err != nil {
 		return &exitError{exitUsage, err}
 	}
-	if console.warnings, err = checkVariables(parser.Model, os.Environ()); err != nil {
-		return &exitError{exitUsage, err}
-	}
+	console.warnings = warnings
 	name := command.Selected().Name
 	if name != "serve" && name != "dev" { // those have a log
 		for _, w := range console.warnings {

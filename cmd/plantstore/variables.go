@@ -43,8 +43,11 @@ func checkVariables(app *kong.Application, environ []string) (warnings []string,
 		if !strings.HasPrefix(name, ourPrefix) || slices.Contains(known, name) || isOthers(name, value) {
 			continue
 		}
-		nearest := slices.MinFunc(known, func(a, b string) int { return editDistance(a, name) - editDistance(b, name) })
-		if editDistance(nearest, name) <= 2 {
+		distance := func(setting string) int { // also of one that lacks our prefix, as DATABASE_URL
+			return editDistance(ourPrefix+strings.TrimPrefix(setting, ourPrefix), name)
+		}
+		nearest := slices.MinFunc(known, func(a, b string) int { return distance(a) - distance(b) })
+		if distance(nearest) <= 2 {
 			return nil, fmt.Errorf("%s is no setting: is it meant to be %s?", name, nearest)
 		}
 		warnings = append(warnings, fmt.Sprintf("%s is no setting of this release and counts for nothing; the nearest is %s", name, nearest))

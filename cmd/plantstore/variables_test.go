@@ -52,6 +52,8 @@ func TestBadVariables(t *testing.T) {
 		{"PLANTSTORE_ADDR=8080", "dev", `plantstore: --addr (PLANTSTORE_ADDR) is "8080": missing port in address: want one as :8080 or 127.0.0.1:8080`},
 		{"PLANTSTORE_RATE_LIMT=200/s", "serve --database-url=host=h", `plantstore: PLANTSTORE_RATE_LIMT is no setting: is it meant to be PLANTSTORE_RATE_LIMIT?`},
 		{"PLANTSTORE_RATE_LIMITT_=200/s", "version", `plantstore: PLANTSTORE_RATE_LIMITT_ is no setting: is it meant to be PLANTSTORE_RATE_LIMIT?`},
+		{"PLANTSTORE_DATABASE_URL=host=h", "serve", `plantstore: PLANTSTORE_DATABASE_URL is no setting: is it meant to be DATABASE_URL?`},
+		{"PLANTSTORE_DATABSE_URL_FILE=x", "serve --database-url=host=h", `plantstore: PLANTSTORE_DATABSE_URL_FILE is no setting: is it meant to be DATABASE_URL_FILE?`},
 		{"PLANTSTORE_MIGRATE_DATABSE_URL=x", "token list --service-url=host=h", `plantstore: PLANTSTORE_MIGRATE_DATABSE_URL is no setting: is it meant to be PLANTSTORE_MIGRATE_DATABASE_URL?`},
 	} {
 		t.Run(tt.variable, func(t *testing.T) {

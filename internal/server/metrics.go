@@ -97,9 +97,11 @@ func newMetrics(c Config) *metrics {
 	}
 	m.requests.WithLabelValues(plantsRoute, "204", "0")
 	for _, a := range catalogue {
-		if a.code != codeNoRoute {
-			m.requests.WithLabelValues(plantsRoute, strconv.Itoa(a.status()), strconv.Itoa(int(a.code)))
+		route := plantsRoute
+		if a.code == codeNoRoute {
+			route = noRoute
 		}
+		m.requests.WithLabelValues(route, strconv.Itoa(a.status()), strconv.Itoa(int(a.code)))
 	}
 	for _, o := range outcomes {
 		m.deletions.WithLabelValues(o)

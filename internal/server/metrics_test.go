@@ -100,10 +100,21 @@ func TestMetricsAreThereFromTheStart(t *testing.T) {
 	}
 	requests := strings.Join(samples(t, s, "plantstore_http_requests_total"), "\n")
 	for _, a := range catalogue {
-		want := fmt.Sprintf(`{error="%d",route="/plants/:id",status="%d"} 0`, a.code, a.status())
-		if a.code != codeNoRoute && !strings.Contains(requests, want) {
+		route := plantsRoute
+		if a.code == codeNoRoute {
+			route = noRoute
+		}
+		want := fmt.Sprintf(`{error="%d",route=%q,status="%d"} 0`, a.code, route, a.status())
+		if !strings.Contains(requests, want) {
 			t.Errorf("no request with %s:\n%s", want, requests)
 		}
+	}
+	var durations []string
+	for _, route := range []string{"/docs", "/docs/:asset", "/openapi.yaml", "/plants/:id", "none"} {
+		durations = append(durations, fmt.Sprintf("plantstore_http_request_duration_seconds_count{route=%q} 0", route))
+	}
+	if diff := cmp.Diff(durations, samples(t, s, "plantstore_http_request_duration_seconds_count")); diff != "" {
+		t.Errorf("durations (-want +got):\n%s", diff)
 	}
 	for _, prefix := range []string{"plantstore_deletions_total", "plantstore_deletion_duration_seconds_count"} {
 		if got, want := len(samples(t, s, prefix)), len(outcomes); got != want {

@@ -192,10 +192,13 @@ func endIsDoubtful(r *http.Request) bool {
 	return len(r.TransferEncoding) > 0 || !r.ProtoAtLeast(1, 1)
 }
 
+// noRoute is what log and metrics have where no route matches.
+const noRoute = "none"
+
 // routeOf is the route's pattern, which no client controls.
 func routeOf(c echo.Context) string {
 	if c.Path() == "" {
-		return "none"
+		return noRoute
 	}
 	return c.Path()
 }

@@ -105,6 +105,10 @@ func New(c Config) *Server {
 	s := &Server{Config: c, failures: newFailures(), rates: newRates(c.RateLimit)}
 	s.metrics = newMetrics(c)
 	s.public = s.routes()
+	s.metrics.durations.WithLabelValues(noRoute)
+	for _, route := range s.public.Routes() {
+		s.metrics.durations.WithLabelValues(route.Path)
+	}
 	return s
 }
 

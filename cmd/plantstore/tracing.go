@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -95,6 +96,16 @@ func checkTraceVariables(get func(string) string) error {
 	const ratio = "OTEL_TRACES_SAMPLER_ARG"
 	if got, err := strconv.ParseFloat(strings.TrimSpace(get(ratio)), 64); err == nil && math.IsNaN(got) {
 		return fmt.Errorf("%s is %q: it must be a number from 0 to 1", ratio, get(ratio))
+	}
+	// Nothing here reads baggage, so it does no harm. Without tracecontext a client's trace
+	// would be continued all the same.
+	const propagators = "OTEL_PROPAGATORS"
+	if value := get(propagators); value != "" {
+		named := strings.Split(strings.ReplaceAll(value, " ", ""), ",")
+		others := slices.ContainsFunc(named, func(name string) bool { return name != "tracecontext" && name != "baggage" })
+		if others || !slices.Contains(named, "tracecontext") {
+			return fmt.Errorf("%s is %q: it must be tracecontext, or tracecontext,baggage", propagators, value)
+		}
 	}
 	if exporter := get("OTEL_TRACES_EXPORTER"); exporter != "" && exporter != "otlp" {
 		return nil

@@ -157,6 +157,8 @@ func TestTracesThatGoNowhere(t *testing.T) {
 		{endpoint + "=http://c OTEL_TRACES_SAMPLER=traceidratio OTEL_TRACES_SAMPLER_ARG=NaN", `OTEL_TRACES_SAMPLER_ARG is "NaN": it must be a number from 0 to 1`},
 		{endpoint + "=http://c OTEL_EXPORTER_OTLP_COMPRESSION=foo", `OTEL_EXPORTER_OTLP_COMPRESSION is "foo": it must be gzip or none`},
 		{endpoint + "=http://c OTEL_EXPORTER_OTLP_PROTOCOL=grpc OTEL_EXPORTER_OTLP_TRACES_COMPRESSION=GZIP", `OTEL_EXPORTER_OTLP_TRACES_COMPRESSION is "GZIP": it must be gzip or none`},
+		{endpoint + "=http://c OTEL_PROPAGATORS=none", `OTEL_PROPAGATORS is "none": it must be tracecontext, or tracecontext,baggage`},
+		{endpoint + "=http://c OTEL_PROPAGATORS=tracecontext,b3", `OTEL_PROPAGATORS is "tracecontext,b3": it must be tracecontext, or tracecontext,baggage`},
 		{endpoint + "=http://c OTEL_RESOURCE_ATTRIBUTES=test", "error detecting resource: partial resource: missing value: [test]"},
 		{endpoint + "=http://c OTEL_BSP_SCHEDULE_DELAY=0", `OTEL_BSP_SCHEDULE_DELAY is "0": it must be a number from 1 to 2147483647`},
 		{endpoint + "=http://c OTEL_BSP_SCHEDULE_DELAY=-5", `OTEL_BSP_SCHEDULE_DELAY is "-5": it must be a number from 1 to 2147483647`},
@@ -185,6 +187,8 @@ func TestTraceVariablesThatAreFine(t *testing.T) {
 		{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318", "OTEL_EXPORTER_OTLP_COMPRESSION": " gzip", "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": "none", "OTEL_TRACES_SAMPLER_ARG": " 1e-3 "},
 		{"OTEL_EXPORTER_OTLP_ENDPOINT": "unix:///run/collector", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
 		{"OTEL_EXPORTER_OTLP_ENDPOINT": "nowhere", "OTEL_TRACES_EXPORTER": "console"},
+		{"OTEL_TRACES_EXPORTER": "console", "OTEL_PROPAGATORS": "tracecontext"},
+		{"OTEL_TRACES_EXPORTER": "console", "OTEL_PROPAGATORS": " baggage, tracecontext"},
 	} {
 		if err := checkTraceVariables(func(name string) string { return variables[name] }); err != nil {
 			t.Errorf("%v: %v, want no error", variables, err)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"regexp"
 	"slices"
@@ -56,10 +57,18 @@ type panel struct {
 }
 
 // dashboardQueries returns the queries of the dashboard as Grafana would send them, by
-// their panel's title.
+// their panel's title, or that of the variable above the panels.
 func dashboardQueries(t *testing.T) map[string][]string {
 	t.Helper()
-	var dashboard struct{ Panels []panel }
+	var dashboard struct {
+		Panels     []panel
+		Templating struct {
+			List []struct {
+				Name, Type string
+				Query      json.RawMessage
+			}
+		}
+	}
 	if err := json.Unmarshal([]byte(readme.Read(t, "deploy/observability/dashboard.json")), &dashboard); err != nil {
 		t.Fatal(err)
 	}
@@ -69,6 +78,21 @@ func dashboardQueries(t *testing.T) map[string][]string {
 		for _, target := range p.Targets {
 			queries[p.Title] = append(queries[p.Title], fill.Replace(target.Expr))
 		}
+	}
+	values := regexp.MustCompile(`^label_values\((.+), *(\w+)\)$`)
+	for _, v := range dashboard.Templating.List {
+		if v.Type != "query" {
+			continue
+		}
+		var is struct{ Query string }
+		m := []string(nil)
+		if err := json.Unmarshal(v.Query, &is); err == nil {
+			m = values.FindStringSubmatch(is.Query)
+		}
+		if m == nil {
+			t.Fatalf("the variable %s has the query %s, want label_values(...) of a label", v.Name, v.Query)
+		}
+		queries["variable "+v.Name] = []string{fmt.Sprintf("count by (%s) (%s)", m[2], m[1])}
 	}
 	return queries
 }

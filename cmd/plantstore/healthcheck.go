@@ -18,6 +18,14 @@ type healthcheckCommand struct {
 	Timeout   time.Duration `default:"3s" help:"Longest wait for the answer."`
 }
 
+// Validate refuses values that can't work.
+func (c *healthcheckCommand) Validate() error {
+	if c.Timeout <= 0 {
+		return fmt.Errorf("--timeout is %s: it must be longer than 0s", c.Timeout)
+	}
+	return nil
+}
+
 // Run asks /readyz. It is for containers that have no shell and no curl.
 func (c *healthcheckCommand) Run(ctx context.Context, console *console) error {
 	bad := func(err error) error {

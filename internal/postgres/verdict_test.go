@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 
 	"plantstore/internal/plant"
 )
@@ -27,6 +28,18 @@ func TestJudge(t *testing.T) {
 	violation := func(code, table, constraint, column string) error {
 		return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code, SchemaName: "public",
 			TableName: table, ConstraintName: constraint, ColumnName: column}
+	}
+	// As from a server that lets nobody in.
+	refused := func(code string) error {
+		answer, err := (&pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: code, Message: "driver text"}).Encode(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = pgconn.Connect(t.Context(), "host=127.0.0.1 port="+tlsServer(t, string(answer), nil)+" user=u password=p dbname=store sslmode=disable")
+		if _, is := errors.AsType[*pgconn.ConnectError](err); !is {
+			t.Fatalf("connecting to a server that says %s: %v, want a ConnectError", code, err)
+		}
+		return err
 	}
 	tests := []struct {
 		name string
@@ -79,6 +92,14 @@ func TestJudge(t *testing.T) {
 		{"unexpected EOF", io.ErrUnexpectedEOF, true, plant.ErrUnavailable, ask},
 		{"deadline in mid-statement", context.DeadlineExceeded, true, plant.ErrUnavailable, ask},
 		{"pool exhausted", context.DeadlineExceeded, false, plant.ErrUnavailable, again},
+		{"too_many_connections for a new connection", sql("53300"), false, plant.ErrUnavailable, again},
+		{"invalid_authorization_specification for a new connection", sql("28000"), false, plant.ErrUnavailable, done},
+		{"invalid_catalog_name for a new connection", sql("3D000"), false, plant.ErrUnavailable, done},
+		{"insufficient_privilege for a new connection", sql("42501"), false, plant.ErrUnavailable, done},
+		{"too_many_connections at the login", refused("53300"), false, plant.ErrUnavailable, again},
+		{"invalid_authorization_specification at the login", refused("28000"), false, plant.ErrUnavailable, done},
+		{"invalid_catalog_name at the login", refused("3D000"), false, plant.ErrUnavailable, done},
+		{"invalid_password at the login, which may be being changed", refused(invalidPassword), false, plant.ErrUnavailable, again},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

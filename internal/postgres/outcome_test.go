@@ -238,6 +238,46 @@ func TestAReplayThatCannotBeMadeSure(t *testing.T) {
 	}
 }
 
+// What a connection is prepared with lets go of locks where nobody is there any more, and
+// is all that it is prepared with.
+func TestASessionIsPrepared(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	conn, err := s.pool.Acquire(in(t, patience))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	want := map[string]string{
+		"statement_timeout":                   "10000",
+		"lock_timeout":                        "100",
+		"idle_in_transaction_session_timeout": "5000",
+		"jit":                                 "off",
+		"tcp_keepalives_idle":                 "5",
+		"tcp_keepalives_interval":             "1",
+		"tcp_keepalives_count":                "3",
+	}
+	if conn.Conn().PgConn().Conn().RemoteAddr().Network() == "unix" {
+		// A Unix socket has none: the server takes whatever is set, and shows 0.
+		want["tcp_keepalives_idle"], want["tcp_keepalives_interval"], want["tcp_keepalives_count"] = "0", "0", "0"
+	}
+	rows, err := conn.Query(in(t, patience), `SELECT name, setting FROM pg_settings WHERE source = 'session'`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(map[string]string)
+	var name, setting string
+	if _, err := pgx.ForEachRow(rows, []any{&name, &setting}, func() error {
+		got[name] = setting
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("settings of a new session (-want +got):\n%s", diff)
+	}
+}
+
 // A pooler hands our server connection on to others: nothing of ours may be left.
 func TestNoSettingOutlivesItsTransaction(t *testing.T) {
 	t.Parallel()

@@ -29,7 +29,7 @@ help: ## List the targets
 
 run: ## Start the service on a private Postgres, with sample plants and a token
 	@deploy/postgres/ensure.sh
-	@[ -x .bin/plantstore ] || echo "building the service: about a minute the first time" >&2
+	@echo "building the service: seconds, or minutes where Go has built nothing of it yet" >&2
 	@$(BUILD)
 	@.bin/plantstore dev
 

@@ -547,13 +547,15 @@ func TestDurabilityCannotBeTurnedOff(t *testing.T) {
 
 // A limit on whole transactions, of PostgreSQL 17 and later, ends the connection of what
 // waits for a lock: then nobody knows what became of a deletion, or a restore is broken off.
-// And to compile cheap statements takes seconds.
+// And to compile cheap statements takes seconds. A limit on statements, of the database or
+// of the service's sessions, ends a large restore.
 func TestSettingsThatAreNotForOurs(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	// The limit is one that nothing here comes near.
+	// The limits are ones that nothing here comes near.
 	if _, err := pgtest.Pool(t, database.Super).Exec(t.Context(), `DO $$BEGIN
 			EXECUTE format('ALTER DATABASE %I SET jit = on', current_database());
+			EXECUTE format('ALTER DATABASE %I SET statement_timeout = %L', current_database(), '1h');
 			IF current_setting('transaction_timeout', true) IS NOT NULL THEN
 				EXECUTE format('ALTER DATABASE %I SET transaction_timeout = %L', current_database(), '1h');
 			END IF;
@@ -569,6 +571,9 @@ func TestSettingsThatAreNotForOurs(t *testing.T) {
 			END IF;
 			IF current_setting('jit') <> 'off' THEN
 				INSERT INTO public.seen VALUES (TG_OP || ' under jit');
+			END IF;
+			IF TG_OP = 'INSERT' AND current_setting('statement_timeout') <> '0' THEN
+				INSERT INTO public.seen VALUES (TG_OP || ' under a statement_timeout of ' || current_setting('statement_timeout'));
 			END IF;
 			RETURN NULL;
 		END$$;

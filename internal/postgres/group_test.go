@@ -79,6 +79,34 @@ func TestDeletionsAreCommittedTogether(t *testing.T) {
 	}
 }
 
+// A batch is not held up by one of its plants for longer than its limit, which the server
+// keeps. A deletion on its own may have more.
+func TestTheServerLimitsABatch(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 60)
+	// In milliseconds, at the most. A sequence keeps also what a batch that took too long saw.
+	s.exec(t, `CREATE SEQUENCE public.seen MINVALUE 0;
+		CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN
+			IF current_setting('plantstore.batch', true) <> '' THEN
+				PERFORM setval('public.seen', greatest(s.last_value, (SELECT CASE p.setting WHEN '0' THEN '2147483647' ELSE p.setting END::bigint
+					FROM pg_settings p WHERE p.name = 'statement_timeout'))) FROM public.seen s;
+			END IF;
+			RETURN NULL;
+		END$$;
+		CREATE TRIGGER see BEFORE DELETE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION public.see()`)
+	if err := errors.Join(s.deleteAtOnce(t, ids(1, 60))...); err != nil {
+		t.Error(err)
+	}
+	var seen int64
+	if err := s.owner.QueryRow(t.Context(), `SELECT last_value FROM public.seen`).Scan(&seen); err != nil {
+		t.Fatal(err)
+	}
+	if seen == 0 || seen > batchStatementTimeout.Milliseconds() {
+		t.Errorf("batches ran under a statement_timeout of %d ms, want one of at most %s (0: there was no batch; 2147483647: no limit)", seen, batchStatementTimeout)
+	}
+}
+
 // ledgered is what the ledger has of a deletion.
 func ledgered(id int64, d plant.Deletion) ledgerRow {
 	return ledgerRow{id, "Boston fern", d.Principal, &d.RequestID, &d.Key}

@@ -63,6 +63,24 @@ func TestMetricsAreThereFromTheStart(t *testing.T) {
 	}
 }
 
+// A quantile can't be seen beyond the last bucket.
+func TestBucketsOfWaitsReachAnyTimeout(t *testing.T) {
+	t.Parallel()
+	registry := prometheus.NewPedanticRegistry()
+	m := newMetrics()
+	registry.MustRegister(m.inLine, m.roads, m.locks)
+	families, err := registry.Gather()
+	if err != nil || len(families) != 3 {
+		t.Fatalf("%d histograms, %v; want 3", len(families), err)
+	}
+	for _, family := range families {
+		buckets := family.GetMetric()[0].GetHistogram().GetBucket()
+		if last := buckets[len(buckets)-1].GetUpperBound(); last < 300 {
+			t.Errorf("%s ends at %v s, want 5 minutes or more", family.GetName(), last)
+		}
+	}
+}
+
 // A deletion tells what it met, whatever came of it: also one that was successful.
 func TestCourseOfALockedDeletion(t *testing.T) {
 	t.Parallel()

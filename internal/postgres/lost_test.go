@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -26,6 +27,8 @@ type wire struct {
 	loseAnswers atomic.Int32
 	// sending, if set, is called before a DELETE is sent. It may wait.
 	sending func()
+	// preparing, if set, is called before a new session is prepared.
+	preparing func()
 	// silences counts how often every connection that was open fell silent, as
 	// when the peer is gone without a word.
 	silences atomic.Int32
@@ -46,6 +49,9 @@ type faultyConn struct {
 func (c *faultyConn) muted() bool { return c.made < c.wire.silences.Load() }
 
 func (c *faultyConn) Write(b []byte) (int, error) {
+	if c.wire.preparing != nil && bytes.Contains(b, []byte("tcp_keepalives_idle")) {
+		c.wire.preparing()
+	}
 	if c.muted() {
 		return len(b), nil
 	}
@@ -254,6 +260,33 @@ func TestSilentPeersDoNotKeepThePool(t *testing.T) {
 			t.Errorf("after all peers fell silent: took %s, want a few seconds", took)
 		}
 		time.Sleep(20 * time.Second) // until every connection that was given up is closed
+	})
+}
+
+// The pool sets no limit on what a new session is prepared with.
+func TestAPeerThatFallsSilentBeforeItsFirstUse(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s, w := lossy(t, database, "")
+		s.plant(t, 1)
+		w.preparing = sync.OnceFunc(w.mute)
+		start := time.Now()
+		conn, err := s.borrow(in(t, patience), retried, patience)
+		if err == nil {
+			conn.Release()
+			t.Fatal("a connection was had from a peer that is silent")
+		}
+		if took, most := time.Since(start), connectTimeout+2*farewellTimeout; took > most {
+			t.Errorf("the peer fell silent: told after %s, want at most %s", took, most)
+		}
+		if total, inUse := s.pool.Stat().TotalConns(), s.shares.inUse[retried].Load(); total != 0 || inUse != 0 {
+			t.Errorf("it keeps %d places of the pool and %d of its share, want none", total, inUse)
+		}
+		if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+			t.Errorf("Delete on the next connection: %v, want none", err)
+		}
+		time.Sleep(20 * time.Second) // until the connection that was given up is closed
 	})
 }
 

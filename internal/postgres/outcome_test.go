@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
@@ -281,8 +282,7 @@ func TestASessionIsPrepared(t *testing.T) {
 // A pooler hands our server connection on to others: nothing of ours may be left.
 func TestNoSettingOutlivesItsTransaction(t *testing.T) {
 	t.Parallel()
-	database := pgtest.New(t)
-	s := storeOn(t, database, "pool_max_conns=1")
+	s := newStore(t)
 	s.sample(t, 60)
 	const ours = `SELECT name || '=' || setting FROM pg_settings WHERE source = 'session'
 			AND name NOT IN ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'jit', 'tcp_keepalives_idle', 'tcp_keepalives_interval', 'tcp_keepalives_count')
@@ -290,34 +290,66 @@ func TestNoSettingOutlivesItsTransaction(t *testing.T) {
 		UNION ALL SELECT name || '=' || setting FROM pg_settings WHERE name IN ('statement_timeout', 'lock_timeout', 'synchronous_commit', 'search_path', 'jit', 'enable_seqscan')
 		ORDER BY 1`
 	before := stringsOf(t, s.pool, ours)
+	check := func(when string) {
+		t.Helper()
+		for _, conn := range s.everyConn(t) {
+			rows, err := conn.Query(t.Context(), ours)
+			if err != nil {
+				t.Fatal(err)
+			}
+			after, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(before, after); diff != "" {
+				t.Errorf("settings after %s (-before +after):\n%s", when, diff)
+			}
+			conn.Release()
+		}
+	}
 	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(before, stringsOf(t, s.pool, ours)); diff != "" {
-		t.Errorf("settings after a deletion (-before +after):\n%s", diff)
-	}
+	check("a deletion")
 	for _, err := range s.deleteAtOnce(t, ids(2, 60)) {
 		if err != nil {
 			t.Error(err)
 		}
 	}
-	if diff := cmp.Diff(before, stringsOf(t, s.pool, ours)); diff != "" {
-		t.Errorf("settings after deletions in batches (-before +after):\n%s", diff)
-	}
+	check("deletions in batches")
 	if _, err := s.plants.Delete(in(t, patience), keyed(1, "other")); !isDefinite(err) {
 		t.Errorf("Delete with another key: %v, want that it was deleted earlier", err)
 	}
-	if diff := cmp.Diff(before, stringsOf(t, s.pool, ours)); diff != "" {
-		t.Errorf("settings after a look at the ledger and a refusal (-before +after):\n%s", diff)
+	check("a look at the ledger and a refusal")
+	// SQL on any of the connections is recorded under the role, without a key.
+	for i, conn := range s.everyConn(t) {
+		id := int64(100 + i)
+		s.plant(t, id)
+		if _, err := conn.Exec(t.Context(), `DELETE FROM public.plants WHERE id = $1`, id); err != nil {
+			t.Fatal(err)
+		}
+		got := s.ledger(t)[60+i]
+		if diff := cmp.Diff(ledgerRow{id, "Boston fern", "plantstore_app", nil, nil}, got); diff != "" {
+			t.Errorf("ledger (-want +got):\n%s", diff)
+		}
+		conn.Release()
 	}
-	// SQL on the same connection is recorded under the role, without a key.
-	s.plant(t, 100)
-	if _, err := s.pool.Exec(t.Context(), `DELETE FROM public.plants WHERE id = 100`); err != nil {
-		t.Fatal(err)
-	}
-	got := s.ledger(t)[60]
-	if diff := cmp.Diff(ledgerRow{100, "Boston fern", "plantstore_app", nil, nil}, got); diff != "" {
-		t.Errorf("ledger (-want +got):\n%s", diff)
+}
+
+// everyConn acquires all connections that are open, once nobody uses any.
+func (s store) everyConn(t *testing.T) []*pgxpool.Conn {
+	t.Helper()
+	for ; ; time.Sleep(time.Millisecond) {
+		conns := s.pool.AcquireAllIdle(in(t, patience))
+		if len(conns) > 0 && len(conns) == int(s.pool.Stat().TotalConns()) {
+			return conns
+		}
+		for _, conn := range conns {
+			conn.Release()
+		}
+		if err := t.Context().Err(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -7,12 +7,14 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"plantstore/internal/pgtest"
@@ -307,4 +309,53 @@ func TestTheDeadlineOfAFarewellStays(t *testing.T) {
 			t.Errorf("reading from a silent peer: %v after %s, want a timeout after %s", err, took, farewellTimeout)
 		}
 	})
+}
+
+// A primary that was demoted answers all connections alike. An error of a function of the
+// store's says nothing of the server.
+func TestNoConnectionToADemotedPrimaryIsUsed(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, sql string
+		others    int // of the other connections that are used again
+	}{
+		{"demoted", `BEGIN READ ONLY; DELETE FROM public.plants WHERE id = 1`, 0},
+		{"raised by a function", `DO $$BEGIN RAISE EXCEPTION USING ERRCODE = '25006'; END$$`, 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t)
+			acquire := func() (conns [3]*pgxpool.Conn) {
+				t.Helper()
+				for i := range conns {
+					var err error
+					if conns[i], err = s.pool.Acquire(in(t, patience)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				return conns
+			}
+			before := acquire()
+			var others []*pgx.Conn
+			for _, conn := range before[1:] {
+				others = append(others, conn.Conn())
+			}
+			before[1].Release() // idle while the error comes, and the last one in use
+			if _, err := before[0].Exec(in(t, patience), tt.sql); sqlState(err) != readOnlyTransaction {
+				t.Fatalf("%s: %v, want SQLSTATE %s", tt.sql, err, readOnlyTransaction)
+			}
+			before[2].Release()
+			got := 0
+			for _, conn := range acquire() {
+				if slices.Contains(others, conn.Conn()) {
+					got++
+				}
+				defer conn.Release()
+			}
+			if got != tt.others {
+				t.Errorf("%d of the 2 other connections were used again, want %d", got, tt.others)
+			}
+			before[0].Release()
+		})
+	}
 }

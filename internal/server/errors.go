@@ -73,10 +73,10 @@ var catalogue = []errorAnswer{
 	{is(plant.ErrUnknown), 50400, "unknown", text("The connection to the database was lost while it was deleting: the plant may be gone or not. Send the same request again with the Idempotency-Key of this answer to find out."), ""},
 	{isA[*plant.OverBudgetError], 42901, "over_budget", overBudget, ""},
 	{is(plant.ErrUnavailable), 50300, "unavailable", text("The database cannot be reached. This request deleted nothing; what an earlier one with the same Idempotency-Key did is not known now. Try again later, with the Idempotency-Key of this answer if it has one."), ""},
-	{is(plant.ErrBusy), 50301, "busy", text("Other work in the database has locked the plant, or something else that its deletion needs, or the database was too slow. This request deleted nothing: try again later, with the Idempotency-Key of this answer."), ""},
+	{is(plant.ErrBusy), 50301, "busy", text("Other work in the database has locked the plant, or something else that its deletion needs, or the database was too slow. This request deleted nothing; an earlier one with the same Idempotency-Key may have. Try again later, with the Idempotency-Key of this answer."), ""},
 	{is(auth.ErrKeysUnknown), 50303, "keys_unknown", text("Whether the token is good can't be told now: the keys of the identity provider are not known. This request deleted nothing: try again later."), ""},
-	{is(plant.ErrHindered), 50304, "hindered", text("Plants can't be deleted now: the database would not record it, hides plants, or lacks something that a deletion needs. This request deleted nothing: the service's operators have to mend the database, and plantstore doctor tells them how."), ""},
-	{is(plant.ErrOverloaded), 50302, "overloaded", text("Too many requests are in flight. This request deleted nothing: try again later."), ""},
+	{is(plant.ErrHindered), 50304, "hindered", text("Plants can't be deleted now: the database would not record it, hides plants, or lacks something that a deletion needs. This request deleted nothing; an earlier one with the same Idempotency-Key may have. The service's operators have to mend the database, and plantstore doctor tells them how."), ""},
+	{is(plant.ErrOverloaded), 50302, "overloaded", text("Too many requests are in flight. This request deleted nothing; an earlier one with the same Idempotency-Key may have. Try again later."), ""},
 	{func(error) bool { return true }, 50000, "error", text("Something went wrong in this service. Tell its operators the X-Request-Id of this answer, and send the same request again with the Idempotency-Key of this answer to find out what became of the plant."), ""},
 }
 

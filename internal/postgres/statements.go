@@ -49,7 +49,7 @@ const bounds = `SELECT pg_catalog.set_config('search_path', CASE
 // some 30 pages on, an index is cheaper for a batch. (The size is read under the weakest
 // lock, ACCESS SHARE, which a table that is locked as a whole makes wait, as DELETE would.)
 const noPlanOfASmallTable = `CASE WHEN pg_catalog.pg_relation_size(pg_catalog.to_regclass('public.plants')) OPERATOR(pg_catalog.<) 1048576::bigint
-	THEN pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true) END`
+	THEN pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true) END IS NULL` // of one length, whatever the size
 
 // noTransactionTimeout is a column of a SELECT.
 const noTransactionTimeout = `CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL

@@ -604,6 +604,37 @@ func TestAGrownLedgerIsNotScanned(t *testing.T) {
 	}
 }
 
+func testAGrownLedgerIsNotScanned(t *testing.T, before string) {
+	database := pgtest.New(t)
+	s := storeOn(t, database, "pool_max_conns=2")
+	s.exec(t, before)
+	s.sample(t, 100)
+	use := func(first int64) {
+		t.Helper()
+		for i := range int64(8) {
+			if _, err := s.plants.Delete(in(t, patience), deletion(first+i, "k")); err != nil {
+				t.Error(err)
+			}
+			if _, err := s.plants.Delete(in(t, patience), deletion(1000+i, "k")); !errors.Is(err, plant.ErrNotFound) {
+				t.Error(err)
+			}
+		}
+		for _, err := range s.deleteAtOnce(t, ids(first+10, first+40)) {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	use(1)
+	const grown = 20_000
+	s.exec(t, `INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by) SELECT -i, 1, '()', 'somebody' FROM generate_series(1, $1::int) i`, grown)
+	use(51)
+	if read := s.statistic(t, `SELECT (SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'plant_deletions') +
+			(SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes WHERE relname = 'plant_deletions')`); read > grown {
+		t.Errorf("%d rows of the ledger were read, want fewer than one scan of its %d", read, grown)
+	}
+}
+
 // A table that was empty, or small, when deletions from it were planned, and was loaded
 // then, is not scanned for each of them until somebody analyses it.
 func TestALoadedTableIsNotScanned(t *testing.T) {
@@ -643,67 +674,26 @@ func TestALoadedTableIsNotScanned(t *testing.T) {
 				use(1, int(at))
 				use(loaded+1, 0)
 				conn.Release()
-				s.Close() // the sessions tell their statistics when they end
-				for {
-					var sessions, read int
-					if err := s.owner.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM pg_stat_activity WHERE usename = 'plantstore_app' AND datname = current_database()),
-						(SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'plants')`).Scan(&sessions, &read); err != nil {
-						t.Fatal(err)
-					}
-					if sessions > 0 {
-						continue
-					}
-					if read > loaded {
-						t.Errorf("%d rows of plants were read in scans, want fewer than one scan of its %d", read, loaded)
-					}
-					return
+				if read := s.statistic(t, `SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'plants'`); read > loaded {
+					t.Errorf("%d rows of plants were read in scans, want fewer than one scan of its %d", read, loaded)
 				}
 			})
 		}
 	}
 }
 
-func testAGrownLedgerIsNotScanned(t *testing.T, before string) {
-	database := pgtest.New(t)
-	s := storeOn(t, database, "pool_max_conns=2")
-	s.exec(t, before)
-	s.sample(t, 100)
-	use := func(first int64) {
-		t.Helper()
-		for i := range int64(8) {
-			if _, err := s.plants.Delete(in(t, patience), deletion(first+i, "k")); err != nil {
-				t.Error(err)
-			}
-			if _, err := s.plants.Delete(in(t, patience), deletion(1000+i, "k")); !errors.Is(err, plant.ErrNotFound) {
-				t.Error(err)
-			}
-		}
-		for _, err := range s.deleteAtOnce(t, ids(first+10, first+40)) {
-			if err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	use(1)
-	const grown = 20_000
-	s.exec(t, `INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by) SELECT -i, 1, '()', 'somebody' FROM generate_series(1, $1::int) i`, grown)
-	use(51)
-	s.Close() // the sessions tell their statistics when they end
-	for {
-		var sessions, read int
-		if err := s.owner.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM pg_stat_activity WHERE usename = 'plantstore_app' AND datname = current_database()),
-			(SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'plant_deletions') +
-			(SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes WHERE relname = 'plant_deletions')`).Scan(&sessions, &read); err != nil {
+// statistic closes the service's pool, as sessions tell their statistics when they end, and
+// returns one then.
+func (s store) statistic(t *testing.T, sql string) (value int) {
+	t.Helper()
+	s.Close()
+	for sessions := 1; sessions > 0; {
+		if err := s.owner.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM pg_stat_activity WHERE usename = 'plantstore_app' AND datname = current_database()), (`+sql+`)`).
+			Scan(&sessions, &value); err != nil {
 			t.Fatal(err)
 		}
-		if sessions > 0 {
-			continue
-		}
-		if read > grown {
-			t.Errorf("%d rows of the ledger were read, want fewer than one scan of its %d", read, grown)
-		}
-		return
 	}
+	return value
 }
 
 func TestReady(t *testing.T) {

@@ -26,8 +26,8 @@ const ServiceSetting = "DATABASE_URL"
 // to look at. It tells host, database and role, never a password.
 func Explain(err error) string { return ExplainFor(err, ServiceSetting) }
 
-// ExplainFor is Explain where the URL comes from another setting than the service's. That
-// of a connection that acquire could not have it knows by itself.
+// ExplainFor is Explain where the URL comes from another setting than the service's. An
+// error of a DB that could not connect brings its setting along.
 func ExplainFor(err error, setting string) string {
 	if e, ok := errors.AsType[*sourcedError](err); ok {
 		return e.explain()

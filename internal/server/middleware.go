@@ -299,9 +299,9 @@ func (s *Server) byToken(c echo.Context, token string) (auth.Principal, error) {
 	return principal, err
 }
 
-// byJWT authenticates by a JWT. To verify one takes neither the database nor a fetch of
-// keys. So it is always done, and only those that fail are limited: who has a good one
-// need not suffer for a neighbour.
+// byJWT authenticates by a JWT. To verify one takes no look-up in the database. So it is
+// always done, and only those that fail are limited: who has a good one need not suffer
+// for a neighbour.
 func (s *Server) byJWT(c echo.Context, token string) (auth.Principal, error) {
 	principal, err := s.JWTs.Authenticate(c.Request().Context(), token)
 	if !errors.Is(err, auth.ErrInvalidToken) && !errors.Is(err, auth.ErrKeyUnknown) {

@@ -55,10 +55,10 @@ const (
 	pgbenchPlain    = "pgbench, plain"
 	pgbenchLedgered = "pgbench, ledgered"
 	plantstore      = "plantstore"
-	besides         = "plantstore, the other"              // see the flag -beside
-	byJWT           = "plantstore, by JWT"                 // see the flag -jwt
-	withBudget      = "plantstore, with a deletion budget" // see the flag -budget
-	oneByOne        = "plantstore, one by one"             // without group commit
+	besides         = "plantstore, the other" // see the flag -beside
+	byJWT           = "plantstore, by JWT"
+	withBudget      = "plantstore, with a deletion budget"
+	oneByOne        = "plantstore, one by one" // without group commit
 	tidyService     = "plantstore, GOGC=100"
 	forgetful       = "plantstore, without the ledger"
 	barePlain       = "bare handler, plain"                // with the pool that is best where it is
@@ -94,6 +94,7 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	}{
 		{"distance", func() error { return b.travel(ctx, r, ledgered, plain) }},
 		{"open", func() error { return b.openLoop(ctx, r) }},
+		{"principals", func() error { return b.principals(ctx, r, ledgered) }},
 		{"replicas", func() error { return b.replicas(ctx, r, ledgered) }},
 		{"memory", func() error { return b.connections(ctx, r, ledgered) }},
 		{"start", func() (err error) { r.startup, err = b.startup(ctx, ledgered); return err }},

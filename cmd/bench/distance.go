@@ -74,32 +74,6 @@ func (b *bench) onRoad(ctx context.Context, j *journey, ledgered, plain *store) 
 		}
 		add(c, ledgered, s.most)
 	}
-	if b.jwt {
-		token, settings, err := issueJWT(b.folder)
-		if err != nil {
-			return err
-		}
-		c, err := b.startService(ctx, byJWT, b.service, ledgered, j.road, settings...)
-		if err != nil {
-			return err
-		}
-		if !atHome {
-			defer c.process.Kill()
-		}
-		c.token = token
-		add(c, ledgered, most)
-	}
-	if b.budget {
-		c, err := b.startService(ctx, withBudget, b.service, ledgered, j.road)
-		if err != nil {
-			return err
-		}
-		if !atHome {
-			defer c.process.Kill()
-		}
-		c.token = ledgered.budgeted
-		add(c, ledgered, most)
-	}
 	for _, s := range []struct {
 		title    string
 		store    *store

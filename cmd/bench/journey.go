@@ -48,7 +48,7 @@ func (j *journey) writeTable(b *strings.Builder) {
 
 // leads reports whether a trial is in the leading tables and plots.
 func (j *journey) leads(t *trial) bool {
-	return t.is(plantstore) || t.is(besides) || t.is(byJWT) || t.is(withBudget) || t.is(barePlain) || t.is(pgbenchLedgered)
+	return t.is(plantstore) || t.is(besides) || t.is(barePlain) || t.is(pgbenchLedgered)
 }
 
 // writePrecision tells the bare handler's pool, and how precise the delay was.

@@ -62,8 +62,6 @@ type config struct {
 	roads    []*road
 	quick    bool
 	beside   string
-	jwt      bool
-	budget   bool
 	pool     int
 	out      string
 }
@@ -88,11 +86,9 @@ func parse(args []string, stderr io.Writer) (c config, _ error) {
 	roads := flags.String("distance", "0s,1ms,5ms,commits", "round trips to the database, with commas between; commits: beside it, with slow commits")
 	flags.BoolVar(&c.quick, "quick", false, "only the service and the bare handler at each distance")
 	flags.StringVar(&c.beside, "beside", "", "path of another build of the service, to be measured beside it at each distance")
-	flags.BoolVar(&c.jwt, "jwt", false, "measure clients with a JWT, too, at each distance")
-	flags.BoolVar(&c.budget, "budget", false, "measure a principal that has a deletion budget, too, at each distance")
 	flags.IntVar(&c.pool, "pool", 0, "database connections of the bare handler at each distance; 0 finds the best")
 	plants := flags.Float64("plants", 4e6, "how many plants there are")
-	parts := flags.String("parts", "distance,open,replicas,memory,start,cost", "what to measure, with commas between; also growth: "+
+	parts := flags.String("parts", "distance,open,principals,replicas,memory,start,cost", "what to measure, with commas between; also growth: "+
 		"100 thousand, 1 million and 20 million plants, and a ledger of 10 million rows")
 	flags.StringVar(&c.out, "out", "", "file to write the report to, as Markdown: between the lines <!-- report --> and <!-- end of report --> if it has them. The plots go beside it")
 	if err := flags.Parse(args); err != nil {
@@ -104,7 +100,7 @@ func parse(args []string, stderr io.Writer) (c config, _ error) {
 		c.parts = []string{"distance"}
 	}
 	for _, part := range c.parts {
-		if !slices.Contains([]string{"distance", "open", "replicas", "memory", "start", "cost", "growth"}, part) {
+		if !slices.Contains([]string{"distance", "open", "principals", "replicas", "memory", "start", "cost", "growth"}, part) {
 			return c, fmt.Errorf("-parts: there is no part %q", part)
 		}
 	}

@@ -21,6 +21,7 @@ type report struct {
 	startup    time.Duration
 	journeys   []*journey
 	open       []*trial
+	principals []*trial
 	replicas   []*trial
 	growth     []*trial
 	costs      []*expense
@@ -99,6 +100,7 @@ func (r *report) markdown() string {
 	r.writeTargets(&b)
 	r.writeHome(&b)
 	r.writeOpen(&b)
+	r.writePrincipals(&b)
 	r.writeReplicas(&b)
 	r.writeCosts(&b)
 	r.writeFootprints(&b)
@@ -221,6 +223,7 @@ func (r *report) targets() (targets []target) {
 	if t := find(home, plantstore, 128); t != nil {
 		targets = append(targets, target{"resident memory at 128, MiB", t.memory() / (1 << 20), "%.0f", 40, true})
 	}
+	targets = append(targets, r.principalTargets()...)
 	for _, e := range r.costs {
 		if e.is(plantstore) && e.clients == 1 {
 			targets = append(targets, target{"CPU of the database for a deletion alone, ms", e.database(), "%.3f", 0.11, true})

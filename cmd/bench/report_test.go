@@ -104,6 +104,35 @@ func TestTargetsOfADistance(t *testing.T) {
 	}
 }
 
+// TestPrincipalsAreComparedRoundByRound has a machine that is slower in each round. The
+// median rates would say that a JWT costs nothing and a budget a half.
+func TestPrincipalsAreComparedRoundByRound(t *testing.T) {
+	t.Parallel()
+	r := &report{}
+	for _, c := range []struct {
+		name  string
+		rates []float64
+	}{{plantstore, []float64{4000, 2000, 1000}}, {byJWT, []float64{3600, 2000, 900}}, {withBudget, []float64{3800, 1000, 950}}} {
+		trial := &trial{contender: &pgbenchContender{title: c.name}, store: &store{}, clients: 8}
+		for _, rate := range c.rates {
+			trial.rounds = append(trial.rounds, measurement{rate: rate})
+		}
+		r.principals = append(r.principals, trial)
+	}
+	type verdict struct {
+		what     string
+		measured float64
+	}
+	var got []verdict
+	for _, t := range r.principalTargets() {
+		got = append(got, verdict{t.what, t.measured})
+	}
+	want := []verdict{{"rate at 8 with a JWT, of that with a token", 0.9}, {"rate at 8 with a budget, of that without", 0.95}}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(verdict{})); diff != "" {
+		t.Errorf("targets differ (-want +got):\n%s", diff)
+	}
+}
+
 func TestPlots(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()

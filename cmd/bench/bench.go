@@ -113,11 +113,17 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 }
 
 // openLoop measures with requests that come at half of the rate that each contender
-// reached with 128 clients beside the database.
+// reached with 128 clients beside the database, and the service at half of the bare
+// handler's, too.
 func (b *bench) openLoop(ctx context.Context, r *report) error {
-	for _, t := range r.home() {
-		if t.clients == 128 && !t.is(bareSmall) {
-			r.open = append(r.open, &trial{contender: t.contender, store: t.store, clients: 128, pace: t.rate() / 2})
+	trials := r.home()
+	for _, t := range trials {
+		if t.clients != 128 || t.is(bareSmall) {
+			continue
+		}
+		r.open = append(r.open, &trial{contender: t.contender, store: t.store, clients: 128, pace: t.rate() / 2})
+		if bare := find(trials, barePlain, 128); t.is(plantstore) && bare != nil {
+			r.open = append(r.open, &trial{contender: t.contender, store: t.store, clients: 128, pace: bare.rate() / 2})
 		}
 	}
 	return b.measure(ctx, r.open, b.duration, b.rounds)

@@ -149,7 +149,7 @@ func (r *report) writeOpen(b *strings.Builder) {
 	if len(r.open) == 0 {
 		return
 	}
-	b.WriteString("### Open loop\n\nRequests come at random moments, at half of the rate that each reached itself with 128 connections beside the database. " +
+	b.WriteString("### Open loop\n\nRequests come at random moments, at half of the rate that each reached itself with 128 connections beside the database, and those to the service at half of the bare handler's, too. " +
 		"Latency counts from the moment a request is due.\n\n| | requests/s | p50, ms | p99, ms | p99.9, ms |\n|:--|--:|--:|--:|--:|\n")
 	for _, t := range r.open {
 		fmt.Fprintf(b, "| %s | %s | %s | %s | %s |\n", t.title(), count(int64(t.rate())), milliseconds(t.p50()), milliseconds(t.p99()), milliseconds(t.p999()))

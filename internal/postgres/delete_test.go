@@ -524,24 +524,29 @@ func TestDirectSQLIsRecorded(t *testing.T) {
 
 func TestDurabilityCannotBeTurnedOff(t *testing.T) {
 	t.Parallel()
-	database := pgtest.New(t)
-	super := pgtest.Pool(t, database.Super)
-	if _, err := super.Exec(t.Context(),
-		`ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` SET synchronous_commit = off`); err != nil {
-		t.Fatal(err)
-	}
-	s := storeOn(t, database, "")
-	s.exec(t, `CREATE TABLE seen (setting text);
-		CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
-			$$BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$;
-		CREATE CONSTRAINT TRIGGER see AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION see()`)
-	s.plant(t, 1)
-	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
-		t.Fatal(err)
-	}
-	var setting string
-	if err := s.owner.QueryRow(t.Context(), `SELECT setting FROM seen`).Scan(&setting); err != nil || setting != "on" {
-		t.Errorf("deleted under synchronous_commit %q, %v; want on", setting, err)
+	for _, setting := range []string{"off", "local"} {
+		t.Run(setting, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			super := pgtest.Pool(t, database.Super)
+			if _, err := super.Exec(t.Context(),
+				`ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` SET synchronous_commit = `+setting); err != nil {
+				t.Fatal(err)
+			}
+			s := storeOn(t, database, "")
+			s.exec(t, `CREATE TABLE seen (setting text);
+				CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+					$$BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$;
+				CREATE CONSTRAINT TRIGGER see AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION see()`)
+			s.plant(t, 1)
+			if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+				t.Fatal(err)
+			}
+			var got string
+			if err := s.owner.QueryRow(t.Context(), `SELECT setting FROM seen`).Scan(&got); err != nil || got != "on" {
+				t.Errorf("deleted under synchronous_commit %q, %v; want on", got, err)
+			}
+		})
 	}
 }
 

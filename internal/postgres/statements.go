@@ -27,10 +27,11 @@ import (
 
 // commitDurably is two columns of a SELECT. They make the transaction that they are in
 // wait for its commit: a cluster that has synchronous_commit off would answer before
-// the commit is durable. And they have the server say so if that wait is cut short, see
-// errCutShort: it says no warnings where client_min_messages is error.
+// the commit is durable, and one that has it local before the synchronous standby has it.
+// And they have the server say so if that wait is cut short, see errCutShort: it says no
+// warnings where client_min_messages is error.
 const commitDurably = `pg_catalog.set_config('synchronous_commit', CASE
-	WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off' THEN 'on'
+	WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) ANY (ARRAY['off', 'local']) THEN 'on'
 	ELSE pg_catalog.current_setting('synchronous_commit') END, true), pg_catalog.set_config('client_min_messages', 'warning', true)`
 
 // bounds is the first statement of each transaction that deletes. Its settings end

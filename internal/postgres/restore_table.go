@@ -21,6 +21,7 @@ type table struct {
 	oid        uint32
 	columns    map[string]column
 	names      map[int16]string // of the columns, by their numbers
+	dropped    map[int16]bool   // the numbers of those that are gone
 }
 
 // A column is one of plants.
@@ -31,17 +32,22 @@ type column struct {
 
 // readTable reads the table in its present form.
 func readTable(ctx context.Context, tx pgx.Tx) (table, error) {
-	t := table{columns: make(map[string]column), names: make(map[int16]string)}
+	t := table{columns: make(map[string]column), names: make(map[int16]string), dropped: make(map[int16]bool)}
 	rows, err := tx.Query(ctx, `
-		SELECT attnum, attname, format_type(atttypid, atttypmod), attgenerated::text FROM pg_attribute
-		WHERE attrelid = 'public.plants'::regclass AND attnum > 0 AND NOT attisdropped`)
+		SELECT attnum, attname, format_type(atttypid, atttypmod), attgenerated::text, attisdropped FROM pg_attribute
+		WHERE attrelid = 'public.plants'::regclass AND attnum > 0`)
 	if err != nil {
 		return t, err
 	}
 	var c column
 	var number int16
-	if _, err := pgx.ForEachRow(rows, []any{&number, &c.Name, &c.Type, &c.Generated}, func() error {
-		t.columns[c.Name], t.names[number] = c, c.Name
+	var dropped bool
+	if _, err := pgx.ForEachRow(rows, []any{&number, &c.Name, &c.Type, &c.Generated, &dropped}, func() error {
+		if dropped {
+			t.dropped[number] = true
+		} else {
+			t.columns[c.Name], t.names[number] = c, c.Name
+		}
 		return nil
 	}); err != nil {
 		return t, err
@@ -92,7 +98,7 @@ func (r *restore) plan(ctx context.Context, entries []entry) error {
 	var numbers []int16
 	if _, err := pgx.ForEachRow(rows, []any{&id, &s.names, &s.types, &s.generated, &relation, &numbers}, func() error {
 		p := r.table.plan(s)
-		if relation == r.table.oid {
+		if relation == r.table.oid && r.table.had(numbers) {
 			p.identify(r.table, numbers)
 		} else { // a copy of the table, as from a dump, has numbers of its own
 			p.doubted = r.table.doubted(s)
@@ -143,6 +149,20 @@ func (t *table) plan(s shape) *plan {
 	p.copy = fmt.Sprintf(`COPY public.plants (%s) FROM STDIN (ENCODING '%s')`, strings.Join(names, ", "), t.encoding)
 	p.read = "ROW(" + strings.Join(read, ", ") + ")::text"
 	return p
+}
+
+// had reports whether this table can have had columns with these numbers, and at that
+// time no others. A column keeps its number, also when it is dropped, and new ones come
+// last. A copy that was made from a dump numbers its columns anew, without those that are
+// gone; in a server of its own it may have the table's oid all the same.
+func (t *table) had(numbers []int16) bool {
+	for n := range slices.Max(append([]int16{0}, numbers...)) {
+		_, there := t.names[n+1]
+		if !t.dropped[n+1] && !(there && slices.Contains(numbers, n+1)) {
+			return false
+		}
+	}
+	return true
 }
 
 // identify finds out which of a shape's columns today's are, by the numbers that they had.

@@ -91,6 +91,8 @@ func TestRestoreTellsColumnsMadeAgain(t *testing.T) {
 func TestRestoreNamesWhatWouldChange(t *testing.T) {
 	t.Parallel()
 	const copyOf = "RENAME TO old; CREATE TABLE plants "
+	// As from a dump, in a server of its own, of a table whose second column was gone.
+	const ofThatOid = "; UPDATE plant_shapes SET relation = 'plants'::regclass, attnums = '{1,3,4,5}'"
 	tests := []struct {
 		name, column, value, alter string
 		want                       string // empty: it comes back as it was
@@ -133,6 +135,11 @@ func TestRestoreNamesWhatWouldChange(t *testing.T) {
 		{"a copy, and another column of its name", "text", "'white'", copyOf + "(id bigint PRIMARY KEY, name text, created_at timestamptz, w text, v text)",
 			`column "v" (text) may be called "w" today: this is a copy of the table, and its columns stand in another order: "white" goes to "v"`},
 		{"a copy, and two columns with each other's names", "text", "NULL", copyOf + "(id bigint PRIMARY KEY, v text, created_at timestamptz, name text)",
+			`column "name" (text) may be called "v" today: this is a copy of the table, and its columns stand in another order: "Fern" goes to "name"`},
+		{"a copy that has the table's oid", "text", "'white'", copyOf + "(id bigint PRIMARY KEY, name text, created_at timestamptz, v text)" + ofThatOid, ``},
+		{"a copy that has the table's oid, and got a column", "text", "'white'", copyOf + "(id bigint PRIMARY KEY, name text, created_at timestamptz, v text, w text)" + ofThatOid, ``},
+		{"a copy that has the table's oid, and lost a column", "text", "NULL", copyOf + "(id bigint PRIMARY KEY, name text, created_at timestamptz, v text); ALTER TABLE plants DROP v" + ofThatOid, ``},
+		{"a copy that has the table's oid, and two columns with each other's names", "text", "NULL", copyOf + "(id bigint PRIMARY KEY, v text, created_at timestamptz, name text)" + ofThatOid,
 			`column "name" (text) may be called "v" today: this is a copy of the table, and its columns stand in another order: "Fern" goes to "name"`},
 		{"a copy, and another id", "bigint", "NULL", copyOf + "(v bigint, id bigint PRIMARY KEY, name text, created_at timestamptz)", ``},
 		{"a column that computes itself now", "text", "'Fern'", "DROP v, ADD v text GENERATED ALWAYS AS (upper(name)) STORED", `column "v" (text): "Fern" becomes "FERN"`},

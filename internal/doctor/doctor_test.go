@@ -573,6 +573,13 @@ func TestDoctorJudgesTokens(t *testing.T) {
 	}
 }
 
+// oldest makes it look as if there were about as many transactions left. The server itself
+// goes on, as it has worked that out already.
+func oldest(left int64) string {
+	return fmt.Sprintf(`SET allow_system_table_mods = on;
+UPDATE pg_database SET datfrozenxid = ((pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 4294967296 - 2144483647 + %d) %% 4294967296)::text::xid WHERE datname = 'template1';`, left)
+}
+
 // What concerns a whole server is provoked on one of its own.
 func TestDoctorOnAServer(t *testing.T) {
 	t.Parallel()
@@ -662,6 +669,8 @@ func TestDoctorOnAServer(t *testing.T) {
 		{"replica for all roles", `ALTER ROLE ALL SET session_replication_role = replica`, "plants", Problem, "session_replication_role is replica for all roles: plants leave without a record", false, nil},
 		{"replica on the server", "ALTER SYSTEM SET session_replication_role = replica;\nSELECT pg_reload_conf();\nSELECT pg_sleep(0.2)", "plants", Problem,
 			"session_replication_role is replica on this server: plants leave without a record", false, nil},
+		{"no transaction ids", oldest(0), "plants", Problem, "no transaction ids are left until database template1 is vacuumed: nothing can be deleted", false, &hints{mend: oldest(1_000_000_000)}},
+		{"few transaction ids", oldest(36_000_000), "plants", Warning, `in 3[56]\d{6} transactions none is possible any more until database template1 is vacuumed: nothing can be deleted then`, true, &hints{mend: oldest(1_000_000_000)}},
 		{"connection limit", `ALTER ROLE plantstore_app CONNECTION LIMIT 2`, "connections", Problem, `the service opens up to .*, role plantstore_app may have 2`, true, nil},
 		{"prepared transaction", "BEGIN;\nINSERT INTO plants (name) VALUES ('x');\nPREPARE TRANSACTION 'it''s'", "transactions", Warning,
 			`prepared transaction 'it''s' of postgres waits for its end since .*`, true, &hints{limit: func(l *Limits) { l.Transaction = time.Microsecond }}},

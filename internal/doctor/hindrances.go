@@ -51,6 +51,7 @@ func hindrances() []hindrance {
 		{"triggers that keep rows", "plants", always | beforeUp, keepingTriggers},
 		{"the replica identity", "plants", always | beforeUp | ready, replicaIdentity},
 		{"session_replication_role", "plants", always | beforeUp | ready, replicationRole},
+		{"transaction ids", "plants", always | ready, transactionIDs},
 		{"subscriptions", "plants", always | beforeUp, subscriptions},
 
 		{"the service's role as the migrating one", "rights", beforeUp | beforeDown, serviceMigrates},

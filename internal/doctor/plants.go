@@ -222,6 +222,16 @@ const replicationRole = `
 	SELECT 'problem', 'session_replication_role is replica in this session: plants leave without a record', 'Take session_replication_role out of the options in the URL.'
 	WHERE current_setting('session_replication_role') = 'replica' AND NOT EXISTS (SELECT FROM settings WHERE ours)`
 
+// The server counts transactions from the oldest that some database still has rows of, up
+// to 2^31, and hands out no ids from 3 million before that on. It warns 40 million before.
+const transactionIDs = `
+	SELECT CASE WHEN n.missing <= 0 THEN 'problem' ELSE 'warning' END,
+		format(CASE WHEN n.missing <= 0 THEN 'no transaction ids are left until database %I is vacuumed: nothing can be deleted'
+			ELSE 'in %2$s transactions none is possible any more until database %1$I is vacuumed: nothing can be deleted then' END, d.datname, n.missing),
+		format(E'-- As a superuser in database %I, once its old transactions, prepared ones and replication slots have ended.\nVACUUM;', d.datname)
+	FROM pg_database d, LATERAL (SELECT 2147483647 - 3000000 - age(d.datfrozenxid)) n (missing)
+	WHERE n.missing < 37000000`
+
 // What a subscription deletes fires no trigger for statements, not even one that is
 // ENABLE ALWAYS. Where the ledger comes with the plants, it has the record.
 const subscriptions = `

@@ -196,7 +196,7 @@ func judgeError(pg *pgconn.PgError) verdict {
 	case "08", "53", "58": // another connection, insufficient resources, system error: a full disk may be mended
 		return verdict{next: again, err: wrap(plant.ErrUnavailable, pg)}
 	case "54", "XX": // limits and internal errors, such as a row whose text is too large
-		if pg.Where != "" {
+		if pg.Where != "" || pg.Code == "54000" { // the latter also where no transaction ids are left
 			return hindered
 		}
 		return fault(pg)

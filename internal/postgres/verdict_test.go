@@ -83,6 +83,7 @@ func TestJudge(t *testing.T) {
 		{"bad value in a trigger", within("22012"), true, plant.ErrStoreRule, done},
 		{"bad value in our own statement", sql("22P02"), true, nil, done},
 		{"rule that does not go with RETURNING", sql("0A000"), true, plant.ErrStoreRule, done},
+		{"no transaction ids are left", sql("54000"), true, plant.ErrHindered, done},
 		{"row too large for the ledger", within("54000"), true, plant.ErrHindered, done},
 		{"value too large for the ledger", within("XX000"), true, plant.ErrHindered, done},
 		{"state that a trigger does not like", within("55000"), true, plant.ErrStoreRule, done},

@@ -640,6 +640,47 @@ func testAGrownLedgerIsNotScanned(t *testing.T, before string) {
 	}
 }
 
+// A table has a file for each gigabyte, and no deletion looks at all of them.
+func TestALargeTableIsNotMeasured(t *testing.T) {
+	t.Parallel()
+	database, _ := ownStore(t, nil)
+	s := storeOn(t, database, "")
+	s.exec(t, `INSERT INTO public.plants (id, name) SELECT i, 'fern' FROM generate_series(1, 60000) i`)
+	s.exec(t, `VACUUM (ANALYZE) public.plants`)
+	conn, err := s.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	id := int64(0)
+	quickest := func() time.Duration {
+		least := time.Hour
+		for range 100 {
+			id++
+			deleted, work, _, err := deleteEach(t.Context(), conn.Conn(), []turn{{Deletion: deletion(id, "k")}}, time.Second, time.Minute)
+			if err != nil || !deleted[0] {
+				t.Fatalf("plant %d deleted: %v, %v; want true, none", id, deleted, err)
+			}
+			least = min(least, work)
+		}
+		return least
+	}
+	before := quickest()
+	var file string
+	if err := pgtest.Pool(t, database.Super).QueryRow(t.Context(),
+		`SELECT current_setting('data_directory') || '/' || pg_relation_filepath('public.plants')`).Scan(&file); err != nil {
+		t.Fatal(err)
+	}
+	for n := range 3000 { // the server looks into none but the first, as that is not full
+		if err := os.WriteFile(fmt.Sprintf("%s.%d", file, n+1), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after := quickest(); after > 5*before {
+		t.Errorf("the database worked on a deletion for %v, and for %v with 3000 files: want no more than 5 times as long", before, after)
+	}
+}
+
 // A table that was empty, or small, when deletions from it were planned, and was loaded
 // then, is not scanned for each of them until somebody analyses it.
 func TestALoadedTableIsNotScanned(t *testing.T) {

@@ -46,11 +46,14 @@ const bounds = `SELECT pg_catalog.set_config('search_path', CASE
 
 // noPlanOfASmallTable is a column of a SELECT. A plan that is kept for the life of a
 // connection would scan the table for each deletion, if it was made while that was small,
-// until the next ANALYZE. So none is kept as long as it has less than a mebibyte; from
-// some 30 pages on, an index is cheaper for a batch. (The size is read under the weakest
-// lock, ACCESS SHARE, which a table that is locked as a whole makes wait, as DELETE would.)
-const noPlanOfASmallTable = `CASE WHEN pg_catalog.pg_relation_size(pg_catalog.to_regclass('public.plants')) OPERATOR(pg_catalog.<) 1048576::bigint
-	THEN pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true) END IS NULL` // of one length, whatever the size
+// until the next ANALYZE. So none is kept as long as VACUUM and ANALYZE know of less than
+// 32 pages; from some 12 on, an index is cheaper for a batch. (To keep none costs: checks
+// of foreign keys are planned each time, too. And to ask for the table's true size would
+// look at each of its files, one for each gigabyte. IS NULL has one length, whatever the
+// size.)
+const noPlanOfASmallTable = `CASE WHEN (SELECT c.relpages FROM pg_catalog.pg_class c
+		WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass('public.plants')) OPERATOR(pg_catalog.<) 32
+	THEN pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true) END IS NULL`
 
 // noTransactionTimeout is a column of a SELECT.
 const noTransactionTimeout = `CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL

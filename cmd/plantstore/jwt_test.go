@@ -3,8 +3,12 @@ package main
 import (
 	"crypto/ed25519"
 	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -121,6 +125,168 @@ func TestJWTsUnderLoad(t *testing.T) {
 	}
 	if by != "oidc:back-office" || gone != deleted.Load() {
 		t.Errorf("the ledger has %d deletions by %s, want %d by oidc:back-office", gone, by, deleted.Load())
+	}
+}
+
+// Clients from many addresses, and from that of good ones, send JWTs by ever new keys that
+// nobody knows, as fast as they can: the provider is asked once in 10 s, nothing of it
+// reaches the database, and each good client deletes what it asks for.
+func TestJWTsByMadeUpKeysMoveNobody(t *testing.T) {
+	t.Parallel()
+	const plants, forgers, neighbours, enough, fetches = 200_000, 48, 16, 3_000, 2
+	const fetchEvery = 10 * time.Second
+	database := pgtest.New(t)
+	owner := pgtest.Connect(t, database.Owner)
+	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, %d) i`, plants))
+	out, _, _ := command(t, "token", "create", "shop", "--database-url="+database.Owner)
+	opaque := strings.TrimSpace(out)
+	provider := authtest.New(t)
+	began := time.Now()
+	p := start(t, append([]string{"serve", "--database-url=" + database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s",
+		"--oidc-issuer=" + provider.URL, "--oidc-audience=" + authtest.Audience, "--trusted-proxies=127.0.0.1"}, longTimeout...)...)
+	public, admin := p.addresses(t)
+	waitReady(t, admin, http.StatusOK)
+
+	transport := &http.Transport{MaxIdleConnsPerHost: forgers + neighbours + 8}
+	defer transport.CloseIdleConnections()
+	try := func(plant int64, token, client string) (answer *http.Response, body string, took time.Duration) {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, fmt.Sprintf("%s/plants/%d", public, plant), nil)
+		if err != nil {
+			t.Error(err)
+			return new(http.Response), "", 0
+		}
+		request.Header.Set("Authorization", "Bearer "+token)
+		request.Header.Set("X-Forwarded-For", client)
+		sent := time.Now()
+		answer, err = transport.RoundTrip(request)
+		if err != nil {
+			t.Error(err)
+			return new(http.Response), "", 0
+		}
+		defer answer.Body.Close()
+		b, err := io.ReadAll(answer.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		return answer, string(b), time.Since(sent)
+	}
+
+	const here = "192.0.2.1"
+	var next, deleted, issued atomic.Int64
+	var mu sync.Mutex
+	var took []time.Duration
+	goodOnes := func(stop *atomic.Bool) (wait func()) {
+		var group sync.WaitGroup
+		for i := range 5 {
+			group.Go(func() {
+				for !stop.Load() && !t.Failed() {
+					token := opaque
+					if i > 0 { // each time another one, which has to be verified
+						token = provider.Sign(t, provider.Claims("back-office", map[string]any{"jti": fmt.Sprint(issued.Add(1))}), nil)
+					}
+					answer, body, passed := try(next.Add(1), token, here)
+					if answer.StatusCode != http.StatusNoContent {
+						t.Errorf("DELETE by good client %d: %d %s, want 204", i, answer.StatusCode, body)
+						return
+					}
+					deleted.Add(1)
+					mu.Lock()
+					took = append(took, passed)
+					mu.Unlock()
+					time.Sleep(5 * time.Millisecond)
+				}
+			})
+		}
+		return group.Wait
+	}
+	during := func(what string, yes func() bool) {
+		t.Helper()
+		var stop atomic.Bool
+		wait := goodOnes(&stop)
+		reached := eventually(func() bool { return yes() || t.Failed() })
+		stop.Store(true)
+		wait()
+		if !reached {
+			t.Errorf("%s: not in %s", what, patience)
+		}
+		slices.Sort(took)
+		if n := len(took); n > 0 {
+			t.Logf("%s: %d deletions by good clients, half of them within %s, 99 %% within %s", what, n, took[n/2], took[n*99/100])
+		}
+		took = nil
+	}
+	during("alone", func() bool { return deleted.Load() >= 500 })
+
+	part := func(v any) string {
+		b, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return base64.RawURLEncoding.EncodeToString(b)
+	}
+	claims, signature := part(provider.Claims("forger", nil)), base64.RawURLEncoding.EncodeToString(make([]byte, ed25519.SignatureSize))
+	var forged atomic.Int64
+	var told sync.Map // by code
+	for _, code := range []string{"40101", "42900", "50303"} {
+		told.Store(code, new(atomic.Int64))
+	}
+	var stop atomic.Bool
+	var group sync.WaitGroup
+	flooded := time.Now()
+	for i := range forgers + neighbours {
+		group.Go(func() {
+			for n := 0; !stop.Load(); n++ {
+				client := here
+				if i < forgers { // as many addresses as it takes to be told so at once
+					client = fmt.Sprintf("10.%d.%d.%d", i, n/10/256, n/10%256)
+				}
+				header := part(map[string]any{"alg": "EdDSA", "typ": "at+jwt", "kid": fmt.Sprintf("forged-%d-%d", i, n)})
+				answer, body, _ := try(plants-int64(i), header+"."+claims+"."+signature, client)
+				var e struct{ Error int }
+				_ = json.Unmarshal([]byte(body), &e)
+				count, ok := told.Load(fmt.Sprint(e.Error))
+				if !ok || answer.StatusCode != e.Error/100 {
+					t.Errorf("DELETE with a made-up JWT: %d %s, want 40101, 42900 or 50303", answer.StatusCode, body)
+					return
+				}
+				count.(*atomic.Int64).Add(1)
+				forged.Add(1)
+			}
+		})
+	}
+	before := provider.Fetches.Load()
+	during("beside made-up JWTs", func() bool { return forged.Load() >= enough && provider.Fetches.Load() >= before+fetches })
+	stop.Store(true)
+	group.Wait()
+	lasted := time.Since(flooded)
+	told.Range(func(code, count any) bool {
+		t.Logf("%s: %d made-up JWTs", code, count.(*atomic.Int64).Load())
+		return true
+	})
+	t.Logf("%d made-up JWTs in %s, %.0f a second", forged.Load(), lasted, float64(forged.Load())/lasted.Seconds())
+	if got, most := provider.Fetches.Load(), 1+int64(time.Since(began)/fetchEvery); got > most {
+		t.Errorf("the provider was asked %d times in %s, want %d at the most", got, time.Since(began), most)
+	}
+
+	var by string
+	var gone, refused int64
+	if err := owner.QueryRow(t.Context(), `SELECT string_agg(DISTINCT deleted_by, ', ' ORDER BY deleted_by), count(*) FILTER (WHERE plant IS NOT NULL), count(*) FILTER (WHERE plant IS NULL)
+		FROM plant_deletions`).Scan(&by, &gone, &refused); err != nil {
+		t.Fatal(err)
+	}
+	if by != "oidc:back-office, shop" || gone != deleted.Load() || refused != 0 {
+		t.Errorf("the ledger has %d deletions and %d refusals by %s, want %d and 0 by oidc:back-office and shop", gone, refused, by, deleted.Load())
+	}
+	families := scrape(t, admin, "plantstore_token_lookups_total")
+	for _, m := range families["plantstore_token_lookups_total"].GetMetric() {
+		if result := m.GetLabel()[0].GetValue(); (result == "unknown" || result == "failed") && m.GetCounter().GetValue() != 0 {
+			t.Errorf("%g look-ups of tokens in the database %s, want none", m.GetCounter().GetValue(), result)
+		}
+	}
+	for _, m := range families["plantstore_deletions_total"].GetMetric() {
+		if outcome := m.GetLabel()[0].GetValue(); outcome != "deleted" && m.GetCounter().GetValue() != 0 {
+			t.Errorf("%g deletions ended as %s, want none", m.GetCounter().GetValue(), outcome)
+		}
 	}
 }
 

@@ -89,7 +89,8 @@ func newVerifier(issuer Issuer, ttl time.Duration, keys *keyring) *Verifier {
 func IsJWT(token string) bool { return strings.Count(token, ".") == 2 }
 
 // Authenticate returns whom a JWT was issued to. It returns ErrInvalidToken, with the
-// reason, for one that is not acceptable, and ErrKeysUnknown or ErrKeyUnknown.
+// reason, for one that is not acceptable, and ErrKeysUnknown or ErrKeyUnknown, whose
+// RetryAfter tells when the issuer may be asked again.
 func (v *Verifier) Authenticate(ctx context.Context, token string) (Principal, error) {
 	digest, now := Digest(sha256.Sum256([]byte(token))), time.Now()
 	if r, ok := v.remembered.Get(digest); ok && now.Sub(r.at) < v.ttl && now.Before(r.expires) {

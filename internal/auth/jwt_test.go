@@ -84,6 +84,19 @@ func (v *Verifier) want(t *testing.T, token string, want error) {
 	}
 }
 
+// wantLater looks at when a JWT that can't be checked now may be tried again.
+func (v *Verifier) wantLater(t *testing.T, token string, want time.Duration) {
+	t.Helper()
+	_, err := v.Authenticate(t.Context(), token)
+	later, ok := errors.AsType[interface {
+		error
+		RetryAfter() time.Duration
+	}](err)
+	if !ok || later.RetryAfter() != want {
+		t.Errorf("Authenticate: %#v, want an error after which to wait %s", err, want)
+	}
+}
+
 func TestUnknownKeysAreAskedForOnceInTenSeconds(t *testing.T) {
 	simulate(t, func(t *testing.T, s *source, v *Verifier) {
 		s.takes.Store(int64(300 * time.Millisecond))
@@ -132,6 +145,7 @@ func TestWhatIsToldOfAnUnknownKey(t *testing.T) {
 		s.provider.Rotate(t, "second")
 		second := s.provider.Token(t, "shop")
 		v.want(t, second, ErrKeyUnknown) // it was asked before there was that key
+		v.wantLater(t, second, fetchEvery-time.Second)
 		time.Sleep(fetchEvery)
 		v.want(t, second, nil)
 		s.provider.Rotate(t, "third")
@@ -139,6 +153,47 @@ func TestWhatIsToldOfAnUnknownKey(t *testing.T) {
 		v.want(t, s.provider.Token(t, "shop"), nil)
 		v.want(t, second, nil)
 	})
+}
+
+// An issuer that publishes each key a while before it signs with it is never asked in vain:
+// none of its JWTs waits, or is refused.
+func TestRotationsWithOverlapAreNotNoticed(t *testing.T) {
+	for name, flood := range map[string]bool{"alone": false, "beside made-up keys": true} {
+		t.Run(name, func(t *testing.T) {
+			simulate(t, func(t *testing.T, s *source, v *Verifier) {
+				made := func(kid string) jose.JSONWebKey {
+					_, key, err := ed25519.GenerateKey(rand.Reader)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return jose.JSONWebKey{Key: key, KeyID: kid, Algorithm: "EdDSA"}
+				}
+				signs := made("0")
+				s.provider.Use(signs)
+				v.want(t, authtest.SignWith(t, signs, s.provider.Claims("shop", nil), nil), nil)
+				s.takes.Store(int64(time.Second))
+				const every = 5 * time.Second // a JWT comes
+				for kid := range 3 {
+					s.provider.Withdraw() // the one before
+					next := made(fmt.Sprint(kid + 1))
+					s.provider.Use(next)
+					for i := range (refreshEvery + 2*every) / every {
+						if flood {
+							forged := authtest.SignWith(t, made("forged"), s.provider.Claims("forger", nil), nil)
+							go v.Authenticate(t.Context(), forged)
+						}
+						began := time.Now()
+						v.want(t, authtest.SignWith(t, signs, s.provider.Claims("shop", map[string]any{"jti": fmt.Sprint(kid, i)}), nil), nil)
+						if took := time.Since(began); took > 0 {
+							t.Errorf("a JWT by key %s took %s, want no wait", signs.KeyID, took)
+						}
+						time.Sleep(every)
+					}
+					signs = next
+				}
+			})
+		})
+	}
 }
 
 // A key is for one algorithm if it says so (RFC 7517, 4.4).
@@ -208,6 +263,7 @@ func TestAnIssuerThatIsDown(t *testing.T) {
 		}
 		began = time.Now()
 		v.want(t, second, ErrKeysUnknown)
+		v.wantLater(t, second, fetchEvery-fetchTimeout)
 		v.want(t, known, nil)
 		if took := time.Since(began); took > 0 {
 			t.Errorf("the next ones took %s, want no wait", took)

@@ -103,17 +103,35 @@ func (k *keyring) find(ctx context.Context, try func([]jose.JSONWebKey) (done bo
 		case !inVain:
 			continue
 		case running == nil && came.Sub(asked) < fetchEvery:
-			return ErrKeyUnknown
+			return k.later(ErrKeyUnknown)
 		case running == nil:
-			return ErrKeysUnknown
+			return k.later(ErrKeysUnknown)
 		}
 		select {
 		case <-running:
 		case <-ctx.Done():
-			return ErrKeysUnknown
+			return k.later(ErrKeysUnknown)
 		}
 	}
 }
+
+// later is an error that passes with the next fetch of keys at the earliest.
+func (k *keyring) later(err error) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return &laterError{err, time.Until(k.tried.Add(fetchEvery))}
+}
+
+// A laterError is an ErrKeysUnknown that knows when the keys may be fetched again.
+type laterError struct {
+	error
+	wait time.Duration
+}
+
+func (e *laterError) Unwrap() error { return e.error }
+
+// RetryAfter is how long it takes until then.
+func (e *laterError) RetryAfter() time.Duration { return e.wait }
 
 // An issuersKeys fetches the keys of an issuer.
 type issuersKeys struct {

@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -239,9 +240,16 @@ func TestJWTsWithoutTheProvider(t *testing.T) {
 	p := authtest.New(t)
 	token := p.Token(t, "shop")
 	p.Stop()
+	began := time.Now()
 	s := start(t, withProvider(t, p, testConfig()))
-	if got := s.ask(t, bearing(token)); got.code() != 50303 || got.header.Get("Retry-After") == "" || got.header.Get("WWW-Authenticate") != "" {
-		t.Errorf("answer %d, %v; want 50303 with Retry-After and without a challenge", got.code(), got.header)
+	got := s.ask(t, bearing(token))
+	if got.code() != 50303 || got.header.Get("WWW-Authenticate") != "" {
+		t.Errorf("answer %d, %v; want 50303 without a challenge", got.code(), got.header)
+	}
+	// The provider is asked again 10 s after the first time.
+	after, err := strconv.Atoi(got.header.Get("Retry-After"))
+	if least := 10*time.Second - time.Since(began); err != nil || time.Duration(after)*time.Second < least || after > 10 {
+		t.Errorf("Retry-After: %s, want the seconds until the provider is asked again, %s to 10s", got.header.Get("Retry-After"), least)
 	}
 	// What shows without the keys is told without them.
 	if got := s.ask(t, bearing(p.Sign(t, p.Claims("shop", map[string]any{"aud": "other"}), nil))); got.code() != 40101 {

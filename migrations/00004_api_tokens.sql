@@ -49,10 +49,11 @@ COMMENT ON COLUMN public.plantstore_budgets.ends IS 'When each part had its last
 
 -- The trigger on plants calls this for a principal that has a budget, with how many
 -- plants it deletes. It returns null if that is within the budget, which is reduced by
--- as much; else how many it may still delete, and in how many seconds it may delete
--- those that were asked for. The row is locked until the transaction ends: whoever
--- spends at the same time counts on from what was committed, and waits for that as many
--- milliseconds as patience, if that is less than what is set here.
+-- as much; else how many it may still delete, in how many seconds it may delete those
+-- that were asked for, what the budget is, and until when it was lifted last. The row is
+-- locked until the transaction ends: whoever spends at the same time counts on from what
+-- was committed, and waits for that as many milliseconds as patience, if that is less
+-- than what is set here.
 -- +goose StatementBegin
 CREATE FUNCTION public.plantstore_spend(spender text, plants bigint, default_most bigint, default_period interval, patience bigint) RETURNS json
 LANGUAGE plpgsql
@@ -115,7 +116,8 @@ BEGIN
             missing := missing - budget.parts[part];
         END LOOP;
         RETURN json_build_object('left', greatest(budget.most - budget.used + coalesce(nullif(current_setting('plantstore.spent', true), ''), '0')::bigint, 0), 'seconds',
-            extract(epoch FROM coalesce(budget.ends[part], moment) + budget.period - moment));
+            extract(epoch FROM coalesce(budget.ends[part], moment) + budget.period - moment),
+            'most', budget.most, 'nanoseconds', (1e9 * extract(epoch FROM budget.period))::bigint, 'lifted', nullif(budget.lifted_until, '-infinity'));
     END IF;
     IF moment < budget.began + budget.period / 60 AND cardinality(budget.parts) > 0 THEN
         part := cardinality(budget.parts);

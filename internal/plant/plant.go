@@ -86,6 +86,10 @@ type OverBudgetError struct {
 	Left int64
 	// Until is when there is room for the deletion, or for as much as the budget has.
 	Until time.Time
+	// Budget is what the database holds the principal to.
+	Budget Budget
+	// Lifted is until when that was lifted last; zero if it never was.
+	Lifted time.Time
 	// First is set once for each time that a budget is used up, for the log.
 	First bool
 }

@@ -20,16 +20,23 @@ import (
 // Here the trigger is told who has a budget, and is decided what follows a refusal.
 
 // newOverBudget reads the trigger's error: how many plants a principal may still delete,
-// and in how many seconds what it asked for.
+// in how many seconds what it asked for, what its budget is, and until when that was
+// lifted.
 func newOverBudget(pg *pgconn.PgError) error {
 	var over struct {
-		Left    int64   `json:"left"`
-		Seconds float64 `json:"seconds"`
+		Left        int64         `json:"left"`
+		Seconds     float64       `json:"seconds"`
+		Most        int64         `json:"most"`
+		Nanoseconds time.Duration `json:"nanoseconds"`
+		Lifted      time.Time     `json:"lifted"`
 	}
 	if err := json.Unmarshal([]byte(pg.Detail), &over); err != nil {
 		return fault(pg).err
 	}
-	return &plant.OverBudgetError{Left: over.Left, Until: time.Now().Add(time.Duration(over.Seconds * float64(time.Second)))}
+	return &plant.OverBudgetError{
+		Left: over.Left, Until: time.Now().Add(time.Duration(over.Seconds * float64(time.Second))),
+		Budget: plant.Budget{Most: over.Most, Period: over.Nanoseconds}, Lifted: over.Lifted,
+	}
 }
 
 // overBudget returns what a principal is told of its budget, or nil if that is not why
@@ -61,9 +68,10 @@ type usedUp struct {
 
 // An account is a principal's.
 type account struct {
-	turn                   chan struct{} // has an element while somebody looks
-	until, asked, lastTold time.Time     // guarded by usedUp's mutex
-	told                   plant.Budget  // which, at lastTold
+	turn chan struct{} // has an element while somebody looks
+	// Guarded by usedUp's mutex: what was said last, when, and what was logged last.
+	said, logged          plant.OverBudgetError
+	asked, lastTimeLogged time.Time
 }
 
 func newUsedUp() usedUp {
@@ -93,10 +101,10 @@ func (u *usedUp) by(d plant.Deletion, unsure bool) *plant.OverBudgetError {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	a, ok := u.accounts.Get(d.Principal)
-	if now := time.Now(); !ok || now.After(a.until) || now.Sub(a.asked) > believeUsedUp {
+	if now := time.Now(); !ok || now.After(a.said.Until) || now.Sub(a.asked) > believeUsedUp {
 		return nil
 	}
-	return &plant.OverBudgetError{Until: a.until}
+	return overBudget(&a.said)
 }
 
 // note remembers that a budget is used up if an attempt was refused for that, and
@@ -108,13 +116,14 @@ func (u *usedUp) note(d plant.Deletion, err error) *plant.OverBudgetError {
 		u.mu.Lock()
 		defer u.mu.Unlock()
 		a := u.account(d.Principal)
-		a.until, a.asked = over.Until, time.Now()
+		a.said, a.asked = *over, time.Now()
 	}
 	return over
 }
 
 // tell marks the first error with which a principal is told that its budget is used up,
-// for as long as it takes to come back. Another budget is told anew.
+// for as long as it takes to come back. Another budget is told anew, and so is one that
+// was lifted meanwhile.
 func (u *usedUp) tell(d plant.Deletion, err error) {
 	over, ok := errors.AsType[*plant.OverBudgetError](err)
 	if !ok || over.Left > 0 {
@@ -122,8 +131,9 @@ func (u *usedUp) tell(d plant.Deletion, err error) {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if a := u.account(d.Principal); a.told != d.Budget || time.Since(a.lastTold) >= d.Budget.Period {
-		a.lastTold, a.told = time.Now(), d.Budget
+	a := u.account(d.Principal)
+	if a.logged.Budget != over.Budget || !a.logged.Lifted.Equal(over.Lifted) || time.Since(a.lastTimeLogged) >= over.Budget.Period {
+		a.logged, a.lastTimeLogged = *over, time.Now()
 		over.First = true
 	}
 }

@@ -245,32 +245,40 @@ func TestALiftedBudgetIsNotSpent(t *testing.T) {
 	}
 }
 
-// Of a budget that is made smaller than what was used of it nothing is left, and no less.
-// Once for each budget: one that was raised can be used up again at once.
+// Once for each budget: one that was raised, or lifted, can be used up again at once.
 func TestABudgetThatIsUsedUpIsToldOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		u := newUsedUp()
 		week, more := plant.Budget{Most: 2, Period: 7 * 24 * time.Hour}, plant.Budget{Most: 4, Period: 7 * 24 * time.Hour}
+		began := time.Now()
 		for i, step := range []struct {
 			after     time.Duration
 			principal string
 			budget    plant.Budget
 			left      int64
+			lifted    time.Duration // until when, since the beginning
 			want      bool
 		}{
-			{0, "script", week, 1, false}, // it has some left: this deletion is too large for it
-			{0, "script", week, 0, true},
-			{time.Hour, "script", week, 0, false},
-			{0, "other", week, 0, true},
-			{0, "script", more, 0, true},
-			{time.Hour, "script", more, 0, false},
-			{week.Period - 2*time.Hour, "script", more, 0, false},
-			{time.Hour, "script", more, 0, true},
+			{0, "script", week, 1, 0, false}, // it has some left: this deletion is too large for it
+			{0, "script", week, 0, 0, true},
+			{time.Hour, "script", week, 0, 0, false},
+			{0, "other", week, 0, 0, true},
+			{0, "script", more, 0, 0, true},
+			{time.Hour, "script", more, 0, 0, false},
+			{time.Hour, "script", more, 0, 150 * time.Minute, true},
+			{time.Hour, "script", more, 0, 150 * time.Minute, false},
+			{time.Hour, "script", more, 0, 4 * time.Hour, true},
+			{week.Period - time.Hour, "script", more, 0, 4 * time.Hour, false},
+			{time.Hour, "script", more, 0, 4 * time.Hour, true},
 		} {
 			time.Sleep(step.after)
-			over := &plant.OverBudgetError{Left: step.left}
-			u.tell(plant.Deletion{Principal: step.principal, Budget: step.budget}, fmt.Errorf("wrapped: %w", over))
+			over := &plant.OverBudgetError{Left: step.left, Budget: step.budget}
+			if step.lifted > 0 {
+				over.Lifted = began.Add(step.lifted).UTC()
+			}
+			// What the service has read with the token may be older than what counts.
+			u.tell(plant.Deletion{Principal: step.principal, Budget: week}, fmt.Errorf("wrapped: %w", over))
 			if over.First != step.want {
 				t.Errorf("step %d, %s over %s: told first: %v, want %v", i, step.principal, step.budget, over.First, step.want)
 			}
@@ -278,6 +286,60 @@ func TestABudgetThatIsUsedUpIsToldOnce(t *testing.T) {
 	})
 }
 
+// The operators read which budget is used up, and again so once it was lifted and is used
+// up anew.
+func TestALiftThatEndsIsToldAnew(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	one, two := plant.Budget{Most: 1, Period: time.Hour}, plant.Budget{Most: 2, Period: time.Hour}
+	issued := withBudget(t, database, one, "script")
+	s := storeOn(t, database, "")
+	s.sample(t, 10)
+	next := int64(0)
+	spend := func() *plant.OverBudgetError {
+		t.Helper()
+		next++
+		_, err := s.plants.Delete(in(t, patience), by("script", next, one))
+		over, _ := errors.AsType[*plant.OverBudgetError](err)
+		if err != nil && over == nil {
+			t.Fatal(err)
+		}
+		return over
+	}
+	refused := func(when string, budget plant.Budget, first bool) {
+		t.Helper()
+		over := spend()
+		if over == nil || over.First != first || over.Budget != budget {
+			t.Errorf("%s: %+v, want an OverBudgetError of %s, told first: %v", when, over, budget, first)
+		}
+	}
+	change := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(believeUsedUp + 10*time.Millisecond)
+	}
+	spend()
+	refused("used up", one, true)
+	refused("again", one, false)
+	change(issued.LiftBudget(t.Context(), "script", time.Hour))
+	if over := spend(); over != nil {
+		t.Errorf("during the lift: %v, want the plant deleted", over)
+	}
+	change(issued.LiftBudget(t.Context(), "script", 0))
+	refused("after the lift", one, true)
+	refused("after the lift, again", one, false)
+	// The service has not heard of this budget yet, as far as it tells the database.
+	change(issued.SetBudget(t.Context(), "script", two))
+	if over := spend(); over != nil {
+		t.Errorf("with a larger budget: %v, want the plant deleted", over)
+	}
+	refused("the larger one", two, true)
+	refused("the larger one, again", two, false)
+}
+
+// Of a budget that is made smaller than what was used of it nothing is left, and no less.
 func TestABudgetThatIsMadeSmaller(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)

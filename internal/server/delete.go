@@ -52,7 +52,7 @@ func (s *Server) deletePlant(c echo.Context) error {
 	x.outcome = s.metrics.deletion(x.principal, result, err, time.Since(x.came))
 	s.traceDeletion(c.Request(), began, x.course, x.outcome, err)
 	if over, ok := errors.AsType[*plant.OverBudgetError](err); ok && over.First {
-		s.Log.Warn("deletion budget used up", "principal", x.principal.Name, "budget", x.principal.Budget.String(), "until", over.Until.UTC())
+		s.Log.Warn("deletion budget used up", "principal", x.principal.Name, "budget", over.Budget.String(), "until", over.Until.UTC())
 	}
 	if err != nil {
 		return err

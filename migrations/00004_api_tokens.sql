@@ -25,8 +25,9 @@ COMMENT ON COLUMN public.api_tokens.last_used_at IS 'Noted at most once a minute
 
 -- What principals have used of their deletion budgets: most deletions in any span of
 -- time as long as period. Where most is null the budget is the service's default, for
--- principals that it knows from elsewhere. Without a row there is no budget, or nothing
--- used of the default yet.
+-- principals that it knows from elsewhere; default_most and default_period are what that
+-- was with the last deletion. Without a row there is no budget, or nothing used of the
+-- default yet.
 --
 -- What was used is counted in parts, each of all that was deleted within a sixtieth of
 -- the period. A part counts until its last deletion is older than the period: so no span
@@ -35,6 +36,8 @@ CREATE TABLE public.plantstore_budgets (
     principal text PRIMARY KEY,
     most bigint CHECK (most > 0),
     period interval CHECK (period > '0'),
+    default_most bigint,
+    default_period interval,
     lifted_until timestamptz NOT NULL DEFAULT '-infinity',
     used bigint NOT NULL DEFAULT 0,
     began timestamptz NOT NULL DEFAULT '-infinity',
@@ -43,6 +46,7 @@ CREATE TABLE public.plantstore_budgets (
     CONSTRAINT plantstore_budgets_whole CHECK ((most IS NULL) = (period IS NULL))
 ) WITH (fillfactor = 50); -- an update stays on its page
 COMMENT ON TABLE public.plantstore_budgets IS 'How many plants principals may delete in a time, and how many they did.';
+COMMENT ON COLUMN public.plantstore_budgets.default_most IS 'The service''s default with the last deletion. It counts where most is null.';
 COMMENT ON COLUMN public.plantstore_budgets.used IS 'The sum of parts.';
 COMMENT ON COLUMN public.plantstore_budgets.began IS 'When the last part had its first deletion.';
 COMMENT ON COLUMN public.plantstore_budgets.ends IS 'When each part had its last deletion.';
@@ -55,7 +59,7 @@ COMMENT ON COLUMN public.plantstore_budgets.ends IS 'When each part had its last
 -- was committed, and waits for that as many milliseconds as patience, if that is less
 -- than what is set here.
 -- +goose StatementBegin
-CREATE FUNCTION public.plantstore_spend(spender text, plants bigint, default_most bigint, default_period interval, patience bigint) RETURNS json
+CREATE FUNCTION public.plantstore_spend(spender text, plants bigint, usual_most bigint, usual_period interval, patience bigint) RETURNS json
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -73,11 +77,11 @@ BEGIN
     -- a deadlock.
     PERFORM set_config('lock_timeout', greatest(1, least(patience, 450 * least(1, date_part('epoch', current_setting('deadlock_timeout')::interval))))::bigint::text, true);
     -- As a rule the last part is still open, and none is over.
-    UPDATE public.plantstore_budgets b SET used = b.used + plants,
+    UPDATE public.plantstore_budgets b SET used = b.used + plants, default_most = usual_most, default_period = usual_period,
         parts[cardinality(b.parts)] = b.parts[cardinality(b.parts)] + plants, ends[cardinality(b.ends)] = greatest(b.ends[cardinality(b.ends)], clock_timestamp())
-    WHERE b.principal = spender AND b.used + plants <= coalesce(b.most, default_most)
-        AND clock_timestamp() < b.began + coalesce(b.period, default_period) / 60
-        AND clock_timestamp() < b.ends[1] + coalesce(b.period, default_period) AND clock_timestamp() >= b.lifted_until;
+    WHERE b.principal = spender AND b.used + plants <= coalesce(b.most, usual_most)
+        AND clock_timestamp() < b.began + coalesce(b.period, usual_period) / 60
+        AND clock_timestamp() < b.ends[1] + coalesce(b.period, usual_period) AND clock_timestamp() >= b.lifted_until;
     IF FOUND THEN
         RETURN NULL;
     END IF;
@@ -95,8 +99,8 @@ BEGIN
         END IF;
         INSERT INTO public.plantstore_budgets (principal) VALUES (spender) ON CONFLICT (principal) DO NOTHING;
     END LOOP;
-    budget.most := coalesce(budget.most, default_most);
-    budget.period := coalesce(budget.period, default_period);
+    budget.most := coalesce(budget.most, usual_most);
+    budget.period := coalesce(budget.period, usual_period);
     moment := clock_timestamp();
     WHILE budget.ends[1] <= moment - budget.period LOOP
         budget.used := budget.used - budget.parts[1];
@@ -128,7 +132,8 @@ BEGIN
         budget.ends := budget.ends || moment;
         budget.began := moment;
     END IF;
-    UPDATE public.plantstore_budgets b SET used = budget.used + plants, began = budget.began, parts = budget.parts, ends = budget.ends
+    UPDATE public.plantstore_budgets b SET used = budget.used + plants, began = budget.began, parts = budget.parts, ends = budget.ends,
+        default_most = usual_most, default_period = usual_period
     WHERE b.principal = spender;
     RETURN NULL;
 END

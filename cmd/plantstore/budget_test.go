@@ -160,6 +160,19 @@ func TestBudgetCommands(t *testing.T) {
 	expect(0, `.* 30/7d, 0 used\n`, "", "token", "list") // what was lifted is not what was set
 	expect(0, `the deletion budget of "shop" is none\n`, "", "token", "budget", "shop", "none")
 	expect(0, `the deletion budget of "oidc:alice" is lifted for 30m0s\n`, "", "token", "budget", "oidc:alice", "--lift=30m")
+	expect(0, `.* -\noidc:alice +JWT +- +- +- +- +default, lifted until 20\S+Z\n`, "", "token", "list")
+	expect(0, `\[.*"name": "oidc:alice",\n +"budget": \{\n +"by_default": true,\n +"used": 0,\n +"lifted_until": "20[^"]+"\n +\},\n +"tokens": \[\]\n.*`, "", "token", "list", "--json")
+	expect(0, `the deletion budget of "oidc:alice" counts\n`, "", "token", "budget", "oidc:alice", "--lift=0s")
+	expect(0, `.* -\n`, "", "token", "list") // nothing of hers counts
+	const instead = `, instead of that of PLANTSTORE_OIDC_BUDGET; services without that setting do not look at it\n`
+	expect(0, `the deletion budget of "oidc:alice" is 1000/1h`+instead, "", "token", "budget", "oidc:alice", "1000/1h")
+	expect(0, `.* -\noidc:alice +JWT .* 1000/1h, 0 used\n`, "", "token", "list")
+	const itsOwn = `"oidc:alice" has no deletion budget of its own: that of PLANTSTORE_OIDC_BUDGET counts\n`
+	expect(0, itsOwn+`the deletion budget of "oidc:alice" is lifted for 5m0s\n`, "", "token", "budget", "oidc:alice", "none", "--lift=5m")
+	expect(0, itsOwn, "", "token", "budget", "oidc:alice", "none")
+	for _, what := range []string{"revoke", "rotate"} {
+		expect(1, "", `plantstore: "oidc:alice" comes with JWTs, which the identity provider issues and ends: .*\n`, "token", what, "oidc:alice")
+	}
 	expect(1, "", `plantstore: there is no principal "oidc:": see 'plantstore token list'\n`, "token", "budget", "oidc:", "--lift=30m") // no JWT names nobody
 	expect(0, `.* -\n`, "", "token", "list")
 	_, stderr, code := command(t, "serve", "--oidc-issuer=https://i", "--oidc-audience=a", "--oidc-budget=5/8d")

@@ -317,4 +317,31 @@ func TestABudgetOfPrincipalsWithJWTs(t *testing.T) {
 	if err := conn.QueryRow(t.Context(), `SELECT string_agg(deleted_by, ', ' ORDER BY plant_id) FROM plant_deletions WHERE plant IS NOT NULL`).Scan(&by); err != nil || by != "oidc:shop, oidc:script" {
 		t.Errorf("deleted by %s, %v; want oidc:shop, oidc:script", by, err)
 	}
+
+	// Who reads in the log that it is used up sees it in the list, and can change it.
+	expect := expecting(t, database.Owner)
+	expect(0, `PRINCIPAL.*\noidc:script +JWT +- +- +- +- +1/1h by default, 1 used\noidc:shop +JWT +- +- +- +- +1/1h by default, 1 used\n`, "", "token", "list")
+	expect(0, `\[.*"name": "oidc:shop",\n +"budget": \{\n +"most": 1,\n +"period_seconds": 3600,\n +"by_default": true,\n +"used": 1\n.*`, "", "token", "list", "--json")
+	expect(0, `the deletion budget of "oidc:shop" is 2/1h, .*\n`, "", "token", "budget", "oidc:shop", "2/1h")
+	token := provider.Sign(t, provider.Claims("7", map[string]any{"client_id": "shop"}), nil)
+	var code int
+	var body string
+	eventually(func() bool { // what is used up is believed for a moment
+		code, body = send(t, http.MethodDelete, public+"/plants/3", token)
+		return code != http.StatusTooManyRequests
+	})
+	if code != http.StatusNoContent {
+		t.Errorf("DELETE within a budget of its own: %d %s, want 204", code, body)
+	}
+	if code, body := send(t, http.MethodDelete, public+"/plants/4", token); code != http.StatusTooManyRequests {
+		t.Errorf("DELETE beyond a budget of its own: %d %s, want 429", code, body)
+	}
+	expect(0, `.*\noidc:shop .* 2/1h, 2 used\n`, "", "token", "list")
+	expect(0, `"oidc:shop" has no deletion budget of its own: .*\n`, "", "token", "budget", "oidc:shop", "none")
+	expect(0, `.*\noidc:shop .* 1/1h by default, 2 used\n`, "", "token", "list") // what was used counts
+	for _, want := range []string{`"principal":"oidc:shop","budget":"1/1h"`, `"principal":"oidc:shop","budget":"2/1h"`, `"principal":"oidc:script","budget":"1/1h"`} {
+		if got := strings.Count(p.log.String(), `"deletion budget used up",`+want); got != 1 {
+			t.Errorf("the log has %d times %s, want it once:\n%s", got, want, p.log)
+		}
+	}
 }

@@ -15,7 +15,7 @@ import (
 type tokenCommand struct {
 	Create tokenCreate `cmd:"" help:"Make a principal, a client of the service, and print its token, this once."`
 	Rotate tokenRotate `cmd:"" help:"Print another token for a principal, this once. The one before goes on for a while."`
-	List   tokenList   `cmd:"" help:"List the principals and their tokens, without the tokens themselves."`
+	List   tokenList   `cmd:"" help:"List the principals, their tokens, without the tokens themselves, and their budgets."`
 	Budget tokenBudget `cmd:"" help:"Set or lift the deletion budget of a principal: how many plants it may delete in a time."`
 	Revoke tokenRevoke `cmd:"" help:"End all tokens of a principal."`
 }
@@ -136,6 +136,9 @@ func (c *tokenRotate) Run(ctx context.Context, console *console) error {
 const onceStale = "services refuse them once their cache is stale (PLANTSTORE_TOKEN_CACHE_TTL)"
 
 func noPrincipal(name string) error {
+	if auth.ComesWithJWT(name) {
+		return fmt.Errorf("%q comes with JWTs, which the identity provider issues and ends: 'plantstore token budget' with 1/7d stops it meanwhile", name)
+	}
 	return fmt.Errorf("there is no principal %q: see 'plantstore token list'", name)
 }
 
@@ -163,6 +166,9 @@ func (c *tokenList) Run(ctx context.Context, console *console) error {
 		}
 		table := newTable(console.out, "PRINCIPAL", "TOKEN", "SCOPES", "CREATED", "EXPIRES", "LAST USED", "BUDGET")
 		for _, p := range list {
+			if len(p.Tokens) == 0 {
+				fmt.Fprintf(table, "%s\tJWT\t-\t-\t-\t-\t%s\n", p.Name, budgetOf(p, time.Now()))
+			}
 			for i, t := range p.Tokens {
 				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, state(t, i > 0, time.Now()), strings.Join(t.Scopes, ","),
 					date(t.CreatedAt, "-"), date(t.ExpiresAt, "never"), date(t.LastUsedAt, "never"), budgetOf(p, time.Now()))
@@ -189,26 +195,32 @@ func state(t auth.Token, old bool, now time.Time) string {
 
 // budgetOf is a principal's budget, and what is used of it.
 func budgetOf(p postgres.PrincipalTokens, now time.Time) string {
+	budget := p.Budget.String()
 	switch {
+	case p.ByDefault && p.Budget == plant.Budget{}:
+		budget = "default"
+	case p.ByDefault:
+		budget += " by default"
 	case p.Budget == plant.Budget{}:
 		return "-"
-	case now.Before(p.LiftedUntil):
-		return fmt.Sprintf("%s, lifted until %s", p.Budget, date(p.LiftedUntil, ""))
-	default:
-		return fmt.Sprintf("%s, %d used", p.Budget, p.Used)
 	}
+	if now.Before(p.LiftedUntil) {
+		return fmt.Sprintf("%s, lifted until %s", budget, date(p.LiftedUntil, ""))
+	}
+	return fmt.Sprintf("%s, %d used", budget, p.Used)
 }
 
 type principalJSON struct {
 	Name      string      `json:"name"`
-	CreatedAt time.Time   `json:"created_at"`
+	CreatedAt time.Time   `json:"created_at,omitzero"`
 	Budget    *budgetJSON `json:"budget,omitempty"`
-	Tokens    []tokenJSON `json:"tokens"` // newest first
+	Tokens    []tokenJSON `json:"tokens"` // newest first; none if the principal comes with JWTs
 }
 
 type budgetJSON struct {
-	Most          int64     `json:"most"`
-	PeriodSeconds float64   `json:"period_seconds"`
+	Most          int64     `json:"most,omitzero"` // not of a default that is not known yet
+	PeriodSeconds float64   `json:"period_seconds,omitzero"`
+	ByDefault     bool      `json:"by_default,omitzero"`
 	Used          int64     `json:"used"`
 	LiftedUntil   time.Time `json:"lifted_until,omitzero"`
 }
@@ -225,9 +237,9 @@ type tokenJSON struct {
 func principalsAsJSON(list []postgres.PrincipalTokens) []principalJSON {
 	out := make([]principalJSON, len(list))
 	for i, p := range list {
-		out[i] = principalJSON{Name: p.Name, CreatedAt: p.CreatedAt}
-		if p.Budget != (plant.Budget{}) {
-			out[i].Budget = &budgetJSON{p.Budget.Most, p.Budget.Period.Seconds(), p.Used, p.LiftedUntil}
+		out[i] = principalJSON{Name: p.Name, CreatedAt: p.CreatedAt, Tokens: []tokenJSON{}}
+		if p.Budget != (plant.Budget{}) || p.ByDefault {
+			out[i].Budget = &budgetJSON{p.Budget.Most, p.Budget.Period.Seconds(), p.ByDefault, p.Used, p.LiftedUntil}
 		}
 		for j, t := range p.Tokens {
 			out[i].Tokens = append(out[i].Tokens, tokenJSON{state(t, j > 0, time.Now()), t.Scopes, t.CreatedAt, t.ExpiresAt, t.RevokedAt, t.LastUsedAt})
@@ -238,9 +250,9 @@ func principalsAsJSON(list []postgres.PrincipalTokens) []principalJSON {
 
 type tokenBudget struct {
 	ownerFlags `embed:""`
-	Name       string `arg:"" help:"The principal."`
+	Name       string `arg:"" help:"The principal; oidc:SUBJECT if it comes with JWTs."`
 	Budget     string `arg:"" optional:"" help:"How many plants it may delete in a time, as 500/1h or 10000/7d, or none. What it has deleted under another budget counts; a lift ends."`
-	Lift       *age   `placeholder:"AGE" help:"Let it delete as if it had no budget, for that time, as 30m; 0s ends that. Also for a principal that comes with a JWT, as oidc:SUBJECT."`
+	Lift       *age   `placeholder:"AGE" help:"Let it delete as if it had no budget, for that time, as 30m; 0s ends that."`
 }
 
 // Help adds to the command's help.
@@ -249,7 +261,11 @@ func (c *tokenBudget) Help() string {
 says, however many services there are. Beyond it they answer 429 (42901), with the time
 in Retry-After. Answers that repeat an earlier one and refusals cost nothing, and a
 restore gives nothing back. Services know of a budget that is new, or gone, once their
-cache is stale (PLANTSTORE_TOKEN_CACHE_TTL); what one is, is up to the database.`
+cache is stale (PLANTSTORE_TOKEN_CACHE_TTL); what one is, is up to the database.
+
+A principal that comes with JWTs has the budget that services have for those
+(PLANTSTORE_OIDC_BUDGET), or one of its own instead, until that is none again. Services
+without that setting do not look at its budget.`
 }
 
 // Run sets or lifts a budget.
@@ -263,7 +279,7 @@ func (c *tokenBudget) Run(ctx context.Context, console *console) error {
 		if budget, err = parseBudget(c.Budget); err != nil {
 			return err
 		}
-		if budget == (plant.Budget{}) && c.Lift != nil {
+		if budget == (plant.Budget{}) && c.Lift != nil && !auth.ComesWithJWT(c.Name) {
 			return errors.New("a principal without a budget has none that could be lifted: leave out --lift")
 		}
 	}
@@ -272,7 +288,14 @@ func (c *tokenBudget) Run(ctx context.Context, console *console) error {
 			if err := c.told(tokens.SetBudget(ctx, c.Name, budget)); err != nil {
 				return err
 			}
-			fmt.Fprintf(console.out, "the deletion budget of %q is %s\n", c.Name, budget)
+			switch {
+			case !auth.ComesWithJWT(c.Name):
+				fmt.Fprintf(console.out, "the deletion budget of %q is %s\n", c.Name, budget)
+			case budget == plant.Budget{}:
+				fmt.Fprintf(console.out, "%q has no deletion budget of its own: that of PLANTSTORE_OIDC_BUDGET counts\n", c.Name)
+			default:
+				fmt.Fprintf(console.out, "the deletion budget of %q is %s, instead of that of PLANTSTORE_OIDC_BUDGET; services without that setting do not look at it\n", c.Name, budget)
+			}
 		}
 		if c.Lift != nil {
 			if err := c.told(tokens.LiftBudget(ctx, c.Name, time.Duration(*c.Lift))); err != nil {

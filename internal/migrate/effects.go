@@ -51,7 +51,7 @@ func effects() map[int64][]Effect {
 		4: {
 			makesTable, comments,
 			makesTable, comments, comments, comments,
-			makesTable, comments, comments, comments, comments,
+			makesTable, comments, comments, comments, comments, comments,
 			makesFunction, makesFunction, closesFunctions,
 		},
 		5: {

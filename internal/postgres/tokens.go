@@ -436,14 +436,21 @@ func (t *Tokens) inWords(doing string, err error) error {
 }
 
 // SetBudget gives a principal a deletion budget, or takes it away if that is zero. What
-// was used of one before counts, and no lift of it. Services know of it within the time that they believe
-// what they read of tokens. It returns ErrNoPrincipal.
+// was used of one before counts, and no lift of it. Services know of it within the time
+// that they believe what they read of tokens. A principal that comes with a JWT (see
+// auth.ComesWithJWT) need not be known: its budget takes the place of the services' default,
+// of which what was used goes on to count, and holds where they have one. SetBudget returns
+// ErrNoPrincipal.
 func (t *Tokens) SetBudget(ctx context.Context, principal string, budget plant.Budget) error {
-	return t.change(ctx, "set budget", principal, func(tx pgx.Tx) error {
+	return t.changeBudget(ctx, "set budget", principal, func(tx pgx.Tx) error {
 		if budget != (plant.Budget{}) {
 			return setBudget(ctx, tx, principal, budget)
 		}
-		_, err := tx.Exec(ctx, `DELETE FROM public.plantstore_budgets WHERE principal = $1::pg_catalog.text`, principal)
+		gone := `DELETE FROM public.plantstore_budgets WHERE principal = $1::pg_catalog.text`
+		if auth.ComesWithJWT(principal) {
+			gone = `UPDATE public.plantstore_budgets SET most = NULL, period = NULL, lifted_until = '-infinity' WHERE principal = $1::pg_catalog.text`
+		}
+		_, err := tx.Exec(ctx, gone, principal)
 		return err
 	})
 }
@@ -458,28 +465,32 @@ func setBudget(ctx context.Context, tx pgx.Tx, principal string, budget plant.Bu
 }
 
 // LiftBudget lets a principal delete for some time as if it had no budget, or ends that
-// if it is zero. A principal that comes with a JWT (see auth.ComesWithJWT) has the service's
-// default and need not be known. It returns ErrNoPrincipal or ErrNoBudget.
+// if it is zero. A principal that comes with a JWT has the services' default and need not
+// be known. It returns ErrNoPrincipal or ErrNoBudget.
 func (t *Tokens) LiftBudget(ctx context.Context, principal string, lifted time.Duration) error {
-	lift := func(tx pgx.Tx, sql string) error {
-		tag, err := tx.Exec(ctx, sql, principal, lifted.Seconds())
+	return t.changeBudget(ctx, "lift budget", principal, func(tx pgx.Tx) error {
+		if auth.ComesWithJWT(principal) {
+			if _, err := tx.Exec(ctx, `INSERT INTO public.plantstore_budgets (principal) VALUES ($1::pg_catalog.text) ON CONFLICT (principal) DO NOTHING`, principal); err != nil {
+				return err
+			}
+		}
+		tag, err := tx.Exec(ctx, `
+			UPDATE public.plantstore_budgets SET lifted_until = now() + make_interval(secs => $2::pg_catalog.float8)
+			WHERE principal = $1::pg_catalog.text`, principal, lifted.Seconds())
 		if err == nil && tag.RowsAffected() == 0 {
 			return ErrNoBudget
 		}
 		return err
-	}
-	if auth.ComesWithJWT(principal) {
-		return t.inWords("lift budget", t.inTx(ctx, func(tx pgx.Tx) error {
-			return lift(tx, `
-				INSERT INTO public.plantstore_budgets (principal, lifted_until) VALUES ($1::pg_catalog.text, now() + make_interval(secs => $2::pg_catalog.float8))
-				ON CONFLICT (principal) DO UPDATE SET lifted_until = EXCLUDED.lifted_until`)
-		}))
-	}
-	return t.change(ctx, "lift budget", principal, func(tx pgx.Tx) error {
-		return lift(tx, `
-			UPDATE public.plantstore_budgets SET lifted_until = now() + make_interval(secs => $2::pg_catalog.float8)
-			WHERE principal = $1::pg_catalog.text`)
 	})
+}
+
+// changeBudget is change, also for a principal that comes with JWTs: of those there are
+// budgets only.
+func (t *Tokens) changeBudget(ctx context.Context, doing, principal string, do func(pgx.Tx) error) error {
+	if auth.ComesWithJWT(principal) {
+		return t.inWords(doing, t.inTx(ctx, do))
+	}
+	return t.change(ctx, doing, principal, do)
 }
 
 // change runs do while nobody else changes a principal. It returns ErrNoPrincipal.
@@ -492,18 +503,34 @@ func (t *Tokens) change(ctx context.Context, doing, principal string, do func(pg
 	}))
 }
 
-// A PrincipalTokens is a principal with every token that it ever had.
+// A PrincipalTokens is a principal with every token that it ever had. One that comes with
+// JWTs has none, and no CreatedAt.
 type PrincipalTokens struct {
 	Name        string
 	CreatedAt   time.Time
 	Budget      plant.Budget
+	ByDefault   bool         // the budget is the services' default, as of the principal's last deletion; zero before
 	Used        int64        // of the budget
 	LiftedUntil time.Time    // the budget does not count before; zero if it was never lifted
 	Tokens      []auth.Token // newest first
 }
 
-// List returns every principal, by name.
+// List returns every principal that has tokens, by name, and then those that come with JWTs
+// and have a budget of their own, have used some of the default, or may delete any number
+// for a while.
 func (t *Tokens) List(ctx context.Context) ([]PrincipalTokens, error) {
+	list, err := t.listTokens(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list tokens: %w", t.db.explainToOwner(err))
+	}
+	others, err := t.listOthers(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list budgets: %w", t.db.explainToOwner(err))
+	}
+	return append(list, others...), nil
+}
+
+func (t *Tokens) listTokens(ctx context.Context) ([]PrincipalTokens, error) {
 	pipeline := pinned()
 	pipeline.Queue(`
 		SELECT p.name, p.created_at, nullif(b.lifted_until, '-infinity'),
@@ -529,10 +556,31 @@ func (t *Tokens) List(ctx context.Context) ([]PrincipalTokens, error) {
 		last.Tokens = append(last.Tokens, token)
 		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("list tokens: %w", t.db.explainToOwner(err))
-	}
-	return list, nil
+	return list, err
+}
+
+// listOthers returns the principals of whom there are budgets only.
+func (t *Tokens) listOthers(ctx context.Context) ([]PrincipalTokens, error) {
+	pipeline := pinned()
+	pipeline.Queue(`
+		SELECT b.principal, nullif(b.lifted_until, '-infinity'), b.most IS NULL, coalesce(b.most, b.default_most, 0),
+			coalesce(1e9 * extract(epoch FROM coalesce(b.period, b.default_period)), 0)::bigint, u.used
+		FROM public.plantstore_budgets b CROSS JOIN LATERAL (
+			SELECT coalesce(sum(part.n), 0)::bigint AS used FROM unnest(b.parts, b.ends) part (n, until)
+			WHERE part.until > now() - coalesce(b.period, b.default_period)) u
+		WHERE NOT EXISTS (SELECT FROM public.api_principals p WHERE p.name = b.principal)
+			AND (b.most IS NOT NULL OR u.used > 0 OR b.lifted_until > now())
+		ORDER BY b.principal`)
+	results := t.db.pool.SendBatch(ctx, pipeline)
+	defer results.Close()
+	var list []PrincipalTokens
+	err := readRows(results, func(row pgx.CollectableRow) error {
+		var p PrincipalTokens
+		err := row.Scan(&p.Name, (*nullTime)(&p.LiftedUntil), &p.ByDefault, &p.Budget.Most, (*int64)(&p.Budget.Period), &p.Used)
+		list = append(list, p)
+		return err
+	})
+	return list, err
 }
 
 // Revoke ends all tokens of a principal. It returns when the last of them had been

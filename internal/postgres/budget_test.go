@@ -623,6 +623,114 @@ func TestTheDefaultBudgetIsLifted(t *testing.T) {
 	}
 }
 
+// A provider may call its principals anything that is printable. Each is itself, in the
+// ledger and where deletions are counted.
+func TestPrincipalsOfOddNames(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	var printable strings.Builder
+	for c := byte(' '); c <= '~'; c++ {
+		printable.WriteByte(c)
+	}
+	var principals []string
+	for _, subject := range []string{printable.String(), " ", "  ", "NULL", "null", "{}", "{a,b}", `"`, `""`, `\`, `\"`, `'`, "a,b", "%s", "$1", "--", "/*", "</a>&amp;", `\u0000`, "oidc:", "Alice", "alice", "alice ",
+		strings.Repeat(`"`, 255), strings.Repeat(`\`, 255)} {
+		principals = append(principals, auth.JWTPrefix+subject)
+	}
+	s.sample(t, 2*len(principals))
+	one := plant.Budget{Most: 1, Period: time.Hour}
+	var group sync.WaitGroup
+	for i, principal := range principals {
+		group.Go(func() {
+			first, second := int64(2*i+1), int64(2*i+2)
+			if result, err := s.plants.Delete(in(t, patience), by(principal, first, one)); err != nil || result.Replayed {
+				t.Errorf("%q deletes: %+v, %v; want its plant deleted", principal, result, err)
+			}
+			if result, err := s.plants.Delete(in(t, patience), by(principal, first, one)); err != nil || !result.Replayed {
+				t.Errorf("%q again: %+v, %v; want it replayed", principal, result, err)
+			}
+			if _, err := s.plants.Delete(in(t, patience), by(principal, second, one)); !isOver(err) {
+				t.Errorf("%q beyond its budget: %v, want an OverBudgetError", principal, err)
+			}
+			if _, err := s.plants.Delete(in(t, patience), by(principal, -first, one)); !errors.Is(err, plant.ErrNotFound) {
+				t.Errorf("%q wants no plant deleted: %v, want ErrNotFound", principal, err)
+			}
+		})
+	}
+	group.Wait()
+	if diff := cmp.Diff(principals, stringsOf(t, s.owner, `SELECT deleted_by FROM plant_deletions WHERE plant IS NOT NULL ORDER BY plant_id`)); diff != "" {
+		t.Errorf("deleted by (-want +got):\n%s", diff)
+	}
+	list, err := issuer(t, database).List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var listed []string
+	for _, p := range list {
+		listed = append(listed, p.Name)
+		if p.Budget != one || !p.ByDefault || p.Used != 1 {
+			t.Errorf("listed: %+v, want 1 used of %s by default", p, one)
+		}
+	}
+	slices.Sort(listed)
+	slices.Sort(principals)
+	if diff := cmp.Diff(principals, listed); diff != "" {
+		t.Errorf("listed (-want +got):\n%s", diff)
+	}
+}
+
+// Budgets that are set, lifted, taken away and forgotten while their principals delete
+// make no deletion fail for another reason than the budget.
+func TestBudgetsThatChangeWhileTheyAreSpent(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	five := plant.Budget{Most: 5, Period: time.Second}
+	issued, ledger := withBudget(t, database, five, "script"), ledgerOf(t, database)
+	s := storeOn(t, database, "")
+	const each = 300
+	principals := []string{"script", "oidc:alice"}
+	s.sample(t, each*len(principals))
+	var deleting, changing sync.WaitGroup
+	var over atomic.Bool
+	for i, principal := range principals {
+		var next atomic.Int64
+		for range 16 {
+			deleting.Go(func() {
+				for n := next.Add(1); n <= each; n = next.Add(1) {
+					if _, err := s.plants.Delete(in(t, patience), by(principal, int64(i*each)+n, five)); err != nil && !isOver(err) {
+						t.Errorf("Delete by %s: %v, want none or an OverBudgetError", principal, err)
+					}
+				}
+			})
+		}
+		changing.Go(func() {
+			for n := 0; !over.Load(); n++ {
+				var err error
+				switch n % 4 {
+				case 0:
+					err = issued.SetBudget(t.Context(), principal, plant.Budget{Most: int64(n%7 + 1), Period: time.Minute})
+				case 1:
+					err = issued.LiftBudget(t.Context(), principal, time.Second)
+				case 2:
+					err = issued.LiftBudget(t.Context(), principal, 0)
+				case 3:
+					err = issued.SetBudget(t.Context(), principal, plant.Budget{})
+				}
+				if err != nil {
+					t.Errorf("change %d of the budget of %s: %v", n, principal, err)
+				}
+				if _, err := ledger.Purge(t.Context(), IdempotencyHorizon, func(int64) {}); err != nil {
+					t.Errorf("Purge: %v", err)
+				}
+			}
+		})
+	}
+	deleting.Wait()
+	over.Store(true)
+	changing.Wait()
+}
+
 // Principals that come and go leave no rows behind for ever.
 func TestPurgeForgetsBudgets(t *testing.T) {
 	t.Parallel()

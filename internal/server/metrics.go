@@ -1,6 +1,7 @@
 package server
 
 import (
+	"net/http"
 	"runtime"
 	"slices"
 	"strconv"
@@ -8,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/labstack/echo/v4"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
@@ -95,14 +97,6 @@ func newMetrics(c Config) *metrics {
 		reasons:    prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "plantstore_not_ready", Help: "Why requests can't be served: 1 at the reason that holds."}, []string{"reason"}),
 		named:      make(map[string]bool),
 	}
-	m.requests.WithLabelValues(plantsRoute, "204", "0")
-	for _, a := range catalogue {
-		route := plantsRoute
-		if a.code == codeNoRoute {
-			route = noRoute
-		}
-		m.requests.WithLabelValues(route, strconv.Itoa(a.status()), strconv.Itoa(int(a.code)))
-	}
 	for _, o := range outcomes {
 		m.deletions.WithLabelValues(o)
 		m.took.WithLabelValues(o)
@@ -128,6 +122,33 @@ func newMetrics(c Config) *metrics {
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.registry.MustRegister(c.Metrics...)
 	return m
+}
+
+// begin has each route there from the start, with every answer to it.
+func (m *metrics) begin(routes []*echo.Route) {
+	add := func(route string, status int, code int32) {
+		m.requests.WithLabelValues(route, strconv.Itoa(status), strconv.Itoa(int(code)))
+	}
+	m.durations.WithLabelValues(noRoute)
+	for _, r := range routes {
+		m.durations.WithLabelValues(r.Path)
+		if r.Path == plantsRoute {
+			continue
+		}
+		add(r.Path, http.StatusOK, 0)
+		add(r.Path, http.StatusNotModified, 0)
+		for _, a := range []errorAnswer{answerTo(errNoRoute), answerTo(errMethod), catalogue[len(catalogue)-1]} {
+			add(r.Path, a.status(), a.code)
+		}
+	}
+	add(plantsRoute, http.StatusNoContent, 0)
+	for _, a := range catalogue {
+		route := plantsRoute
+		if a.code == codeNoRoute {
+			route = noRoute
+		}
+		add(route, a.status(), a.code)
+	}
 }
 
 // buckets are the bounds of a histogram of durations: up to the request's timeout, and

@@ -43,6 +43,13 @@ func counted(t *testing.T, s *Server, prefix string) []string {
 func TestMetricsCountRequests(t *testing.T) {
 	t.Parallel()
 	s := start(t, testConfig())
+	names := func() (all []string) {
+		for _, line := range samples(t, s.Server, "plantstore_http_requests_total") {
+			all = append(all, line[:strings.LastIndexByte(line, ' ')])
+		}
+		return all
+	}
+	atTheStart := names()
 	for _, q := range []request{
 		del(), del(),
 		{method: "DELETE", target: "/plants/1"},
@@ -55,13 +62,21 @@ func TestMetricsCountRequests(t *testing.T) {
 		{method: "MADE-UP", target: "/docs/e"},
 		{method: "GET", target: "/docs/f"},
 		{method: "GET", target: "/docs"},
+		{method: "GET", target: "/docs", headers: []string{"If-None-Match: *"}},
+		{method: "GET", target: "/docs/start.js"},
 		{method: "GET", target: "/openapi.yaml"},
+		{method: "PUT", target: "/openapi.yaml"},
 	} {
 		s.ask(t, q)
 	}
 	s.stop(t)
+	if diff := cmp.Diff(atTheStart, names()); diff != "" {
+		t.Errorf("a first answer of its kind is no rise (-at the start +now):\n%s", diff)
+	}
 	want := []string{
 		`plantstore_http_requests_total{error="0",route="/docs",status="200"} 1`,
+		`plantstore_http_requests_total{error="0",route="/docs",status="304"} 1`,
+		`plantstore_http_requests_total{error="0",route="/docs/:asset",status="200"} 1`,
 		`plantstore_http_requests_total{error="0",route="/openapi.yaml",status="200"} 1`,
 		`plantstore_http_requests_total{error="0",route="/plants/:id",status="204"} 2`,
 		`plantstore_http_requests_total{error="40001",route="/plants/:id",status="400"} 2`,
@@ -69,15 +84,16 @@ func TestMetricsCountRequests(t *testing.T) {
 		`plantstore_http_requests_total{error="40400",route="/docs/:asset",status="404"} 1`,
 		`plantstore_http_requests_total{error="40400",route="none",status="404"} 2`,
 		`plantstore_http_requests_total{error="40500",route="/docs/:asset",status="405"} 1`,
+		`plantstore_http_requests_total{error="40500",route="/openapi.yaml",status="405"} 1`,
 		`plantstore_http_requests_total{error="40500",route="/plants/:id",status="405"} 2`,
 	}
 	if diff := cmp.Diff(want, counted(t, s.Server, "plantstore_http_requests_total")); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 	want = []string{
-		`plantstore_http_request_duration_seconds_count{route="/docs"} 1`,
-		`plantstore_http_request_duration_seconds_count{route="/docs/:asset"} 2`,
-		`plantstore_http_request_duration_seconds_count{route="/openapi.yaml"} 1`,
+		`plantstore_http_request_duration_seconds_count{route="/docs"} 2`,
+		`plantstore_http_request_duration_seconds_count{route="/docs/:asset"} 3`,
+		`plantstore_http_request_duration_seconds_count{route="/openapi.yaml"} 2`,
 		`plantstore_http_request_duration_seconds_count{route="/plants/:id"} 7`,
 		`plantstore_http_request_duration_seconds_count{route="none"} 2`,
 	}

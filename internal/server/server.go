@@ -105,10 +105,7 @@ func New(c Config) *Server {
 	s := &Server{Config: c, failures: newFailures(), rates: newRates(c.RateLimit)}
 	s.metrics = newMetrics(c)
 	s.public = s.routes()
-	s.metrics.durations.WithLabelValues(noRoute)
-	for _, route := range s.public.Routes() {
-		s.metrics.durations.WithLabelValues(route.Path)
-	}
+	s.metrics.begin(s.public.Routes())
 	return s
 }
 

@@ -1,9 +1,13 @@
 package main
 
 import (
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"maps"
 	"net/http"
+	"net/http/httptest"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -129,5 +133,57 @@ func TestServingTellsHow(t *testing.T) {
 		"trusted_proxies": "[10.0.0.0/8 2001:db8::7/128]", "oidc_issuer": "http://localhost:1", "oidc_audience": "plants", "oidc_budget": "500/1h30m", "profiles": "true"}
 	if diff := cmp.Diff(want, serving["settings"]); diff != "" {
 		t.Errorf("settings (-want +got):\n%s", diff)
+	}
+}
+
+// Whoever looks for a password that does not count learns which are set, and no more.
+func TestServingTellsWhichSecretsAreSet(t *testing.T) {
+	t.Parallel()
+	names := []string{"DATABASE_URL", "DATABASE_URL_FILE", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "PGPASSFILE", "PGPASSWORD",
+		"PGSSLKEY", "PGSSLPASSWORD", "PLANTSTORE_TLS_KEY"}
+	folder := t.TempDir()
+	cert, key := filepath.Join(folder, "cert.pem"), filepath.Join(folder, "key.pem")
+	tls := httptest.NewTLSServer(nil)
+	t.Cleanup(tls.Close)
+	der, err := x509.MarshalPKCS8PrivateKey(tls.TLS.Certificates[0].PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, cert, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: tls.Certificate().Raw})))
+	writeFile(t, key, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})))
+	for name, tt := range map[string]struct {
+		variables, args, set []string
+	}{
+		"one":        {nil, []string{"--database-url=host=" + folder}, []string{"DATABASE_URL"}},
+		"by libpq's": {[]string{"PGHOST=" + folder, "PGPASSWORD=sekrit", "PGPASSFILE=" + folder + "/sekrit"}, nil, []string{"PGPASSWORD", "PGPASSFILE"}},
+		"more": {[]string{"OTEL_EXPORTER_OTLP_HEADERS=authorization=sekrit", "DATABASE_URL=host=" + folder + " password=sekrit"},
+			[]string{"--tls-cert=" + cert, "--tls-key=" + key}, []string{"DATABASE_URL", "OTEL_EXPORTER_OTLP_HEADERS", "PLANTSTORE_TLS_KEY"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := startService(t, tt.variables, tt.args...)
+			s.end(t, 0)
+			want := make(map[string]string)
+			for _, name := range names {
+				want[name] = "unset"
+				if slices.Contains(tt.set, name) {
+					want[name] = "set"
+				}
+			}
+			var serving struct{ Secrets map[string]string }
+			for line := range strings.Lines(s.log.String()) {
+				if strings.Contains(line, `"msg":"serving"`) {
+					if err := json.Unmarshal([]byte(line), &serving); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if diff := cmp.Diff(want, serving.Secrets); diff != "" {
+				t.Errorf("secrets (-want +got):\n%s", diff)
+			}
+			if strings.Contains(s.log.String(), "sekrit") {
+				t.Errorf("the log has a secret:\n%s", s.log)
+			}
+		})
 	}
 }

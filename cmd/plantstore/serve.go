@@ -149,6 +149,7 @@ func (c *serveCommand) Run(ctx context.Context, console *console, parsed *kong.C
 	return serve(ctx, c.serveTuning, service{
 		db: db, log: log, public: public, admin: admin, certificate: c.certificate, drainDelay: c.DrainDelay,
 		settings: changed(parsed),
+		secrets:  c.secrets(),
 		issuer:   auth.Issuer{URL: c.OIDCIssuer, JWKS: c.JWKSURL, Audience: c.OIDCAudience, Claim: c.OIDCPrincipalClaim, Budget: plant.Budget(c.OIDCBudget)},
 	})
 }
@@ -192,6 +193,25 @@ func changed(parsed *kong.Context) (settings []any) {
 	return settings
 }
 
+// secrets tells which variables that may hold a secret, or name a file with one, are set,
+// by names and values in turn. A flag counts as its variable.
+func (c *serveCommand) secrets() (all []any) {
+	told := func(name, value string) {
+		state := "set"
+		if value == "" {
+			state = "unset"
+		}
+		all = append(all, slog.String(name, state))
+	}
+	told("DATABASE_URL", c.DatabaseURL)
+	told("DATABASE_URL_FILE", c.DatabaseURLFile)
+	told("PLANTSTORE_TLS_KEY", c.TLSKey)
+	for _, name := range []string{"PGPASSWORD", "PGPASSFILE", "PGSSLKEY", "PGSSLPASSWORD", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"} {
+		told(name, os.Getenv(name))
+	}
+	return all
+}
+
 // tracesTimeout bounds how long the end waits until the last traces are sent.
 const tracesTimeout = 5 * time.Second
 
@@ -226,6 +246,7 @@ type service struct {
 	certificate   *server.Certificate // nil: plain HTTP
 	issuer        auth.Issuer         // without URL: no JWTs are taken
 	settings      []any               // those that are not their defaults, for the log
+	secrets       []any               // which are set, for the log
 }
 
 // serve wires the service and runs it until ctx ends.
@@ -290,7 +311,7 @@ func serve(ctx context.Context, f serveTuning, s service) error {
 		"addr", s.public.Addr().String(), "admin_addr", s.admin.Addr().String(),
 		"database_host", db.Address(), "database", db.Database(), "role", db.Role(), "pool", db.MaxConns(),
 		"max_in_flight", f.MaxInFlight, "max_connections", connections, "cores", runtime.GOMAXPROCS(0), "traces", tracer != nil,
-		slog.Group("settings", s.settings...))
+		slog.Group("settings", s.settings...), slog.Group("secrets", s.secrets...))
 	if err := srv.Serve(ctx, s.public, s.admin); err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"regexp"
@@ -22,14 +21,6 @@ import (
 	"plantstore/internal/plant"
 	"plantstore/internal/postgres"
 )
-
-type devCommand struct {
-	Addr        string     `env:"PLANTSTORE_ADDR" help:"Address of the public listener. Default: ${dev_addr}, or any free port when that is taken."`
-	AdminAddr   string     `env:"PLANTSTORE_ADMIN_ADDR" help:"Address of the operators' listener. Default: ${dev_admin_addr}, or any free port when that is taken."`
-	LogFormat   logFormat  `env:"PLANTSTORE_LOG_FORMAT" default:"text" help:"Log format: json or text."`
-	LogLevel    slog.Level `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
-	serveTuning `embed:""`
-}
 
 // database is the name of the private database.
 const database = "plantstore"
@@ -56,6 +47,7 @@ func (c *devCommand) Run(ctx context.Context, console *console, parsed *kong.Con
 	if err != nil {
 		return err
 	}
+	console.say("making a private PostgreSQL")
 	pg, err := localpg.Start(ctx, localpg.Options{})
 	if err != nil {
 		if ctx.Err() != nil {
@@ -64,7 +56,7 @@ func (c *devCommand) Run(ctx context.Context, console *console, parsed *kong.Con
 		return err
 	}
 	defer func() { err = errors.Join(err, pg.Close()) }()
-	token, err := prepare(ctx, pg)
+	token, err := prepare(ctx, console, pg)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil
@@ -72,6 +64,7 @@ func (c *devCommand) Run(ctx context.Context, console *console, parsed *kong.Con
 		return explained(err, "the private database's URL")
 	}
 	owner := pg.URL("plantstore_owner", database)
+	console.said()
 	fmt.Fprintf(console.out, devGreeting, public.Addr(), token, pg.Version(), owner, admin.Addr(), forShell(program))
 	log := newLog(console, c.LogFormat, c.LogLevel)
 	db, err := postgres.Open(context.WithoutCancel(ctx), pg.URL("plantstore_app", database))
@@ -122,11 +115,13 @@ func forShell(path string) string {
 }
 
 // prepare makes roles, schema, sample plants and a token.
-func prepare(ctx context.Context, pg *localpg.Server) (token string, err error) {
+func prepare(ctx context.Context, console *console, pg *localpg.Server) (token string, err error) {
+	console.say("applying the migrations")
 	if err := migrate.NewStore(ctx, pg.URL, database); err != nil {
 		return "", err
 	}
 	owner := pg.URL("plantstore_owner", database)
+	console.say("planting sample plants")
 	// Orders are not the service's own: they stand for whatever else a store
 	// has that refers to its plants.
 	err = postgres.Script(ctx, owner, `

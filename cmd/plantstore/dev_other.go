@@ -4,8 +4,6 @@ package main
 
 import "errors"
 
-type devCommand struct{}
-
 // Run says what would be needed.
 func (c *devCommand) Run() error {
 	return errors.New("dev needs a Unix system, such as Linux, macOS or WSL: its private PostgreSQL listens on a Unix socket; with a PostgreSQL elsewhere, use 'plantstore serve'")

@@ -189,7 +189,7 @@ func run(ctx context.Context, again <-chan os.Signal, args []string, stdout, std
 
 // tellsItself reports whether a command tells in its own way what it is at.
 func tellsItself(name string) bool {
-	return slices.Contains([]string{"serve", "dev", "healthcheck", "up", "down"}, name)
+	return slices.Contains([]string{"serve", "healthcheck", "up", "down"}, name)
 }
 
 // isIncomplete reports whether a command or its argument is missing, or there is no

@@ -36,6 +36,13 @@ func (c *console) say(format string, args ...any) {
 	}
 }
 
+// said ends what say tells: from now on the command tells in another way what it is at.
+func (c *console) said() {
+	if c.line != nil {
+		c.line.end()
+	}
+}
+
 // errUnread is why a command ended whose output goes to a program that has ended.
 var errUnread = errors.New("nobody reads the log any more")
 
@@ -52,7 +59,7 @@ func untilUnread(ctx context.Context, c *console) (context.Context, *console) {
 			}
 		}}
 	}
-	return ctx, &console{out: watch(c.out), err: watch(c.err), warnings: c.warnings}
+	return ctx, &console{out: watch(c.out), err: watch(c.err), nowhere: c.nowhere, warnings: c.warnings, line: c.line}
 }
 
 // A watched writer calls failed with each error that it meets.

@@ -121,6 +121,7 @@ type statusLine struct {
 	name     string
 	began    time.Time
 	quit     chan struct{}
+	ended    sync.Once
 	ticking  sync.WaitGroup
 
 	mu     sync.Mutex
@@ -159,10 +160,12 @@ func (l *statusLine) say(at string) {
 	l.at, l.within = ": "+at+",", false
 }
 
-// end takes the line away. It has to be called.
+// end takes the line away for good. It has to be called, and may be called again.
 func (l *statusLine) end() {
-	close(l.quit)
+	l.ended.Do(func() { close(l.quit) })
 	l.ticking.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.clear()
 }
 

@@ -355,6 +355,24 @@ func TestDoctorFindsALedgerToPurge(t *testing.T) {
 	}) {
 		t.Errorf("%+v, want an empty ledger", all)
 	}
+	for _, tt := range []struct {
+		entries     int
+		apart, want string
+	}{
+		{1, "1 minute", `, 1 deletion since \d{4}-\d\d-\d\d`},
+		{20, "1 hour", `, 20 deletions since \d{4}-\d\d-\d\d`},
+		{3, "100 days", `, since \d{4}-\d\d-\d\d; lately less than 1 deletion a day`},
+		{9000, "1 hour", `, since \d{4}-\d\d-\d\d; lately 24 deletions a day, about \d+ (bytes|kB)`},
+	} {
+		exec(fmt.Sprintf(`INSERT INTO plant_deletions (plant_id, shape, plant, deleted_by, deleted_at)
+			SELECT i, 1, '()', 'x', now() - i * interval '%s' FROM generate_series(%d, 1, -1) i`, tt.apart, tt.entries))
+		all := e.run(t.Context())
+		got := all[slices.IndexFunc(all, func(f Finding) bool { return f.Check == "ledger" })]
+		if got.Grade != OK || !regexp.MustCompile(`^\d+ kB`+tt.want+`$`).MatchString(got.Message) {
+			t.Errorf("with %d entries, %s apart: %+v, want %q", tt.entries, tt.apart, got, tt.want)
+		}
+		exec(`DELETE FROM plant_deletions`)
+	}
 	exec(`INSERT INTO plant_deletions (plant_id, shape, plant, deleted_by, deleted_at) SELECT i, 1, '()', 'x', now() - i * interval '1 day' FROM generate_series(400, 1, -1) i`)
 	if found := troubles(t, e); len(found) > 0 {
 		t.Errorf("%+v, want nothing while the ledger is small", found)
@@ -362,7 +380,7 @@ func TestDoctorFindsALedgerToPurge(t *testing.T) {
 	e.Limits.LedgerBytes = 1000
 	found := troubles(t, e)
 	if len(found) != 1 || found[0].Check != "ledger" || found[0].Remedy != "plantstore deletions purge --older-than 365d" ||
-		!regexp.MustCompile(`^\d+ kB, since 20\d\d-\d\d-\d\d; lately 1 deletions a day, about \d+ bytes: more than may be needed$`).MatchString(found[0].Message) {
+		!regexp.MustCompile(`^\d+ kB, since 20\d\d-\d\d-\d\d; lately 1 deletion a day, about \d+ bytes: more than may be needed$`).MatchString(found[0].Message) {
 		t.Fatalf("%+v, want the ledger to be purged", found)
 	}
 	exec(`DELETE FROM plant_deletions WHERE deleted_at < now() - interval '365 days'`)

@@ -3,28 +3,48 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"github.com/jackc/pgx/v5"
 )
 
 // ledger tells how large the ledger is and how fast it grows.
 func (e *examination) ledger(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
+	const many = 10000
 	var size int64
-	var text string
+	var recent, days float64
+	var sizeText, since, growth string
 	var old bool
 	// Recent growth is that of the newest entries, of which ids are a fair count.
 	err := tx.QueryRow(ctx, `
-		WITH recent AS (SELECT id, deleted_at FROM public.plant_deletions ORDER BY id DESC LIMIT 10000),
-			pace AS (SELECT count(*) AS n, greatest(extract(epoch FROM clock_timestamp() - min(deleted_at)) / 86400, 1) AS days FROM recent),
-			oldest AS (SELECT deleted_at FROM public.plant_deletions ORDER BY id LIMIT 1),
-			ledger AS (SELECT pg_total_relation_size(oid) AS size, greatest(reltuples, 0)::bigint AS n FROM pg_class WHERE oid = 'public.plant_deletions'::regclass)
-		SELECT size, coalesce((SELECT format('%s, since %s; lately %s deletions a day, about %s', pg_size_pretty(size),
-					to_char(oldest.deleted_at, 'YYYY-MM-DD'), ceil(pace.n / days), pg_size_pretty((pace.n / days * (size / greatest(ledger.n, pace.n)))::bigint))
-				FROM oldest), format('empty, %s', pg_size_pretty(size))),
-			coalesce((SELECT deleted_at < clock_timestamp() - make_interval(secs => $1) FROM oldest), false)
-		FROM ledger, pace`, e.Limits.LedgerAge.Seconds()).Scan(&size, &text, &old)
+		WITH recent AS (SELECT id, deleted_at FROM public.plant_deletions ORDER BY id DESC LIMIT $2),
+			pace AS (SELECT count(*)::float8 AS n, coalesce(extract(epoch FROM clock_timestamp() - min(deleted_at)) / 86400, 0)::float8 AS days FROM recent),
+			ledger AS (SELECT pg_total_relation_size(oid) AS size, greatest(reltuples, 1)::bigint AS n,
+					(SELECT deleted_at FROM public.plant_deletions ORDER BY id LIMIT 1) AS oldest
+				FROM pg_class WHERE oid = 'public.plant_deletions'::regclass)
+		SELECT size, pg_size_pretty(size), pace.n, days, coalesce(to_char(oldest, 'YYYY-MM-DD'), ''),
+			pg_size_pretty((pace.n / greatest(days, 1) * (size / greatest(ledger.n, pace.n)))::bigint),
+			coalesce(oldest < clock_timestamp() - make_interval(secs => $1), false)
+		FROM ledger, pace`, e.Limits.LedgerAge.Seconds(), many).Scan(&size, &sizeText, &recent, &days, &since, &growth, &old)
 	if err != nil {
 		return nil, err
+	}
+	deletions := func(n float64) string {
+		if n == 1 {
+			return "1 deletion"
+		}
+		return fmt.Sprintf("%.f deletions", n)
+	}
+	text := fmt.Sprintf("%s, since %s; lately ", sizeText, since)
+	switch aDay := math.Round(recent / max(days, 1)); {
+	case recent == 0:
+		text = "empty, " + sizeText
+	case days < 1 && recent < many: // these are all, and no pace yet
+		text = fmt.Sprintf("%s, %s since %s", sizeText, deletions(recent), since)
+	case aDay < 1:
+		text += "less than 1 deletion a day"
+	default:
+		text += fmt.Sprintf("%s a day, about %s", deletions(aDay), growth)
 	}
 	if size > e.Limits.LedgerBytes && old {
 		return []Finding{{Grade: Warning, Message: text + ": more than may be needed",

@@ -3,6 +3,9 @@ package server
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -140,6 +143,66 @@ func TestNoTraceUnlessAskedFor(t *testing.T) {
 	lines := logOf(t, testConfig(), del(traceparent))
 	if _, ok := lines[0]["trace_id"]; ok || strings.Contains(lines[0]["request_id"].(string), clientsTrace) {
 		t.Errorf("log line %v, want no trace", lines[0])
+	}
+}
+
+// Traces that are off allocate nothing: of all that a request allocates, nothing comes from
+// OpenTelemetry or from what calls it. The test is not parallel, as it counts what the
+// process allocates.
+func TestTracesThatAreOffAllocateNothing(t *testing.T) {
+	defer func(rate int) { runtime.MemProfileRate = rate }(runtime.MemProfileRate)
+	runtime.MemProfileRate = 1 // every allocation
+	const requests = 100
+	allocations := func(c Config) (forTraces, all int64) {
+		public := New(c).Public()
+		count := func() (forTraces, all int64) {
+			runtime.GC() // what was allocated counts after the second one
+			runtime.GC()
+			profile := make([]runtime.MemProfileRecord, 1<<16)
+			n, ok := runtime.MemProfile(profile, true)
+			if !ok {
+				t.Fatalf("the profile has %d records, want %d at the most", n, len(profile))
+			}
+			for _, record := range profile[:n] {
+				traced, served := false, false
+				frames := runtime.CallersFrames(record.Stack())
+				for more := true; more; {
+					var f runtime.Frame
+					f, more = frames.Next()
+					traced = traced || strings.HasPrefix(f.Function, "go.opentelemetry.io/") || strings.HasSuffix(f.File, "/internal/server/trace.go")
+					served = served || strings.HasSuffix(f.Function, ".ServeHTTP")
+				}
+				if served {
+					all += record.AllocObjects
+				}
+				if served && traced {
+					forTraces += record.AllocObjects
+				}
+			}
+			return forTraces, all
+		}
+		forTracesBefore, allBefore := count()
+		for range requests {
+			r := httptest.NewRequest(http.MethodDelete, "/plants/1", nil)
+			r.Header.Set("Authorization", strings.TrimPrefix(asAlice, "Authorization: "))
+			r.Header.Set("Traceparent", strings.TrimPrefix(traceparent, "traceparent: "))
+			w := httptest.NewRecorder()
+			if public.ServeHTTP(w, r); w.Code != http.StatusNoContent {
+				t.Fatalf("status %d, want 204", w.Code)
+			}
+		}
+		forTraces, all = count()
+		return forTraces - forTracesBefore, all - allBefore
+	}
+	c := testConfig()
+	forTraces, all := allocations(c)
+	t.Logf("%.1f allocations a request", float64(all)/requests)
+	if forTraces != 0 || all < requests {
+		t.Errorf("%d of %d allocations are for traces, want none of many", forTraces, all)
+	}
+	c.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSyncer(tracetest.NewInMemoryExporter()))
+	if forTraces, all = allocations(c); forTraces < requests {
+		t.Errorf("with traces, %d of %d allocations are for them, want some of each request's: the test does not find them", forTraces, all)
 	}
 }
 

@@ -359,10 +359,10 @@ func TestDoctorFindsALedgerToPurge(t *testing.T) {
 		entries     int
 		apart, want string
 	}{
-		{1, "1 minute", `, 1 deletion since \d{4}-\d\d-\d\d`},
-		{20, "1 hour", `, 20 deletions since \d{4}-\d\d-\d\d`},
-		{3, "100 days", `, since \d{4}-\d\d-\d\d; lately less than 1 deletion a day`},
-		{9000, "1 hour", `, since \d{4}-\d\d-\d\d; lately 24 deletions a day, about \d+ (bytes|kB)`},
+		{1, "1 minute", `, 1 entry since \d{4}-\d\d-\d\d`},
+		{20, "1 hour", `, 20 entries since \d{4}-\d\d-\d\d`},
+		{3, "100 days", `, since \d{4}-\d\d-\d\d; lately less than 1 entry a day`},
+		{9000, "1 hour", `, since \d{4}-\d\d-\d\d; lately 24 entries a day, about \d+ (bytes|kB)`},
 	} {
 		exec(fmt.Sprintf(`INSERT INTO plant_deletions (plant_id, shape, plant, deleted_by, deleted_at)
 			SELECT i, 1, '()', 'x', now() - i * interval '%s' FROM generate_series(%d, 1, -1) i`, tt.apart, tt.entries))
@@ -380,7 +380,7 @@ func TestDoctorFindsALedgerToPurge(t *testing.T) {
 	e.Limits.LedgerBytes = 1000
 	found := troubles(t, e)
 	if len(found) != 1 || found[0].Check != "ledger" || found[0].Remedy != "plantstore deletions purge --older-than 365d" ||
-		!regexp.MustCompile(`^\d+ kB, since 20\d\d-\d\d-\d\d; lately 1 deletion a day, about \d+ bytes: more than may be needed$`).MatchString(found[0].Message) {
+		!regexp.MustCompile(`^\d+ kB, since 20\d\d-\d\d-\d\d; lately 1 entry a day, about \d+ bytes: more than may be needed$`).MatchString(found[0].Message) {
 		t.Fatalf("%+v, want the ledger to be purged", found)
 	}
 	exec(`DELETE FROM plant_deletions WHERE deleted_at < now() - interval '365 days'`)

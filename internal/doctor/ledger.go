@@ -29,22 +29,22 @@ func (e *examination) ledger(ctx context.Context, tx pgx.Tx) ([]Finding, error) 
 	if err != nil {
 		return nil, err
 	}
-	deletions := func(n float64) string {
+	entries := func(n float64) string { // deletions, and refusals told under a key
 		if n == 1 {
-			return "1 deletion"
+			return "1 entry"
 		}
-		return fmt.Sprintf("%.f deletions", n)
+		return fmt.Sprintf("%.f entries", n)
 	}
 	text := fmt.Sprintf("%s, since %s; lately ", sizeText, since)
 	switch aDay := math.Round(recent / max(days, 1)); {
 	case recent == 0:
 		text = "empty, " + sizeText
 	case days < 1 && recent < many: // these are all, and no pace yet
-		text = fmt.Sprintf("%s, %s since %s", sizeText, deletions(recent), since)
+		text = fmt.Sprintf("%s, %s since %s", sizeText, entries(recent), since)
 	case aDay < 1:
-		text += "less than 1 deletion a day"
+		text += "less than 1 entry a day"
 	default:
-		text += fmt.Sprintf("%s a day, about %s", deletions(aDay), growth)
+		text += fmt.Sprintf("%s a day, about %s", entries(aDay), growth)
 	}
 	if size > e.Limits.LedgerBytes && old {
 		return []Finding{{Grade: Warning, Message: text + ": more than may be needed",

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -798,6 +799,9 @@ func TestReadOnlyServers(t *testing.T) {
 		notReady, ok := errors.AsType[*NotReadyError](db.Ready(in(t, patience), nil))
 		if !ok || notReady.Reason != tt.want {
 			t.Errorf("%s: Ready: %v; want a NotReadyError, %s", name, notReady, tt.want)
+		}
+		if why := "read-only: default_transaction_read_only is on"; ok && tt.want == ReadOnly && !strings.Contains(notReady.Error(), why) {
+			t.Errorf("%s: Ready: %q; want it to say %q", name, notReady, why)
 		}
 	}
 }

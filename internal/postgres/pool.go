@@ -381,13 +381,15 @@ func (db *DB) NotReady(err error) error {
 // and can commit; otherwise a *NotReadyError, or ErrLocked if whether it has them can't
 // be read now.
 func (db *DB) Ready(ctx context.Context, versions []int64) error {
-	var readOnly, stuck bool
-	var standbys string
+	var stuck bool
+	var readOnly, standbys string
 	var missing []string
 	err := db.Lend(ctx, func(conn *pgx.Conn) error {
 		err := queryRow(ctx, conn, []any{&readOnly, &standbys},
-			`SELECT pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on', current_setting('synchronous_standby_names')`)
-		if err != nil || readOnly {
+			`SELECT CASE WHEN pg_is_in_recovery() THEN 'a standby, or a demoted primary'
+					WHEN current_setting('transaction_read_only') = 'on' THEN 'default_transaction_read_only is on, as some platforms have it where the disk is nearly full: see ''plantstore doctor'''
+					ELSE '' END, current_setting('synchronous_standby_names')`)
+		if err != nil || readOnly != "" {
 			return err
 		}
 		if missing, err = missingOf(ctx, conn, versions); err != nil || standbys == "" {
@@ -401,9 +403,9 @@ func (db *DB) Ready(ctx context.Context, versions []int64) error {
 		return &NotReadyError{StandbyMissing, fmt.Sprintf("no commit ends: synchronous_standby_names is %q, and no such standby answers", standbys)}
 	case err != nil:
 		return db.NotReady(err)
-	case readOnly:
+	case readOnly != "":
 		db.pool.Reset() // with several hosts, the next connection may find the new primary
-		return &NotReadyError{ReadOnly, fmt.Sprintf("the database at %s is read-only: a standby, or a demoted primary", db.host)}
+		return &NotReadyError{ReadOnly, fmt.Sprintf("the database at %s is read-only: %s", db.host, readOnly)}
 	case len(missing) > 0:
 		return &NotReadyError{SchemaBehind, fmt.Sprintf("the schema is behind: migrations %s are missing; apply them with 'plantstore migrate up'",
 			strings.Join(missing, ", "))}

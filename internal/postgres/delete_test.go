@@ -641,7 +641,7 @@ func testAGrownLedgerIsNotScanned(t *testing.T, before string) {
 	}
 }
 
-// A table has a file for each gigabyte, and no deletion looks at all of them.
+// A table has a file for each gigabyte. No deletion looks at all of them, but one in a second.
 func TestALargeTableIsNotMeasured(t *testing.T) {
 	t.Parallel()
 	database, _ := ownStore(t, nil)

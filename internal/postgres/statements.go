@@ -49,32 +49,15 @@ const bounds = `SELECT pg_catalog.set_config('search_path', CASE
 // until the next ANALYZE. So none is kept as long as it has less than 32 pages; from some
 // 12 on, an index is cheaper for a batch.
 //
-// It looks at the size if $5, and tells whether the table was large. The size of a large one
-// is that of many files, one for each gigabyte, so a connection looks once in a second only.
-// (It is read under the weakest lock, ACCESS SHARE, which a table that is locked as a whole
-// makes wait, as DELETE would.)
-const noPlanOfASmallTable = `CASE WHEN $5::boolean THEN CASE
-		WHEN pg_catalog.pg_relation_size(pg_catalog.to_regclass('public.plants')) OPERATOR(pg_catalog.<) 262144::bigint
-		THEN pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true) END IS NULL ELSE false END`
-
-// seenLarge is the name of the mark that tells when a connection saw a large table last.
-const seenLarge = "plantstore.seen_large"
-
-// looksAtSize is $5 of the next deletion on a connection.
-func looksAtSize(conn *pgx.Conn) bool {
-	seen, ok := conn.PgConn().CustomData()[seenLarge].(time.Time)
-	return !ok || time.Since(seen) >= time.Second
-}
-
-// readBounds reads the result of the first statement of a transaction that deletes.
-func readBounds(conn *pgx.Conn, results pgx.BatchResults) error {
-	large := false
-	err := results.QueryRow().Scan(nil, nil, nil, nil, &large, nil, nil, nil, nil)
-	if large {
-		conn.PgConn().CustomData()[seenLarge] = time.Now()
-	}
-	return err
-}
+// The size of a large table is that of many files, one for each gigabyte. Its visibility
+// map is one file, whatever its size, which has a page for each 255 MiB that VACUUM saw
+// and is cut with the table. So that is looked at first. (Both are read under the weakest
+// lock, ACCESS SHARE, which a table that is locked as a whole makes wait, as DELETE would.
+// IS NULL has one length, whatever the size.)
+const noPlanOfASmallTable = `CASE
+	WHEN pg_catalog.pg_relation_size(pg_catalog.to_regclass('public.plants'), 'vm') OPERATOR(pg_catalog.>) 8192::bigint THEN NULL
+	WHEN pg_catalog.pg_relation_size(pg_catalog.to_regclass('public.plants')) OPERATOR(pg_catalog.<) 262144::bigint
+	THEN pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true) END IS NULL`
 
 // noTransactionTimeout is a column of a SELECT.
 const noTransactionTimeout = `CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL
@@ -189,7 +172,7 @@ func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeo
 		if i == 0 {
 			pipeline.Queue(bounds+`, `+noPlanOfASmallTable+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.batch', '', true),
 				pg_catalog.set_config('plantstore.request', $3::pg_catalog.text[]::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text, true)`,
-				milliseconds(lockTimeout), milliseconds(statementTimeout), request, budget, looksAtSize(conn))
+				milliseconds(lockTimeout), milliseconds(statementTimeout), request, budget)
 		} else {
 			pipeline.Queue(`SELECT set_config('plantstore.recorded', '', true),
 				set_config('plantstore.request', $1::pg_catalog.text[]::pg_catalog.text, true), set_config('plantstore.budget', $2::pg_catalog.text, true)`,
@@ -205,14 +188,7 @@ func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeo
 	deleted = make([]bool, len(deletions))
 	at = -1
 	for i := range deletions {
-		if i == 0 {
-			err = readBounds(conn, results)
-		} else {
-			_, err = results.Exec() // of the request's settings
-		}
-		if err == nil {
-			deleted[i], work, err = readDeletion(results)
-		}
+		deleted[i], work, err = readDeletion(results)
 		if err == nil && i < len(deletions)-1 {
 			_, err = results.Exec() // of what was put off
 		}
@@ -227,9 +203,12 @@ func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeo
 	return deleted, work, at, err
 }
 
-// readDeletion reads the results of a DELETE and its proof.
+// readDeletion reads the results of one deletion's three statements.
 func readDeletion(results pgx.BatchResults) (deleted bool, work time.Duration, err error) {
 	var tag pgconn.CommandTag
+	if _, err = results.Exec(); err != nil {
+		return false, 0, err
+	}
 	if tag, err = results.Exec(); err != nil {
 		return false, 0, err
 	}
@@ -256,12 +235,12 @@ func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []turn, lockT
 	var pipeline pgx.Batch
 	pipeline.Queue(bounds+`, `+noPlanOfASmallTable+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.request', '', true),
 		pg_catalog.set_config('plantstore.batch', $3::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text, true)`,
-		milliseconds(lockTimeout), milliseconds(statementTimeout), string(batch), budget, looksAtSize(conn))
+		milliseconds(lockTimeout), milliseconds(statementTimeout), string(batch), budget)
 	pipeline.Queue(`DELETE FROM public.plants WHERE id = ANY ($1::bigint[]) RETURNING id`, asked.ids)
 	pipeline.Queue(proof, asked.ids, asked.principals, asked.keys)
 	results := conn.SendBatch(ctx, &pipeline)
 	defer results.Close()
-	if err = readBounds(conn, results); err != nil {
+	if _, err = results.Exec(); err != nil {
 		return nil, 0, -1, err
 	}
 	rows, err := results.Query()

@@ -362,6 +362,7 @@ func TestDoctorFindsALedgerToPurge(t *testing.T) {
 		{1, "1 minute", `, 1 entry since \d{4}-\d\d-\d\d`},
 		{20, "1 hour", `, 20 entries since \d{4}-\d\d-\d\d`},
 		{3, "100 days", `, since \d{4}-\d\d-\d\d; lately less than 1 entry a day`},
+		{10000, "90 milliseconds", `, since \d{4}-\d\d-\d\d; lately 10000 entries in 1[5-9]m\d+s, about \d+ kB`},
 		{9000, "1 hour", `, since \d{4}-\d\d-\d\d; lately 24 entries a day, about \d+ (bytes|kB)`},
 	} {
 		exec(fmt.Sprintf(`INSERT INTO plant_deletions (plant_id, shape, plant, deleted_by, deleted_at)

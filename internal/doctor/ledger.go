@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -41,6 +42,8 @@ func (e *examination) ledger(ctx context.Context, tx pgx.Tx) ([]Finding, error) 
 		text = "empty, " + sizeText
 	case days < 1 && recent < many: // these are all, and no pace yet
 		text = fmt.Sprintf("%s, %s since %s", sizeText, entries(recent), since)
+	case days < 1: // there are more of the day than were read
+		text += fmt.Sprintf("%s in %s, about %s", entries(recent), time.Duration(days*float64(24*time.Hour)).Round(time.Second), growth)
 	case aDay < 1:
 		text += "less than 1 entry a day"
 	default:

@@ -137,7 +137,7 @@ const onceStale = "services refuse them once their cache is stale (PLANTSTORE_TO
 
 func noPrincipal(name string) error {
 	if auth.ComesWithJWT(name) {
-		return fmt.Errorf("%q comes with JWTs, which the identity provider issues and ends: 'plantstore token budget' with 1/7d stops it meanwhile", name)
+		return fmt.Errorf("%q comes with JWTs, which the identity provider issues and ends: 'plantstore token budget' with 1/7d stops it meanwhile, where services have a PLANTSTORE_OIDC_BUDGET", name)
 	}
 	return fmt.Errorf("there is no principal %q: see 'plantstore token list'", name)
 }

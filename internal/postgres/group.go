@@ -53,7 +53,7 @@ type group struct {
 	mu      sync.Mutex
 	waiting []*member
 	lanes   lanes
-	// watched: a timer will see to it that slow lanes are passed. It runs only where
+	// watched: a timer will open the next lane when its time has come. It runs only where
 	// somebody waits: one for each batch would cost a lone deletion a system call, and
 	// another thread its sleep.
 	watched bool
@@ -167,20 +167,18 @@ func (g *group) nextLane(due time.Time) (next time.Time, opened bool) {
 	return g.openLane()
 }
 
-// watch sees to it that slow lanes are passed, if somebody waits. It is called with mu
-// held.
+// watch sees to it that the next lane is opened in time, if somebody waits for one. Where
+// there is no connection for it, the end of another lane will do. It is called with mu held.
 func (g *group) watch() {
-	if g.watched || len(g.waiting) == 0 {
+	if g.watched || len(g.waiting) == 0 || len(g.lanes.open) >= g.lanes.most {
 		return
 	}
-	if inTime, due := g.lanes.inTime(time.Now()); inTime > 0 {
-		g.watched = true
-		time.AfterFunc(time.Until(due), g.passSlow)
-	}
+	g.watched = true
+	time.AfterFunc(time.Until(g.lanes.next(time.Now())), g.openNext)
 }
 
-// passSlow opens a lane beside one whose batch is slow.
-func (g *group) passSlow() {
+// openNext opens a lane beside those that are open.
+func (g *group) openNext() {
 	g.mu.Lock()
 	g.watched = false
 	due, opened := g.openLane()

@@ -20,6 +20,11 @@ import (
 // the road to itself can show that it is longer than it was thought to be. Every so often
 // one gets it to itself.
 //
+// They start one after the other, evenly over the time that a batch takes. Batches that
+// wait for the same write to the disk end together, and their clients come back together.
+// If each took a lane as it came, the first few would have all of them, alone, and the
+// others would wait for a whole trip.
+//
 // Another service on the same database may have batches under way even then. Each of the
 // two would take the waiting for the other's for road, in turns, up to all the lanes there
 // are. So the road is never longer than what the quickest eighth of the last batches took
@@ -33,7 +38,8 @@ import (
 type lanes struct {
 	most int // connections that there are for them
 	// open has for each the moment from which it counts as slow: then others pass it.
-	open []time.Time
+	open    []time.Time
+	started time.Time // when the last of them was opened
 
 	work time.Duration // that the database had with a batch lately, as a rule
 	road time.Duration // what a batch takes beyond that
@@ -66,17 +72,31 @@ func (l *lanes) wanted() int {
 	return 1 + int(math.Round(2*float64(max(l.road-shortRoad, 0))/float64(l.work)))
 }
 
-// enter opens a lane, if one more is wanted. It returns the moment from which the lane's
-// batch counts as slow, by which leave knows it.
+// next is when another lane may be opened, if there is a connection for it.
+func (l *lanes) next(now time.Time) time.Time {
+	inTime, due := l.inTime(now)
+	switch wanted := l.wanted(); {
+	case inTime == 0:
+		return now
+	case inTime < wanted:
+		return l.started.Add((l.road + l.work) / time.Duration(wanted))
+	default:
+		return due
+	}
+}
+
+// enter opens a lane, if one more is wanted now. It returns the moment from which the
+// lane's batch counts as slow, by which leave knows it.
 func (l *lanes) enter() (due time.Time, opened bool) {
 	now := time.Now()
-	inTime, _ := l.inTime(now)
-	if len(l.open) >= l.most || inTime >= l.wanted() {
+	if len(l.open) >= l.most || l.next(now).After(now) {
 		return time.Time{}, false
 	}
+	inTime, _ := l.inTime(now)
+	l.alone = inTime == 0
+	l.started = now
 	due = now.Add(max(2*(l.road+l.work), slowBatch))
 	l.open = append(l.open, due)
-	l.alone = inTime == 0
 	return due, true
 }
 

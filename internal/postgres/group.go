@@ -19,8 +19,8 @@ import (
 // trip and its own commit, so whatever deletions arrive while the last batch is
 // under way make up the next one: one pipelined implicit transaction, one commit.
 // A deletion that arrives when nothing is under way goes at once; nobody ever waits
-// for company. How many batches are under way at a time is told by lanes; while one
-// is slow, others pass it. Refusals have a group, too.
+// for company. How many batches are under way at a time, and how far apart they start, is
+// told by lanes; while one is slow, others pass it. Refusals have a group, too.
 //
 // The members of a batch share a transaction but not a fate:
 //

@@ -32,7 +32,7 @@ import (
 // of a commit that another had waited for.
 //
 // Beside the database there is one lane. At a millisecond's distance there are some
-// ten if eight clients ask at once, and fewer again if more of them make the batches,
+// five if a few clients ask at once, and fewer again if more of them make the batches,
 // and so the work, larger. A database that is busy with something else works longer on
 // a batch, and gets fewer.
 type lanes struct {

@@ -53,10 +53,11 @@ type group struct {
 	mu      sync.Mutex
 	waiting []*member
 	lanes   lanes
-	// watched: a timer will open the next lane when its time has come. It runs only where
-	// somebody waits: one for each batch would cost a lone deletion a system call, and
-	// another thread its sleep.
-	watched bool
+	// alarm opens the next lane when its time has come: at goesOff, or never if that is
+	// zero. It is set only where somebody waits: to set it for each batch would cost a lone
+	// deletion a system call, and another thread its sleep.
+	alarm   *time.Timer
+	goesOff time.Time
 
 	run func(ctx context.Context, most int) // runBatch, or what a test has in its place
 }
@@ -136,7 +137,7 @@ func (g *group) openLane() (due time.Time, opened bool) {
 		return time.Time{}, false
 	}
 	if due, opened = g.lanes.enter(); !opened {
-		g.watch()
+		g.watch(g.lanes.next(time.Now()))
 	}
 	return due, opened
 }
@@ -167,22 +168,31 @@ func (g *group) nextLane(due time.Time) (next time.Time, opened bool) {
 	return g.openLane()
 }
 
-// watch sees to it that the next lane is opened in time, if somebody waits for one. Where
-// there is no connection for it, the end of another lane will do. It is called with mu held.
-func (g *group) watch() {
-	if g.watched || len(g.waiting) == 0 || len(g.lanes.open) >= g.lanes.most {
+// watch sees to it that a lane is opened at a time or before, if somebody waits for one
+// then. Where there is no connection for it, the end of another lane will do. It is called
+// with mu held.
+func (g *group) watch(at time.Time) {
+	if len(g.waiting) == 0 || len(g.lanes.open) >= g.lanes.most || !g.goesOff.IsZero() && !at.Before(g.goesOff) {
 		return
 	}
-	g.watched = true
-	time.AfterFunc(time.Until(g.lanes.next(time.Now())), g.openNext)
+	g.goesOff = at
+	if g.alarm == nil {
+		g.alarm = time.AfterFunc(time.Until(at), g.openNext)
+	} else {
+		g.alarm.Reset(time.Until(at))
+	}
 }
 
 // openNext opens a lane beside those that are open.
 func (g *group) openNext() {
 	g.mu.Lock()
-	g.watched = false
+	g.goesOff = time.Time{}
 	due, opened := g.openLane()
-	g.watch() // the lane may not take all who wait
+	if opened && len(g.waiting) <= maxBatch && g.what != budgeted {
+		g.watch(due) // it takes all who wait once it has a connection, if that comes in time
+	} else if opened {
+		g.watch(g.lanes.next(time.Now()))
+	}
 	g.mu.Unlock()
 	if opened {
 		g.lane(due)

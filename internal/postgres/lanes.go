@@ -122,7 +122,7 @@ func (l *lanes) inTime(now time.Time) (n int, due time.Time) {
 
 // note learns from a batch. Work that was held up counts as twice the usual.
 func (l *lanes) note(trip, work time.Duration) {
-	work = max(work, time.Microsecond) // the database's clock may be set back meanwhile
+	work = max(min(work, trip), time.Microsecond) // the database's clock may be set meanwhile
 	road := max(trip-work, 0)
 	if l.work == 0 {
 		l.work = work

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -457,6 +458,118 @@ func TestSlowBatchesArePassed(t *testing.T) {
 		synctest.Wait()
 		if len(g.lanes.open) != 0 {
 			t.Errorf("%d lanes are open when all is done, want none", len(g.lanes.open))
+		}
+	})
+}
+
+// A lane that ends early makes room for the next one earlier than it was known when somebody
+// came to wait for it. Whoever waits gets it then, also if nobody else comes.
+func TestTheNextLaneMayBeOpenedEarlierThanItWasKnown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const work, road = 10 * time.Millisecond, 6 * time.Millisecond
+		const apart = (work + road) / 2 // of the two that are wanted
+		g := &group{db: &DB{shares: newShares(defaultConns)}, lanes: lanes{most: 12, work: work, road: road}}
+		start := time.Now()
+		ends := []time.Duration{apart + 2*time.Millisecond, 10 * time.Second, 10 * time.Second} // the second is stuck
+		var mu sync.Mutex
+		var began []time.Duration
+		g.run = func(context.Context, int) {
+			batch := g.take(maxBatch)
+			mu.Lock()
+			end := ends[len(began)]
+			began = append(began, time.Since(start))
+			mu.Unlock()
+			time.Sleep(time.Until(start.Add(end)))
+			tell(batch, verdict{})
+		}
+		var clients sync.WaitGroup
+		for _, comes := range []time.Duration{0, apart, apart + time.Millisecond} {
+			time.Sleep(time.Until(start.Add(comes)))
+			clients.Go(func() { g.join(context.Background(), plant.Deletion{}) })
+		}
+		clients.Wait()
+		synctest.Wait()
+		if diff := cmp.Diff([]time.Duration{0, apart, 2 * apart}, began); diff != "" {
+			t.Errorf("batches began (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// The database's clock may be set forward during a batch, and the road long once: what
+// waited for a lane that counts as slow long after does not keep later ones from being
+// passed in time.
+func TestALongBatchDoesNotHoldLaterOnesUp(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]struct{ trip, work time.Duration }{
+		"the database's clock was set forward": {time.Millisecond, time.Hour},
+		"the database was stuck":               {time.Second, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				g := &group{db: &DB{shares: newShares(defaultConns)}, lanes: lanes{most: 12}}
+				g.took(first.trip, first.work)
+				g.run = func(_ context.Context, most int) {
+					batch := g.take(most)
+					time.Sleep(time.Millisecond)
+					g.took(time.Millisecond, 900*time.Microsecond)
+					tell(batch, verdict{})
+				}
+				for range 2 { // the second waits for the first
+					go g.join(context.Background(), plant.Deletion{})
+					synctest.Wait()
+				}
+				for range 300 {
+					g.join(context.Background(), plant.Deletion{})
+				}
+				synctest.Wait()
+				stuck := make(chan bool)
+				g.run = func(context.Context, int) {
+					batch := g.take(1)
+					<-stuck
+					tell(batch, verdict{})
+				}
+				go g.join(context.Background(), plant.Deletion{})
+				synctest.Wait()
+				g.run = func(context.Context, int) { tell(g.take(maxBatch), verdict{}) }
+				came := time.Now()
+				g.join(context.Background(), plant.Deletion{})
+				if took := time.Since(came); took > slowBatch {
+					t.Errorf("a deletion passed one that is stuck after %v, want %v at most", took, slowBatch)
+				}
+				close(stuck)
+				synctest.Wait()
+			})
+		})
+	}
+}
+
+// A lane that is about to take all who wait is enough for them, while it gets a connection:
+// to open each of the others', too, would cost the database that.
+func TestWhoWaitsGetsOneLane(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const road = 30 * time.Millisecond
+		g := &group{db: &DB{shares: newShares(defaultConns)}, lanes: lanes{most: 12, work: 200 * time.Microsecond, road: road}}
+		var connections atomic.Int64
+		g.run = func(_ context.Context, most int) {
+			connections.Add(1)
+			time.Sleep(road) // to connect, or to see whether a connection is alive
+			batch := g.take(most)
+			time.Sleep(road)
+			tell(batch, verdict{})
+		}
+		var clients sync.WaitGroup
+		const n = 3
+		for range n {
+			clients.Go(func() { g.join(context.Background(), plant.Deletion{}) })
+			synctest.Wait() // at one time
+		}
+		clients.Wait()
+		time.Sleep(time.Second) // until all lanes have ended
+		if got := connections.Load(); got > n {
+			t.Errorf("%d deletions took %d connections, want one for each at the most", n, got)
 		}
 	})
 }

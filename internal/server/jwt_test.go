@@ -19,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -363,5 +364,84 @@ func TestTheLogSaysWhyAJWTIsRefused(t *testing.T) {
 	s.stop(t)
 	if want := "audience"; !strings.Contains(log.String(), want) {
 		t.Errorf("the log does not say %q:\n%s", want, log.String())
+	}
+}
+
+// A client of HTTP/2 has many requests on one connection. Bad JWTs that wait there for
+// their refusal hold up neither the good ones beside them nor those of other connections.
+func TestGoodJWTsBesideBadOnesOverHTTP2(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	p := authtest.New(t)
+	c := withProvider(t, p, testConfig())
+	c.MaxConnections = 1024 // the client connects for each of its first requests, until one connection is there
+	_, trust := withTLS(t, &c)
+	s := start(t, c)
+	ask := func(client *http.Client, token string) (*http.Response, error) {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, "https://plants.example/plants/1", nil)
+		if err != nil {
+			return nil, err
+		}
+		request.Header.Set("Authorization", "Bearer "+token)
+		answer, err := client.Do(request)
+		if err == nil {
+			answer.Body.Close()
+		}
+		return answer, err
+	}
+	_, foreign, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := p.Token(t, "forger")
+	bad := []string{
+		known[:strings.LastIndexByte(known, '.')+1] + base64.RawURLEncoding.EncodeToString(make([]byte, ed25519.SignatureSize)),
+		authtest.SignWith(t, jose.JSONWebKey{Key: foreign, KeyID: "forged", Algorithm: "EdDSA"}, p.Claims("forger", nil), nil),
+	}
+	const connections, streams, goods = 2, 60, 20
+	var floods []*http.Client
+	var flood, good sync.WaitGroup
+	var stop atomic.Bool
+	var refused atomic.Int64
+	for range connections {
+		client := tlsClient(t, s.public, trust, true)
+		floods = append(floods, client)
+		for i := range streams {
+			flood.Go(func() {
+				for n := 0; !stop.Load(); n++ {
+					answer, err := ask(client, bad[(i+n)%len(bad)])
+					if err != nil || answer.Proto != "HTTP/2.0" || answer.StatusCode != 401 && answer.StatusCode != 429 && answer.StatusCode != 503 {
+						t.Errorf("a bad JWT: %v, %v; want 401, 429 or 503 by HTTP/2", answer, err)
+						return
+					}
+					refused.Add(1)
+				}
+			})
+		}
+	}
+	for refused.Load() < 2*connections*streams && !t.Failed() {
+		time.Sleep(time.Millisecond)
+	}
+	for i := range 2 * connections {
+		client := tlsClient(t, s.public, trust, true)
+		if i < connections {
+			client = floods[i] // on the connection of bad ones
+		}
+		good.Go(func() { // each time another JWT, which has to be verified
+			for n := range goods {
+				token := p.Sign(t, p.Claims("shop", map[string]any{"jti": fmt.Sprint(i, " ", n)}), nil)
+				answer, err := ask(client, token)
+				if err != nil || answer.StatusCode != 204 {
+					t.Errorf("a good JWT beside bad ones: %v, %v; want 204", answer, err)
+					return
+				}
+			}
+		})
+	}
+	good.Wait()
+	stop.Store(true)
+	flood.Wait()
+	if got := p.Fetches.Load(); got > 2+int64(time.Since(began)/(10*time.Second)) {
+		t.Errorf("the provider was asked %d times, want once in 10 s", got)
 	}
 }

@@ -88,11 +88,17 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
+	var others *store
+	if b.beside != "" {
+		if others, err = b.open(ctx, storeSpec{name: "others", plants: b.plants, migrated: b.beside}); err != nil {
+			return nil, err
+		}
+	}
 	for _, part := range []struct {
 		name string
 		do   func() error
 	}{
-		{"distance", func() error { return b.travel(ctx, r, ledgered, plain) }},
+		{"distance", func() error { return b.travel(ctx, r, ledgered, plain, others) }},
 		{"open", func() error { return b.openLoop(ctx, r) }},
 		{"principals", func() error { return b.principals(ctx, r, ledgered) }},
 		{"replicas", func() error { return b.replicas(ctx, r, ledgered) }},

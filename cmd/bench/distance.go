@@ -22,14 +22,14 @@ type journey struct {
 }
 
 // travel measures the service and the yardsticks on each road.
-func (b *bench) travel(ctx context.Context, r *report, ledgered, plain *store) error {
+func (b *bench) travel(ctx context.Context, r *report, ledgered, plain, others *store) error {
 	for _, road := range b.roads {
 		j := &journey{road: road, pool: b.pool}
 		r.journeys = append(r.journeys, j)
 		if err := b.openRoad(ctx, road); err != nil {
 			return err
 		}
-		if err := b.onRoad(ctx, j, ledgered, plain); err != nil {
+		if err := b.onRoad(ctx, j, ledgered, plain, others); err != nil {
 			return fmt.Errorf("distance %s: %w", road.name(), err)
 		}
 		var err error
@@ -40,7 +40,7 @@ func (b *bench) travel(ctx context.Context, r *report, ledgered, plain *store) e
 	return nil
 }
 
-func (b *bench) onRoad(ctx context.Context, j *journey, ledgered, plain *store) error {
+func (b *bench) onRoad(ctx context.Context, j *journey, ledgered, plain, others *store) error {
 	if j.road.delay > 0 {
 		if err := b.checkDelay(ctx, j, plain); err != nil {
 			return err
@@ -60,19 +60,20 @@ func (b *bench) onRoad(ctx context.Context, j *journey, ledgered, plain *store) 
 	most := slices.Max(b.clients)
 	for _, s := range []struct {
 		title, program string
+		store          *store
 		most           int
-	}{{plantstore, b.service, most}, {besides, b.beside, most}, {oneByOne, b.oneByOne, 1}} {
+	}{{plantstore, b.service, ledgered, most}, {besides, b.beside, others, most}, {oneByOne, b.oneByOne, ledgered, 1}} {
 		if s.program == "" || s.title == oneByOne && !atHome {
 			continue
 		}
-		c, err := b.startService(ctx, s.title, s.program, ledgered, j.road)
+		c, err := b.startService(ctx, s.title, s.program, s.store, j.road)
 		if err != nil {
 			return err
 		}
 		if !atHome {
 			defer c.process.Kill()
 		}
-		add(c, ledgered, s.most)
+		add(c, s.store, s.most)
 	}
 	for _, s := range []struct {
 		title    string

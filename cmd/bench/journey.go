@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -42,6 +43,40 @@ func (j *journey) writeTable(b *strings.Builder) {
 		}
 		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", clients, t.title(), count(int64(t.rate())),
 			milliseconds(t.p50()), milliseconds(t.p99()), ofBare, p50, ofPgbench)
+	}
+	b.WriteString("\n")
+	j.writeBeside(b)
+}
+
+// writeBeside compares two builds, if there are two. The machine's pace changes from one
+// second to the next, and they are measured one right after the other: so what counts is
+// the ratio in each round.
+func (j *journey) writeBeside(b *strings.Builder) {
+	if find(j.trials, besides, j.trials[0].clients) == nil {
+		return
+	}
+	b.WriteString("Of the other build's figure, in the middle of the rounds (least to most), with the CPU time for a deletion:\n\n" +
+		"| clients | deletes/s | p50 | p99 | CPU of the service | CPU of the database |\n|--:|--:|--:|--:|--:|--:|\n")
+	for _, t := range j.trials {
+		if !t.is(plantstore) {
+			continue
+		}
+		other := find(j.trials, besides, t.clients)
+		fmt.Fprintf(b, "| %d |", t.clients)
+		for _, figure := range []func(measurement) float64{
+			func(m measurement) float64 { return m.rate },
+			func(m measurement) float64 { return m.p50.Seconds() },
+			func(m measurement) float64 { return m.p99.Seconds() },
+			func(m measurement) float64 { return m.service },
+			func(m measurement) float64 { return m.database },
+		} {
+			ratios := make([]float64, len(t.rounds))
+			for i := range t.rounds {
+				ratios[i] = figure(t.rounds[i]) / figure(other.rounds[i])
+			}
+			fmt.Fprintf(b, " %.2f (%.2f to %.2f) |", median(ratios), slices.Min(ratios), slices.Max(ratios))
+		}
+		b.WriteString("\n")
 	}
 	b.WriteString("\n")
 }

@@ -85,7 +85,7 @@ func parse(args []string, stderr io.Writer) (c config, _ error) {
 	})
 	roads := flags.String("distance", "0s,1ms,5ms,commits", "round trips to the database, with commas between; commits: beside it, with slow commits")
 	flags.BoolVar(&c.quick, "quick", false, "only the service and the bare handler at each distance")
-	flags.StringVar(&c.beside, "beside", "", "path of another build of the service, to be measured beside it at each distance")
+	flags.StringVar(&c.beside, "beside", "", "path of another build of the service, to be measured beside it at each distance, on a database that it migrates itself")
 	flags.IntVar(&c.pool, "pool", 0, "database connections of the bare handler at each distance; 0 finds the best")
 	plants := flags.Float64("plants", 4e6, "how many plants there are")
 	parts := flags.String("parts", "distance,open,principals,replicas,memory,start,cost", "what to measure, with commas between; also growth: "+

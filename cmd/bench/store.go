@@ -8,7 +8,10 @@ import (
 	"fmt"
 	"math"
 	"net/url"
+	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -71,6 +74,9 @@ type storeSpec struct {
 	ledger int64 // deletions recorded before
 	// plain leaves the trigger out that records deletions.
 	plain bool
+	// migrated is the path of another build, by which the database is made and its token
+	// issued; empty: by this one.
+	migrated string
 }
 
 // A store is one database of the server.
@@ -89,7 +95,12 @@ type store struct {
 // newStore makes a database by the service's own migrations and fills it.
 func newStore(ctx context.Context, server *localpg.Server, spec storeSpec) (_ *store, err error) {
 	s := &store{storeSpec: spec, server: server, stride: stride(spec.plants)}
-	if err := migrate.NewStore(ctx, server.URL, s.name); err != nil {
+	if s.migrated != "" {
+		err = s.migrateByOther(ctx)
+	} else {
+		err = migrate.NewStore(ctx, server.URL, s.name)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if s.control, err = pgx.Connect(ctx, server.URL("postgres", s.name)); err != nil {
@@ -103,8 +114,10 @@ func newStore(ctx context.Context, server *localpg.Server, spec storeSpec) (_ *s
 	if s.postmaster, err = parent(int(s.control.PgConn().PID())); err != nil {
 		return nil, err
 	}
-	if err := s.issueToken(ctx, server.URL("plantstore_owner", s.name)); err != nil {
-		return nil, err
+	if s.migrated == "" {
+		if err := s.issueToken(ctx, server.URL("plantstore_owner", s.name)); err != nil {
+			return nil, err
+		}
 	}
 	if s.plain {
 		if _, err := s.control.Exec(ctx, `DROP TRIGGER plantstore_record_deletion ON public.plants`); err != nil {
@@ -117,16 +130,41 @@ func newStore(ctx context.Context, server *localpg.Server, spec storeSpec) (_ *s
 		return nil, err
 	}
 	// As if the plants there are had been deleted and restored, again and again.
-	if _, err := s.control.Exec(ctx, `
-		INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, request_id, idempotency_key)
-		SELECT p.id, s.id, ROW(p.*)::text, 'somebody', gen_random_uuid(), gen_random_uuid()
-		FROM (SELECT public.plantstore_shape('public.plants'::regclass, NULL) AS id OFFSET 0) s,
-			generate_series(1, $1::bigint) i JOIN public.plants p ON p.id = 1 + i % $2::bigint`,
-		s.ledger, s.plants); err != nil {
-		return nil, err
+	if s.ledger > 0 {
+		if _, err := s.control.Exec(ctx, `
+			INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, request_id, idempotency_key)
+			SELECT p.id, s.id, ROW(p.*)::text, 'somebody', gen_random_uuid(), gen_random_uuid()
+			FROM (SELECT public.plantstore_shape('public.plants'::regclass, NULL) AS id OFFSET 0) s,
+				generate_series(1, $1::bigint) i JOIN public.plants p ON p.id = 1 + i % $2::bigint`,
+			s.ledger, s.plants); err != nil {
+			return nil, err
+		}
 	}
 	_, err = s.control.Exec(ctx, "VACUUM (ANALYZE) public.plants, public.plant_deletions")
 	return s, err
+}
+
+// migrateByOther makes the database by another build, and has it issue the token.
+func (s *store) migrateByOther(ctx context.Context) error {
+	if err := migrate.CreateDatabase(ctx, s.server.URL, s.name, "TEMPLATE template0"); err != nil {
+		return err
+	}
+	run := func(args ...string) (string, error) {
+		cmd := exec.CommandContext(ctx, s.migrated, args...)
+		cmd.Env = append(localpg.Environ("PG", "PLANTSTORE_"), "PLANTSTORE_MIGRATE_DATABASE_URL="+s.server.URL("plantstore_owner", s.name))
+		cmd.Stderr = os.Stderr
+		out, err := cmd.Output()
+		if err != nil {
+			return "", fmt.Errorf("%s %s: %w", s.migrated, strings.Join(args, " "), err)
+		}
+		return strings.TrimSpace(string(out)), nil
+	}
+	if _, err := run("migrate", "up"); err != nil {
+		return err
+	}
+	var err error
+	s.token, err = run("token", "create", "bench")
+	return err
 }
 
 func (s *store) issueToken(ctx context.Context, owner string) error {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -46,9 +45,15 @@ func (db *DB) Plants(inFlight int) *Plants {
 const admitTimeout = 200 * time.Millisecond
 
 // admit reports whether a deletion may be tried; if so, it is in flight until land is
-// called, which may be more than once.
+// called, which may be more than once, by its own goroutine.
 func (p *Plants) admit(ctx context.Context) (land func(), ok bool) {
-	land = sync.OnceFunc(func() { p.inFlight.Release(1) })
+	landed := false
+	land = func() {
+		if !landed {
+			landed = true
+			p.inFlight.Release(1)
+		}
+	}
 	if p.inFlight.TryAcquire(1) {
 		return land, true // also on a machine that takes longer than admitTimeout to get here
 	}
@@ -111,19 +116,20 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 		ctx, cancel = context.WithTimeout(ctx, defaultTimeout)
 		defer cancel()
 	}
-	if d.Came.IsZero() {
-		d.Came = time.Now()
-	}
 	came := time.Now()
+	if d.Came.IsZero() {
+		d.Came = came
+	}
 	err = p.lines.enter(ctx, d.Plant)
-	course.ForPlant = time.Since(came)
+	ahead := time.Now() // of the others for its plant
+	course.ForPlant = ahead.Sub(came)
 	if err != nil {
 		return plant.Result{}, p.db.shares.inVain(err)
 	}
 	defer p.lines.leave(d.Plant)
-	came = time.Now()
 	land, ok := p.admit(ctx)
-	course.ForOthers = time.Since(came)
+	began := time.Now()
+	course.ForOthers = began.Sub(ahead)
 	if !ok {
 		return plant.Result{}, plant.ErrOverloaded
 	}
@@ -142,7 +148,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 	number := 0
 	spender := spender{holds: &p.holds, deletion: d}
 	defer spender.leave()
-	for tries := 0; ; {
+	for tries := 0; ; began = time.Now() {
 		if held := spender.waitsFor(unsure); held != nil {
 			land()
 			if lockedSince.IsZero() {
@@ -153,8 +159,8 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 			case <-ctx.Done():
 				return plant.Result{}, conclude(unsure, p.db.shares.inVain(ctx.Err()))
 			}
+			began = time.Now()
 		}
-		began := time.Now()
 		if what >= suspected {
 			land()
 		}
@@ -199,7 +205,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 		switch v.next {
 		case done:
 			p.used.tell(d, v.err)
-			return v.result, conclude(unsure, v.err)
+			return plant.Result{Replayed: v.replayed}, conclude(unsure, v.err)
 		case alone:
 			number = max(number, v.turn)
 			if harder := max(what, v.what, retried); harder != what {
@@ -475,5 +481,5 @@ func replay(ctx context.Context, conn *pgx.Conn, d plant.Deletion, h history, un
 	// Under our own request id, after an attempt of ours that may have been
 	// committed: that attempt was.
 	ours := unsure && h.requestID != nil && *h.requestID == d.RequestID
-	return verdict{result: plant.Result{Replayed: !ours}}
+	return verdict{replayed: !ours}
 }

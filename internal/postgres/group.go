@@ -108,7 +108,7 @@ func (g *group) join(ctx context.Context, d plant.Deletion) verdict {
 	g.mu.Lock()
 	g.waiting = append(g.waiting, m)
 	first := len(g.waiting) == 1
-	due, opened := g.openLane()
+	due, opened := g.openLane(came)
 	g.mu.Unlock()
 	if opened && first && g.db.shares.free(g.what) && (m.until.IsZero() || time.Until(m.until) > leastToGoAlone) {
 		// In the request's own goroutine: another would have to be woken, and this one
@@ -132,12 +132,12 @@ func (g *group) join(ctx context.Context, d plant.Deletion) verdict {
 
 // openLane opens a lane if somebody waits and one is wanted. The caller then has to run
 // it. It is called with mu held.
-func (g *group) openLane() (due time.Time, opened bool) {
+func (g *group) openLane(now time.Time) (due time.Time, opened bool) {
 	if len(g.waiting) == 0 {
 		return time.Time{}, false
 	}
-	if due, opened = g.lanes.enter(); !opened {
-		g.watch(g.lanes.next(time.Now()))
+	if due, opened = g.lanes.enter(now); !opened {
+		g.watch(g.lanes.next(now))
 	}
 	return due, opened
 }
@@ -165,7 +165,7 @@ func (g *group) nextLane(due time.Time) (next time.Time, opened bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.lanes.leave(due)
-	return g.openLane()
+	return g.openLane(time.Now())
 }
 
 // watch sees to it that a lane is opened at a time or before, if somebody waits for one
@@ -187,7 +187,7 @@ func (g *group) watch(at time.Time) {
 func (g *group) openNext() {
 	g.mu.Lock()
 	g.goesOff = time.Time{}
-	due, opened := g.openLane()
+	due, opened := g.openLane(time.Now())
 	if opened && len(g.waiting) <= maxBatch && g.what != budgeted {
 		g.watch(due) // it takes all who wait once it has a connection, if that comes in time
 	} else if opened {

@@ -87,8 +87,7 @@ func (l *lanes) next(now time.Time) time.Time {
 
 // enter opens a lane, if one more is wanted now. It returns the moment from which the
 // lane's batch counts as slow, by which leave knows it.
-func (l *lanes) enter() (due time.Time, opened bool) {
-	now := time.Now()
+func (l *lanes) enter(now time.Time) (due time.Time, opened bool) {
 	if len(l.open) >= l.most || l.next(now).After(now) {
 		return time.Time{}, false
 	}

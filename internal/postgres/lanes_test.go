@@ -258,7 +258,7 @@ func TestLanesStartOneAfterTheOther(t *testing.T) {
 				l := lanes{most: tt.most, work: tt.work, road: trip - tt.work}
 				var got []int
 				for i := range int(trip / tenth) {
-					if _, opened := l.enter(); opened {
+					if _, opened := l.enter(time.Now()); opened {
 						got = append(got, i)
 					}
 					time.Sleep(tenth)
@@ -278,7 +278,7 @@ func TestLanesForgetADelay(t *testing.T) {
 	const usual, work = 1500 * time.Microsecond, 500 * time.Microsecond
 	l := lanes{most: 13}
 	alone := func(trip time.Duration) {
-		due, _ := l.enter()
+		due, _ := l.enter(time.Now())
 		l.note(trip, work)
 		l.leave(due)
 	}
@@ -314,7 +314,7 @@ func TestLanesDoNotFollowAnotherService(t *testing.T) {
 	const work = 500 * time.Microsecond
 	l := lanes{most: 13}
 	batch := func(alone bool, road time.Duration) {
-		due, _ := l.enter()
+		due, _ := l.enter(time.Now())
 		l.alone = alone
 		l.note(road+work, work)
 		l.leave(due)

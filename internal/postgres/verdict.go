@@ -47,8 +47,9 @@ func sqlState(err error) string {
 // A verdict is what came of an attempt at a deletion.
 type verdict struct {
 	next step
-	// result is what the caller gets if next is done and err is nil.
-	result plant.Result
+	// replayed: an earlier attempt with the same key had deleted the plant, if next is done
+	// and err is nil.
+	replayed bool
 	// turn is the number to go on with, if next is alone.
 	turn int
 	// what is what the deletion goes on as, if next is alone.

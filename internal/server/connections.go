@@ -29,25 +29,26 @@ type connections struct {
 	mu   sync.Mutex
 	open int
 	// quiet has those that no request is being answered on, in the order in which they
-	// fell quiet.
+	// fell quiet, and all has every one that the server knows.
 	quiet   *list.List
-	element map[net.Conn]*list.Element
-	// greeted has the connections of HTTP/2 that have been idle. The first time, nothing
-	// has come but the client's greeting.
-	greeted map[net.Conn]bool
+	all     map[net.Conn]*clientConn
 	changed chan struct{} // gets a value when there may be room
 }
 
-type quietConn struct {
+type clientConn struct {
 	net.Conn
-	spared  time.Time // until when it does not make room
-	leaving bool      // it makes room
+	quiet   *list.Element // its place among the quiet ones; nil: it is busy
+	spared  time.Time     // until when it does not make room
+	leaving bool          // it makes room
+	// greeted: it speaks HTTP/2, and has been idle. The first time, nothing has come but
+	// the client's greeting.
+	greeted bool
 }
 
 // limited bounds the connections of a server to limit.
 func limited(srv *http.Server, l net.Listener, limit int) *connections {
 	c := &connections{Listener: l, limit: limit, closed: make(chan struct{}), quiet: list.New(),
-		element: make(map[net.Conn]*list.Element), greeted: make(map[net.Conn]bool), changed: make(chan struct{}, 1)}
+		all: make(map[net.Conn]*clientConn), changed: make(chan struct{}, 1)}
 	srv.ConnState = c.note
 	return c
 }
@@ -82,7 +83,7 @@ func (c *connections) admit() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for e := c.quiet.Front(); e != nil && c.open >= c.limit; e = e.Next() {
-		if q := e.Value.(quietConn); !time.Now().Before(q.spared) {
+		if q := e.Value.(*clientConn); !time.Now().Before(q.spared) {
 			// The server notices, and we are told. What its client may be sending now
 			// is lost, as with any idle connection that a server ends.
 			hangUp(q.Conn)
@@ -90,7 +91,6 @@ func (c *connections) admit() bool {
 				c.madeRoom()
 			}
 			q.leaving = true
-			e.Value = q
 			return false
 		}
 	}
@@ -105,9 +105,14 @@ func (c *connections) admit() bool {
 func (c *connections) note(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e, ok := c.element[conn]; ok {
-		c.quiet.Remove(e)
-		delete(c.element, conn)
+	client := c.all[conn]
+	if client == nil {
+		client = &clientConn{Conn: conn}
+		c.all[conn] = client
+	}
+	if client.quiet != nil {
+		c.quiet.Remove(client.quiet)
+		client.quiet = nil
 	}
 	switch state {
 	case http.StateNew, http.StateIdle:
@@ -116,15 +121,16 @@ func (c *connections) note(conn net.Conn, state http.ConnState) {
 		case state == http.StateNew:
 			spare = speechless
 		case !isHTTP2(conn): // its answer was sent
-		case !c.greeted[conn]:
-			c.greeted[conn], spare = true, speechless
+		case !client.greeted:
+			client.greeted, spare = true, speechless
 		default:
 			spare = flushing
 		}
-		c.element[conn] = c.quiet.PushBack(quietConn{Conn: conn, spared: time.Now().Add(spare)})
+		client.spared, client.leaving = time.Now().Add(spare), false
+		client.quiet = c.quiet.PushBack(client)
 	case http.StateClosed, http.StateHijacked:
 		c.open--
-		delete(c.greeted, conn)
+		delete(c.all, conn)
 	default:
 		return
 	}

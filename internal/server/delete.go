@@ -34,7 +34,7 @@ func (s *Server) deletePlant(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	x := exchangeOf(c)
+	x := c.(*exchange)
 	x.key = key
 	if err := s.rates.admit(x.principal.Name); err != nil {
 		s.metrics.sheds.WithLabelValues(shedRate).Inc()
@@ -43,14 +43,13 @@ func (s *Server) deletePlant(c echo.Context) error {
 
 	s.metrics.inFlight.Inc()
 	defer s.metrics.inFlight.Dec()
-	began := time.Now()
 	result, err := s.Plants.Delete(c.Request().Context(), plant.Deletion{
 		Plant: id, Principal: x.principal.Name, RequestID: x.requestID, Key: key, KeySent: sent, Came: x.came,
 		Budget: x.principal.Budget,
 	})
 	x.course = result.Course
 	x.outcome = s.metrics.deletion(x.principal, result, err, time.Since(x.came))
-	s.traceDeletion(c.Request(), began, x.course, x.outcome, err)
+	s.traceDeletion(c.Request(), x.came.Add(x.forToken), x.course, x.outcome, err)
 	if over, ok := errors.AsType[*plant.OverBudgetError](err); ok && over.First {
 		s.Log.Warn("deletion budget used up", "principal", x.principal.Name, "budget", over.Budget.String(), "until", over.Until.UTC())
 	}

@@ -140,7 +140,7 @@ func (s *Server) fail(c echo.Context, err error) int32 {
 	}
 	if r.status() >= 500 {
 		// A client that sent none is told under which key it can ask again.
-		if x, ok := c.Get(exchangeKey).(*exchange); ok && x.key != "" {
+		if x, ok := c.(*exchange); ok && x.key != "" {
 			header.Set(headerIdempotencyKey, x.key)
 		}
 	}

@@ -53,6 +53,9 @@ func (f *failures) note(address string) {
 
 // pause returns how long it takes until authentication may fail again for a client.
 func (f *failures) pause(address string) time.Duration {
+	if f.limiters.Len() == 0 {
+		return 0
+	}
 	limiter, ok := f.limiters.Get(clientOf(address))
 	if !ok {
 		return 0

@@ -24,8 +24,9 @@ const (
 	headerReplayed       = "Idempotency-Replayed"
 )
 
-// An exchange is what is known of a request while it is served.
+// An exchange is a request's context, with what is known of it while it is served.
 type exchange struct {
+	echo.Context
 	came      time.Time
 	requestID string
 	forToken  time.Duration // how long it waited for what tells whose token it is
@@ -35,18 +36,13 @@ type exchange struct {
 	course    plant.Course
 }
 
-const exchangeKey = "exchange"
-
-func exchangeOf(c echo.Context) *exchange { return c.Get(exchangeKey).(*exchange) }
-
 // observe gives each request its id, turns an error into an answer, and notes what
 // happened: in one line of the log, and in the metrics.
 func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		start := time.Now()
 		span := trace.SpanFromContext(c.Request().Context()) // without tracing, one that does nothing
-		x := &exchange{came: start, requestID: requestID(c.Request(), span.SpanContext())}
-		c.Set(exchangeKey, x)
+		x := &exchange{Context: c, came: start, requestID: requestID(c.Request(), span.SpanContext())}
 		header := c.Response().Header()
 		header.Set(headerRequestID, x.requestID)
 		if s.draining.Load() || endIsDoubtful(c.Request()) {
@@ -57,11 +53,11 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		if c.Request().Method == http.MethodOptions && c.Get(echo.ContextKeyHeaderAllow) != nil {
 			err = errMethod // see allowed
 		} else {
-			err = next(c)
+			err = next(x)
 		}
 		var code int32
 		if err != nil {
-			code = s.fail(c, err)
+			code = s.fail(x, err)
 		}
 
 		took := time.Since(start)
@@ -230,6 +226,10 @@ func isRequestID(s string) bool {
 	return true
 }
 
+// Nobody is let in by an id, so its random bits may lie in memory before they are used:
+// that spares most ids a call of the system.
+func init() { uuid.EnableRandPool() }
+
 // newID returns a UUIDv7 (RFC 9562): unique, and in order of time.
 func newID() string {
 	return uuid.Must(uuid.NewV7()).String() // the random source never fails, see crypto/rand
@@ -244,7 +244,7 @@ func (s *Server) recover(next echo.HandlerFunc) echo.HandlerFunc {
 			if p == nil {
 				return
 			}
-			s.Log.Error("panic", "request_id", exchangeOf(c).requestID, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			s.Log.Error("panic", "request_id", c.(*exchange).requestID, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 			err = fmt.Errorf("panic: %v", p)
 		}()
 		return next(c)
@@ -274,9 +274,9 @@ func (s *Server) bearer(next echo.HandlerFunc) echo.HandlerFunc {
 		if s.JWTs != nil && auth.IsJWT(token) {
 			authenticate = s.byJWT
 		}
-		x, began := exchangeOf(c), time.Now()
+		x := c.(*exchange)
 		x.principal, err = authenticate(c, token)
-		x.forToken = time.Since(began)
+		x.forToken = time.Since(x.came) // all that came before took no time
 		if err != nil {
 			return err
 		}
@@ -287,7 +287,7 @@ func (s *Server) bearer(next echo.HandlerFunc) echo.HandlerFunc {
 // byToken authenticates by a token of ours. Where that failed too often for the client's
 // address, only tokens that are known go through: a look-up takes the database.
 func (s *Server) byToken(c echo.Context, token string) (auth.Principal, error) {
-	if !s.Tokens.Knows(token) {
+	if s.failures.pause(c.RealIP()) > 0 && !s.Tokens.Knows(token) {
 		if err := s.admit(c); err != nil {
 			return auth.Principal{}, err
 		}
@@ -327,7 +327,7 @@ func (s *Server) admit(c echo.Context) error {
 func requireScope(scope string) echo.MiddlewareFunc {
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c echo.Context) error {
-			if !exchangeOf(c).principal.Has(scope) {
+			if !c.(*exchange).principal.Has(scope) {
 				return errScope
 			}
 			return next(c)

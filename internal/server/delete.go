@@ -43,13 +43,14 @@ func (s *Server) deletePlant(c echo.Context) error {
 
 	s.metrics.inFlight.Inc()
 	defer s.metrics.inFlight.Dec()
+	began := time.Now() // later than the token was known: the body may have been waited for
 	result, err := s.Plants.Delete(c.Request().Context(), plant.Deletion{
 		Plant: id, Principal: x.principal.Name, RequestID: x.requestID, Key: key, KeySent: sent, Came: x.came,
 		Budget: x.principal.Budget,
 	})
 	x.course = result.Course
 	x.outcome = s.metrics.deletion(x.principal, result, err, time.Since(x.came))
-	s.traceDeletion(c.Request(), x.came.Add(x.forToken), x.course, x.outcome, err)
+	s.traceDeletion(c.Request(), began, x.course, x.outcome, err)
 	if over, ok := errors.AsType[*plant.OverBudgetError](err); ok && over.First {
 		s.Log.Warn("deletion budget used up", "principal", x.principal.Name, "budget", over.Budget.String(), "until", over.Until.UTC())
 	}

@@ -235,3 +235,19 @@ func TestTraceOfAToken(t *testing.T) {
 		t.Errorf("attributes %v, want the address of the connection, no path that has a token, and the route", got)
 	}
 }
+
+// The span of a deletion begins with it, not while the request's body is waited for.
+func TestTraceOfADeletionBeginsAfterTheBody(t *testing.T) {
+	t.Parallel()
+	spans := tracetest.NewInMemoryExporter()
+	c := testConfig()
+	c.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
+	logOf(t, c, del("Content-Length: 2")) // it never comes
+	began := make(map[string]time.Time)
+	for _, span := range spans.GetSpans() {
+		began[span.Name] = span.StartTime
+	}
+	if got := began["delete plant"].Sub(began["DELETE /plants/:id"]); got < bodyTimeout {
+		t.Errorf("the deletion begins %v after the request, want %v at least, for which the body was waited for", got, bodyTimeout)
+	}
+}

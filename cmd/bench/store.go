@@ -97,8 +97,8 @@ func newStore(ctx context.Context, server *localpg.Server, spec storeSpec) (_ *s
 	s := &store{storeSpec: spec, server: server, stride: stride(spec.plants)}
 	if s.migrated != "" {
 		err = s.migrateByOther(ctx)
-	} else {
-		err = migrate.NewStore(ctx, server.URL, s.name)
+	} else if err = migrate.NewStore(ctx, server.URL, s.name); err == nil {
+		err = s.issueToken(ctx, server.URL("plantstore_owner", s.name))
 	}
 	if err != nil {
 		return nil, err
@@ -113,11 +113,6 @@ func newStore(ctx context.Context, server *localpg.Server, spec storeSpec) (_ *s
 	}()
 	if s.postmaster, err = parent(int(s.control.PgConn().PID())); err != nil {
 		return nil, err
-	}
-	if s.migrated == "" {
-		if err := s.issueToken(ctx, server.URL("plantstore_owner", s.name)); err != nil {
-			return nil, err
-		}
 	}
 	if s.plain {
 		if _, err := s.control.Exec(ctx, `DROP TRIGGER plantstore_record_deletion ON public.plants`); err != nil {

@@ -251,6 +251,30 @@ func (s *Server) shed(t *testing.T, cause string, want int) {
 	}
 }
 
+// Nothing is kept of a connection that has ended, whatever was said on it.
+func TestConnectionsAreForgotten(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })}
+		listener := newPipeListener()
+		l := limited(srv, listener, 64)
+		go srv.Serve(l)
+		defer srv.Close()
+		request := "DELETE /plants/1 HTTP/1.1\r\nHost: store\r\n\r\n"
+		for _, said := range []string{"", request[:20], "no request\r\n\r\n", request, request + request} {
+			conn := dial(t, listener)
+			go io.Copy(io.Discard, conn)
+			io.WriteString(conn, said)
+			synctest.Wait()
+			conn.Close()
+		}
+		synctest.Wait()
+		if known, quiet := len(l.all), l.quiet.Len(); known+quiet+l.open > 0 {
+			t.Errorf("%d connections are known, %d quiet and %d open when all have ended, want none", known, quiet, l.open)
+		}
+	})
+}
+
 func TestIdleConnectionsMakeRoom(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

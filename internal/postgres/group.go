@@ -131,15 +131,21 @@ func (g *group) join(ctx context.Context, d plant.Deletion) verdict {
 }
 
 // openLane opens a lane if somebody waits and one is wanted. The caller then has to run
-// it. It is called with mu held.
+// it. Whoever it has no room for gets another when that is due. It is called with mu held.
 func (g *group) openLane(now time.Time) (due time.Time, opened bool) {
 	if len(g.waiting) == 0 {
 		return time.Time{}, false
 	}
-	if due, opened = g.lanes.enter(now); !opened {
+	if due, opened = g.lanes.enter(now); !opened || !g.takesAll() {
 		g.watch(g.lanes.next(now))
 	}
 	return due, opened
+}
+
+// takesAll reports whether one batch has room for all who wait. Whoever has a budget may
+// be of another principal. It is called with mu held.
+func (g *group) takesAll() bool {
+	return len(g.waiting) <= maxBatch && (g.what != budgeted || len(g.waiting) == 1)
 }
 
 // lane runs batches until it is not needed any more.
@@ -188,10 +194,8 @@ func (g *group) openNext() {
 	g.mu.Lock()
 	g.goesOff = time.Time{}
 	due, opened := g.openLane(time.Now())
-	if opened && len(g.waiting) <= maxBatch && g.what != budgeted {
-		g.watch(due) // it takes all who wait once it has a connection, if that comes in time
-	} else if opened {
-		g.watch(g.lanes.next(time.Now()))
+	if opened && g.takesAll() {
+		g.watch(due) // if the connection does not come in time
 	}
 	g.mu.Unlock()
 	if opened {

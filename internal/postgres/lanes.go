@@ -74,14 +74,16 @@ func (l *lanes) wanted() int {
 
 // next is when another lane may be opened, if there is a connection for it.
 func (l *lanes) next(now time.Time) time.Time {
-	inTime, due := l.inTime(now)
+	inTime, first, last := l.inTime(now)
 	switch wanted := l.wanted(); {
 	case inTime == 0:
 		return now
 	case inTime < wanted:
-		return l.started.Add((l.road + l.work) / time.Duration(wanted))
+		// Or as soon as all are slow, if that is before.
+		apart := l.started.Add((l.road + l.work) / time.Duration(wanted))
+		return now.Add(min(apart.Sub(now), last.Sub(now)))
 	default:
-		return due
+		return first
 	}
 }
 
@@ -91,7 +93,7 @@ func (l *lanes) enter(now time.Time) (due time.Time, opened bool) {
 	if len(l.open) >= l.most || l.next(now).After(now) {
 		return time.Time{}, false
 	}
-	inTime, _ := l.inTime(now)
+	inTime, _, _ := l.inTime(now)
 	l.alone = inTime == 0
 	l.started = now
 	due = now.Add(max(2*(l.road+l.work), slowBatch))
@@ -105,18 +107,23 @@ func (l *lanes) leave(due time.Time) {
 	l.open = slices.Delete(l.open, at, at+1)
 }
 
-// inTime is how many lanes do not count as slow, and from when on the first of them that
-// was opened will.
-func (l *lanes) inTime(now time.Time) (n int, due time.Time) {
-	for _, d := range l.open {
-		if d.After(now) {
-			if n == 0 {
-				due = d
-			}
-			n++
+// inTime is how many lanes do not count as slow, and from when on the first and the last
+// of them will. What a batch takes changes, so they need not be in the order in which
+// they were opened.
+func (l *lanes) inTime(now time.Time) (n int, first, last time.Time) {
+	for _, due := range l.open {
+		if !due.After(now) {
+			continue
 		}
+		if n == 0 || due.Before(first) {
+			first = due
+		}
+		if due.After(last) {
+			last = due
+		}
+		n++
 	}
-	return n, due
+	return n, first, last
 }
 
 // note learns from a batch. Work that was held up counts as twice the usual.

@@ -573,3 +573,138 @@ func TestWhoWaitsGetsOneLane(t *testing.T) {
 		}
 	})
 }
+
+// A lone deletion sets no alarm: that would cost it a system call.
+func TestALoneDeletionSetsNoAlarm(t *testing.T) {
+	t.Parallel()
+	for _, what := range []purpose{together, budgeted} {
+		g := &group{db: &DB{shares: newShares(defaultConns)}, what: what, lanes: lanes{most: 2}}
+		g.run = func(context.Context, int) { tell(g.take(maxBatch), verdict{}) }
+		g.join(t.Context(), plant.Deletion{})
+		if g.alarm != nil {
+			t.Errorf("share %d: a lone deletion set an alarm, want none", what)
+		}
+	}
+}
+
+// What a batch takes changes. So a lane may count as slow before one that was opened
+// earlier.
+func TestWhenTheNextLaneMayBeOpened(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	after := func(ms ...int) (times []time.Time) {
+		for _, n := range ms {
+			times = append(times, now.Add(time.Duration(n)*time.Millisecond))
+		}
+		return times
+	}
+	// Three lanes are wanted, four milliseconds apart.
+	const work, road = 6 * time.Millisecond, 6*time.Millisecond + shortRoad
+	for name, c := range map[string]struct {
+		open []time.Time
+		want time.Duration
+	}{
+		"none is open":                               {nil, 0},
+		"all are slow":                               {after(-1, -2), 0},
+		"one is not slow yet":                        {after(-1, 30), 4 * time.Millisecond},
+		"all are slow before it is time":             {after(-1, 1, 2), 2 * time.Millisecond},
+		"the first is slow last":                     {after(2, 1), 2 * time.Millisecond},
+		"one is slow before it is time":              {after(30, 1), 4 * time.Millisecond},
+		"as many as are wanted are open":             {after(30, 40, 50), 30 * time.Millisecond},
+		"the one that was opened last is slow first": {after(30, 40, 20), 20 * time.Millisecond},
+	} {
+		l := lanes{open: c.open, started: now, work: work, road: road}
+		if got := l.next(now).Sub(now).Truncate(time.Millisecond); got != c.want {
+			t.Errorf("%s: the next lane may be opened after %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+// Whatever a network, a database and its clients do: who waits while another lane may be
+// opened, and none is about to take anybody, waits for an alarm that is set in time.
+func TestNobodyWaitsWithoutALane(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(150) {
+		synctest.Test(t, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 0))
+			upTo := func(d time.Duration) time.Duration { return time.Duration(random.Int64N(int64(d) + 1)) }
+			road, work, connect := upTo(20*time.Millisecond), upTo(2*time.Millisecond), upTo(60*time.Millisecond)
+			g := &group{db: &DB{shares: newShares(defaultConns)}, lanes: lanes{most: 1 + random.IntN(6)}}
+			principals := []string{""}
+			if seed%4 == 0 {
+				g.what, principals = budgeted, []string{"a", "b", "c"}
+			}
+			clients := 1 + random.IntN(8)
+			if seed%10 == 0 {
+				clients += 2 * maxBatch
+			}
+			var mu sync.Mutex // of random
+			pick := func(d time.Duration) time.Duration {
+				mu.Lock()
+				defer mu.Unlock()
+				return upTo(d)
+			}
+			var taking atomic.Int64 // lanes that have not taken anybody yet
+			g.run = func(_ context.Context, most int) {
+				taking.Add(1)
+				if pick(3) == 0 {
+					time.Sleep(pick(connect))
+				}
+				batch := g.take(most)
+				taking.Add(-1)
+				if len(batch) == 0 {
+					return
+				}
+				took, worked := pick(2*road), pick(2*work)
+				time.Sleep(took + worked)
+				g.took(took+worked, worked)
+				tell(batch, verdict{})
+			}
+			var working sync.WaitGroup
+			for range clients {
+				working.Go(func() {
+					for i := range 30 {
+						time.Sleep(pick(6 * time.Millisecond))
+						ctx, cancel := context.WithTimeout(t.Context(), leastToGoAlone-time.Second+pick(2*time.Second))
+						g.join(ctx, plant.Deletion{Principal: principals[i%len(principals)]})
+						cancel()
+					}
+				})
+			}
+			ended := make(chan bool)
+			go func() {
+				working.Wait()
+				close(ended)
+			}()
+			for running := true; running; {
+				time.Sleep(pick(time.Millisecond))
+				synctest.Wait()
+				select {
+				case <-ended:
+					running = false
+				default:
+				}
+				g.mu.Lock()
+				waiting, open, most := len(g.waiting), len(g.lanes.open), g.lanes.most
+				got, want := g.goesOff, g.lanes.next(time.Now())
+				g.mu.Unlock()
+				if waiting > 0 && taking.Load() == 0 && open < most && (got.IsZero() || got.After(want)) {
+					t.Errorf("seed %d, %v: %d wait with %d of %d lanes open, and the next is opened at %v, want %v",
+						seed, time.Now(), waiting, open, most, got, want)
+					running = false
+				}
+			}
+			<-ended
+			time.Sleep(time.Second)
+			synctest.Wait()
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if len(g.waiting) > 0 || len(g.lanes.open) > 0 {
+				t.Errorf("seed %d: %d wait and %d lanes are open in the end, want none", seed, len(g.waiting), len(g.lanes.open))
+			}
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}

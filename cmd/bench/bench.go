@@ -80,32 +80,22 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 		}
 		b.progress("the write-ahead log has been used")
 	}
-	ledgered, err := b.open(ctx, storeSpec{name: "ledgered", plants: b.plants})
+	in, err := b.openAll(ctx)
 	if err != nil {
 		return nil, err
-	}
-	plain, err := b.open(ctx, storeSpec{name: "plain", plants: b.plants, plain: true})
-	if err != nil {
-		return nil, err
-	}
-	var others *store
-	if b.beside != "" {
-		if others, err = b.open(ctx, storeSpec{name: "others", plants: b.plants, migrated: b.beside}); err != nil {
-			return nil, err
-		}
 	}
 	for _, part := range []struct {
 		name string
 		do   func() error
 	}{
-		{"distance", func() error { return b.travel(ctx, r, ledgered, plain, others) }},
+		{"distance", func() error { return b.travel(ctx, r, in) }},
 		{"open", func() error { return b.openLoop(ctx, r) }},
-		{"principals", func() error { return b.principals(ctx, r, ledgered) }},
-		{"replicas", func() error { return b.replicas(ctx, r, ledgered) }},
-		{"memory", func() error { return b.connections(ctx, r, ledgered) }},
-		{"start", func() (err error) { r.startup, err = b.startup(ctx, ledgered); return err }},
+		{"principals", func() error { return b.principals(ctx, r, in.ledgered) }},
+		{"replicas", func() error { return b.replicas(ctx, r, in.ledgered) }},
+		{"memory", func() error { return b.connections(ctx, r, in.ledgered) }},
+		{"start", func() (err error) { r.startup, err = b.startup(ctx, in.ledgered); return err }},
 		// Its checkpoints would be felt by those after it.
-		{"cost", func() error { return b.cost(ctx, r, ledgered, plain) }},
+		{"cost", func() error { return b.cost(ctx, r, in) }},
 		{"growth", func() error { return b.grow(ctx, r) }},
 	} {
 		if !slices.Contains(b.parts, part.name) {
@@ -118,13 +108,43 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	return r, nil
 }
 
+// stores are the databases that most contenders delete in. What a part does not need is nil.
+type stores struct {
+	ledgered, plain *store
+	without         *store // is ledgered, and forgets, see startForgetful
+	others          *store // is of the other build's schema
+}
+
+func (b *bench) openAll(ctx context.Context) (in stores, err error) {
+	specs := []struct {
+		to   **store
+		want bool
+		storeSpec
+	}{
+		{&in.ledgered, true, storeSpec{name: "ledgered"}},
+		{&in.plain, true, storeSpec{name: "plain", plain: true}},
+		{&in.without, !b.quick && (slices.Contains(b.parts, "distance") || slices.Contains(b.parts, "cost")), storeSpec{name: "forgetful"}},
+		{&in.others, b.beside != "", storeSpec{name: "others", migrated: b.beside}},
+	}
+	for _, s := range specs {
+		if !s.want {
+			continue
+		}
+		s.plants = b.plants
+		if *s.to, err = b.open(ctx, s.storeSpec); err != nil {
+			return in, err
+		}
+	}
+	return in, nil
+}
+
 // openLoop measures with requests that come at half of the rate that each contender
 // reached with 128 clients beside the database, and the service at half of the bare
 // handler's, too.
 func (b *bench) openLoop(ctx context.Context, r *report) error {
 	trials := r.home()
 	for _, t := range trials {
-		if t.clients != 128 || t.is(bareSmall) {
+		if t.clients != 128 || t.is(bareSmall) || t.is(forgetful) {
 			continue
 		}
 		r.open = append(r.open, &trial{contender: t.contender, store: t.store, clients: 128, pace: t.rate() / 2})

@@ -18,33 +18,25 @@ type expense struct {
 
 // cost measures what deletions cost the database, with the ledger and without. The
 // last of its measurements begin right after a checkpoint.
-func (b *bench) cost(ctx context.Context, r *report, ledgered, plain *store) error {
-	without, err := b.open(ctx, storeSpec{name: "forgetful", plants: b.plants})
-	if err != nil {
-		return err
-	}
-	service, err := b.startService(ctx, plantstore, b.service, ledgered, home)
+func (b *bench) cost(ctx context.Context, r *report, in stores) error {
+	service, err := b.startService(ctx, plantstore, b.service, in.ledgered, home)
 	if err != nil {
 		return err
 	}
 	defer service.process.Kill()
-	forgets, err := b.startService(ctx, forgetful, b.service, without, home)
+	forgets, err := b.startForgetful(ctx, in, home)
 	if err != nil {
 		return err
 	}
 	defer forgets.process.Kill()
-	// It found everything in order when it started.
-	if err := without.forgetDeletions(ctx); err != nil {
-		return err
-	}
 	for _, n := range []int{1, 128} {
 		for _, c := range []struct {
 			contender
 			store *store
 		}{
-			{service, ledgered}, {forgets, without},
-			{&pgbenchContender{title: pgbenchLedgered, store: ledgered, road: home, script: ledgeredDelete, folder: b.folder}, ledgered},
-			{&pgbenchContender{title: pgbenchPlain, store: plain, road: home, script: plainDelete, folder: b.folder}, plain},
+			{service, in.ledgered}, {forgets, in.without},
+			{&pgbenchContender{title: pgbenchLedgered, store: in.ledgered, road: home, script: ledgeredDelete, folder: b.folder}, in.ledgered},
+			{&pgbenchContender{title: pgbenchPlain, store: in.plain, road: home, script: plainDelete, folder: b.folder}, in.plain},
 		} {
 			r.costs = append(r.costs, &expense{
 				trial: &trial{contender: c.contender, store: c.store, clients: n},
@@ -58,11 +50,11 @@ func (b *bench) cost(ctx context.Context, r *report, ledgered, plain *store) err
 	if err := b.measure(ctx, trials, b.duration, b.rounds); err != nil {
 		return err
 	}
-	if _, err := ledgered.control.Exec(ctx, `CREATE EXTENSION pg_buffercache`); err != nil {
+	if _, err := in.ledgered.control.Exec(ctx, `CREATE EXTENSION pg_buffercache`); err != nil {
 		return fmt.Errorf("it takes PostgreSQL's contrib modules to count pages: %w", err)
 	}
 	for _, e := range r.costs {
-		if err := e.measureFresh(ctx, ledgered); err != nil {
+		if err := e.measureFresh(ctx, in.ledgered); err != nil {
 			return fmt.Errorf("%s, %d clients: %w", e.contender.name(), e.clients, err)
 		}
 		b.progress("%s, %d clients: %.0f bytes of log and %.1f pages for a deletion after a checkpoint",
@@ -76,10 +68,32 @@ const freshTime = 300 * time.Millisecond
 
 func wal(m measurement) float64 { return m.wal }
 
-// forgetDeletions takes out of a store what writes and proves the ledger.
+// startForgetful starts the service on a database that forgets: what writes and proves the
+// ledger is taken out behind its back. It found everything in order when it started.
+func (b *bench) startForgetful(ctx context.Context, in stores, road *road) (*httpContender, error) {
+	if err := in.without.rememberDeletions(ctx, in.ledgered); err != nil {
+		return nil, err
+	}
+	c, err := b.startService(ctx, forgetful, b.service, in.without, road)
+	if err != nil {
+		return nil, err
+	}
+	return c, in.without.forgetDeletions(ctx)
+}
+
+// rememberDeletions takes forgetDeletions back. The proof is that of another store.
+func (s *store) rememberDeletions(ctx context.Context, like *store) error {
+	var proof string
+	if err := like.control.QueryRow(ctx, `SELECT pg_catalog.pg_get_functiondef('public.plantstore_prove'::regproc)`).Scan(&proof); err != nil {
+		return fmt.Errorf("read the proof: %w", err)
+	}
+	_, err := s.control.Exec(ctx, proof+`; ALTER TABLE public.plants ENABLE TRIGGER plantstore_record_deletion`)
+	return err
+}
+
 func (s *store) forgetDeletions(ctx context.Context) error {
 	_, err := s.control.Exec(ctx, `
-		DROP TRIGGER plantstore_record_deletion ON public.plants;
+		ALTER TABLE public.plants DISABLE TRIGGER plantstore_record_deletion;
 		CREATE OR REPLACE FUNCTION public.plantstore_prove(plants bigint[], principals text[], keys text[]) RETURNS void
 			LANGUAGE plpgsql AS 'BEGIN END'`)
 	return err
@@ -117,6 +131,16 @@ func (e *expense) measureFresh(ctx context.Context, control *store) error {
 	return nil
 }
 
+// costOf returns what a contender's deletions cost with so many clients, or nil.
+func (r *report) costOf(name string, clients int) *expense {
+	for _, e := range r.costs {
+		if e.is(name) && e.clients == clients {
+			return e
+		}
+	}
+	return nil
+}
+
 func (r *report) writeCosts(b *strings.Builder) {
 	if len(r.costs) == 0 {
 		return
@@ -133,7 +157,7 @@ func (r *report) writeCosts(b *strings.Builder) {
 		fmt.Fprintf(b, "| %s | %s | %s | %.3f | %s | %s | %.2f |\n", connections, e.title(), count(int64(e.rate())), e.database(),
 			count(int64(of(e.trial, wal))), count(int64(of(e.fresh, wal))), median(e.dirtied))
 	}
-	b.WriteString("\n*Without the ledger*: the service on a database whose trigger was dropped and whose proof was emptied behind its back. " +
+	b.WriteString("\n*Without the ledger*: the service on a database whose trigger was disabled and whose proof was emptied behind its back. " +
 		"After a checkpoint the first change to each page is logged with the whole page; " +
 		"how many pages have to be written is what that checkpoint's successor finds changed, over the deletions until then.\n\n")
 }

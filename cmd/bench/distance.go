@@ -22,14 +22,14 @@ type journey struct {
 }
 
 // travel measures the service and the yardsticks on each road.
-func (b *bench) travel(ctx context.Context, r *report, ledgered, plain, others *store) error {
+func (b *bench) travel(ctx context.Context, r *report, in stores) error {
 	for _, road := range b.roads {
 		j := &journey{road: road, pool: b.pool}
 		r.journeys = append(r.journeys, j)
 		if err := b.openRoad(ctx, road); err != nil {
 			return err
 		}
-		if err := b.onRoad(ctx, j, ledgered, plain, others); err != nil {
+		if err := b.onRoad(ctx, j, in); err != nil {
 			return fmt.Errorf("distance %s: %w", road.name(), err)
 		}
 		var err error
@@ -40,14 +40,14 @@ func (b *bench) travel(ctx context.Context, r *report, ledgered, plain, others *
 	return nil
 }
 
-func (b *bench) onRoad(ctx context.Context, j *journey, ledgered, plain, others *store) error {
+func (b *bench) onRoad(ctx context.Context, j *journey, in stores) error {
 	if j.road.delay > 0 {
-		if err := b.checkDelay(ctx, j, plain); err != nil {
+		if err := b.checkDelay(ctx, j, in.plain); err != nil {
 			return err
 		}
 	}
 	if j.pool == 0 {
-		if err := b.findPool(ctx, j, plain); err != nil {
+		if err := b.findPool(ctx, j, in.plain); err != nil {
 			return err
 		}
 	}
@@ -62,7 +62,7 @@ func (b *bench) onRoad(ctx context.Context, j *journey, ledgered, plain, others 
 		title, program string
 		store          *store
 		most           int
-	}{{plantstore, b.service, ledgered, most}, {besides, b.beside, others, most}, {oneByOne, b.oneByOne, ledgered, 1}} {
+	}{{plantstore, b.service, in.ledgered, most}, {besides, b.beside, in.others, most}, {oneByOne, b.oneByOne, in.ledgered, 1}} {
 		if s.program == "" || s.title == oneByOne && !atHome {
 			continue
 		}
@@ -75,13 +75,21 @@ func (b *bench) onRoad(ctx context.Context, j *journey, ledgered, plain, others 
 		}
 		add(c, s.store, s.most)
 	}
+	if in.without != nil {
+		c, err := b.startForgetful(ctx, in, j.road)
+		if err != nil {
+			return err
+		}
+		defer c.process.Kill()
+		add(c, in.without, most)
+	}
 	for _, s := range []struct {
 		title    string
 		store    *store
 		pool     int
 		settings string
 		most     int
-	}{{barePlain, plain, j.pool, "no", most}, {bareSmall, plain, 4, "no", 128}, {bareLedgered, ledgered, j.pool, "yes", 128}} {
+	}{{barePlain, in.plain, j.pool, "no", most}, {bareSmall, in.plain, 4, "no", 128}, {bareLedgered, in.ledgered, j.pool, "yes", 128}} {
 		if s.title != barePlain && !atHome {
 			continue
 		}
@@ -95,10 +103,10 @@ func (b *bench) onRoad(ctx context.Context, j *journey, ledgered, plain, others 
 		add(c, s.store, s.most)
 	}
 	if !b.quick {
-		add(&pgbenchContender{title: pgbenchLedgered, store: ledgered, road: j.road, script: ledgeredDelete, folder: b.folder}, ledgered, most)
+		add(&pgbenchContender{title: pgbenchLedgered, store: in.ledgered, road: j.road, script: ledgeredDelete, folder: b.folder}, in.ledgered, most)
 	}
 	if atHome {
-		add(&pgbenchContender{title: pgbenchPlain, store: plain, road: j.road, script: plainDelete, folder: b.folder}, plain, 128)
+		add(&pgbenchContender{title: pgbenchPlain, store: in.plain, road: j.road, script: plainDelete, folder: b.folder}, in.plain, 128)
 	}
 	for _, n := range b.clients {
 		for _, c := range contenders {

@@ -115,18 +115,28 @@ func (j *journey) writePrecision(b *strings.Builder) {
 	b.WriteString("\n\n")
 }
 
+// without is a figure of the service whose ledger costs nothing, or 0.
+func (j *journey) without(clients int, figure func(*trial) float64) float64 {
+	if t := find(j.trials, forgetful, clients); t != nil {
+		return figure(t)
+	}
+	return 0
+}
+
 // targets are those of a distance.
 func (j *journey) targets() (targets []target) {
 	at := j.road.name()
 	rate := func(with, what string, clients int, bound float64) {
 		if t, other := find(j.trials, plantstore, clients), find(j.trials, with, clients); t != nil && other != nil {
-			targets = append(targets, target{fmt.Sprintf("%s: rate at %d, of %s", at, clients, what), t.rate() / other.rate(), "%.2f", bound, false})
+			targets = append(targets, target{what: fmt.Sprintf("%s: rate at %d, of %s", at, clients, what), measured: t.rate() / other.rate(),
+				without: j.without(clients, (*trial).rate) / other.rate(), format: "%.2f", bound: bound})
 		}
 	}
 	latency := func(figure func(*trial) time.Duration, name string, clients int, bound float64) {
 		if t, other := find(j.trials, plantstore, clients), find(j.trials, barePlain, clients); t != nil && other != nil {
-			targets = append(targets, target{fmt.Sprintf("%s: %s at %d, of the bare handler's", at, name, clients),
-				float64(figure(t)) / float64(figure(other)), "%.2f", bound, true})
+			seconds := func(t *trial) float64 { return figure(t).Seconds() }
+			targets = append(targets, target{what: fmt.Sprintf("%s: %s at %d, of the bare handler's", at, name, clients),
+				measured: seconds(t) / seconds(other), without: j.without(clients, seconds) / seconds(other), format: "%.2f", bound: bound, atMost: true})
 		}
 	}
 	const bare, direct = "the bare handler", "pgbench with the ledger"

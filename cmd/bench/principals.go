@@ -74,9 +74,9 @@ func (r *report) principalTargets() (targets []target) {
 	for _, t := range r.principals {
 		switch {
 		case t.is(byJWT):
-			targets = append(targets, target{fmt.Sprintf("rate at %d with a JWT, of that with a token", t.clients), r.ofOpaque(t, rateOf), "%.2f", 0.95, false})
+			targets = append(targets, target{what: fmt.Sprintf("rate at %d with a JWT, of that with a token", t.clients), measured: r.ofOpaque(t, rateOf), format: "%.2f", bound: 0.95})
 		case t.is(withBudget):
-			targets = append(targets, target{fmt.Sprintf("rate at %d with a budget, of that without", t.clients), r.ofOpaque(t, rateOf), "%.2f", 0.9, false})
+			targets = append(targets, target{what: fmt.Sprintf("rate at %d with a budget, of that without", t.clients), measured: r.ofOpaque(t, rateOf), format: "%.2f", bound: 0.9})
 		}
 	}
 	return targets

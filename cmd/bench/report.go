@@ -190,14 +190,15 @@ func (r *report) writeGrowth(b *strings.Builder) {
 type target struct {
 	what     string
 	measured float64
-	format   string // of measured and bound
+	without  float64 // measured of the service whose ledger costs nothing; 0: not at all
+	format   string  // of the figures
 	bound    float64
 	atMost   bool // rather than at least
 }
 
 // writeTargets holds the figures against what was promised.
 func (r *report) writeTargets(b *strings.Builder) {
-	b.WriteString("### Targets\n\n| target | bound | measured | |\n|:--|--:|--:|:--|\n")
+	b.WriteString("### Targets\n\n| target | bound | measured | | without the ledger |\n|:--|--:|--:|:--|--:|\n")
 	for _, t := range r.targets() {
 		bound, met := "≥ ", t.measured >= t.bound
 		if t.atMost {
@@ -207,9 +208,13 @@ func (r *report) writeTargets(b *strings.Builder) {
 		if met {
 			verdict = "met"
 		}
-		fmt.Fprintf(b, "| %s | %s | %s | %s |\n", t.what, bound+fmt.Sprintf(t.format, t.bound), fmt.Sprintf(t.format, t.measured), verdict)
+		without := ""
+		if t.without > 0 {
+			without = fmt.Sprintf(t.format, t.without)
+		}
+		fmt.Fprintf(b, "| %s | %s | %s | %s | %s |\n", t.what, bound+fmt.Sprintf(t.format, t.bound), fmt.Sprintf(t.format, t.measured), verdict, without)
 	}
-	b.WriteString("\n")
+	b.WriteString("\n*Without the ledger*: what the same service reaches in the same rounds where it records nothing and proves nothing, so that its ledger costs nothing.\n\n")
 }
 
 func (r *report) targets() (targets []target) {
@@ -218,26 +223,25 @@ func (r *report) targets() (targets []target) {
 	}
 	home := r.home()
 	if t, before := find(home, plantstore, 1), find(home, oneByOne, 1); t != nil && before != nil {
-		targets = append(targets, target{"p50 at 1, of that one by one", float64(t.p50()) / float64(before.p50()), "%.2f", 1.05, true})
+		targets = append(targets, target{what: "p50 at 1, of that one by one", measured: float64(t.p50()) / float64(before.p50()), format: "%.2f", bound: 1.05, atMost: true})
 	}
 	if t := find(home, plantstore, 128); t != nil {
-		targets = append(targets, target{"resident memory at 128, MiB", t.memory() / (1 << 20), "%.0f", 40, true})
+		targets = append(targets, target{what: "resident memory at 128, MiB", measured: t.memory() / (1 << 20), format: "%.0f", bound: 40, atMost: true})
 	}
 	targets = append(targets, r.principalTargets()...)
-	for _, e := range r.costs {
-		if e.is(plantstore) && e.clients == 1 {
-			targets = append(targets, target{"CPU of the database for a deletion alone, ms", e.database(), "%.3f", 0.11, true})
-		}
+	if e, without := r.costOf(plantstore, 1), r.costOf(forgetful, 1); e != nil && without != nil {
+		targets = append(targets, target{what: "CPU of the database for a deletion alone, ms", measured: e.database(), without: without.database(),
+			format: "%.3f", bound: 0.11, atMost: true})
 	}
 	for _, f := range r.footprints {
 		if f.title == plantstore {
 			targets = append(targets,
-				target{"KiB for an idle connection", f.idle / 1024, "%.1f", 20, true},
-				target{"KiB for a busy connection", f.busy / 1024, "%.1f", 20, true})
+				target{what: "KiB for an idle connection", measured: f.idle / 1024, format: "%.1f", bound: 20, atMost: true},
+				target{what: "KiB for a busy connection", measured: f.busy / 1024, format: "%.1f", bound: 20, atMost: true})
 		}
 	}
 	if r.startup > 0 {
-		targets = append(targets, target{"start to ready, ms", r.startup.Seconds() * 1000, "%.0f", 150, true})
+		targets = append(targets, target{what: "start to ready, ms", measured: r.startup.Seconds() * 1000, format: "%.0f", bound: 150, atMost: true})
 	}
 	grown := func(store string, clients int) *trial {
 		for _, t := range r.growth {
@@ -251,8 +255,8 @@ func (r *report) targets() (targets []target) {
 		for _, n := range []int{32, 128} {
 			base := grown("medium", n).rate()
 			targets = append(targets,
-				target{fmt.Sprintf("rate at %d with 20 million plants, of that with 1 million", n), grown("large", n).rate() / base, "%.2f", 0.9, false},
-				target{fmt.Sprintf("rate at %d with a ledger of 10 million rows, of that without", n), grown("old", n).rate() / base, "%.2f", 0.9, false})
+				target{what: fmt.Sprintf("rate at %d with 20 million plants, of that with 1 million", n), measured: grown("large", n).rate() / base, format: "%.2f", bound: 0.9},
+				target{what: fmt.Sprintf("rate at %d with a ledger of 10 million rows, of that without", n), measured: grown("old", n).rate() / base, format: "%.2f", bound: 0.9})
 		}
 	}
 	return targets

@@ -70,6 +70,14 @@ func judgePooler(ctx context.Context, conn *pgx.Conn, pooler migrate.Pooler) Fin
 		return fine("no pooler between service and server")[0]
 	case pooler == migrate.SessionPooler:
 		return fine("a pooler in session mode is between service and server")[0]
+	}
+	refused, err := transactionsRefused(ctx, conn)
+	switch {
+	case err != nil:
+		return unknownPooler(err)
+	case refused:
+		return Finding{Grade: Problem, Message: "a pooler in statement mode is between: it refuses transactions, and the service will not be ready",
+			Remedy: "Set pool_mode=transaction in pgbouncer.ini, or let the service connect to the server itself."}
 	case conn.Config().DefaultQueryExecMode != pgx.QueryExecModeCacheStatement, conn.Config().StatementCacheCapacity == 0:
 		return fine("a pooler in transaction mode is between, and the service uses no prepared statements")[0]
 	}
@@ -83,6 +91,22 @@ func judgePooler(ctx context.Context, conn *pgx.Conn, pooler migrate.Pooler) Fin
 	return Finding{Grade: Problem,
 		Message: "a pooler in transaction mode is between that mixes up the prepared statements of its clients: most deletions will fail",
 		Remedy:  "Add default_query_exec_mode=exec to DATABASE_URL, or set max_prepared_statements=200 in pgbouncer.ini (PgBouncer 1.21 or later)."}
+}
+
+// transactionsRefused tells whether a pooler lends a server connection for one
+// statement only. It ends the connection of whoever begins a transaction.
+func transactionsRefused(ctx context.Context, conn *pgx.Conn) (bool, error) {
+	other, err := pgx.ConnectConfig(ctx, conn.Config())
+	if err != nil {
+		return false, err
+	}
+	defer other.Close(context.WithoutCancel(ctx))
+	err = pgx.BeginFunc(ctx, other, func(pgx.Tx) error { return nil })
+	const protocolViolation = "08P01"
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == protocolViolation {
+		return true, nil
+	}
+	return false, err
 }
 
 // statementsCollide tells whether two clients of a pooler can't both prepare a

@@ -776,6 +776,15 @@ func TestDoctorOnPoolers(t *testing.T) {
 		}
 	}
 
+	e.Service = pgtest.Pooler(t, database.App, pgtest.StatementMode)
+	for _, mode := range []string{"cache_statement", "exec"} {
+		e.Service = pgtest.WithParameters(e.Service, "default_query_exec_mode="+mode)
+		found = troubles(t, e)
+		if len(found) != 1 || found[0].Grade != Problem || !strings.Contains(found[0].Message, "refuses transactions") {
+			t.Errorf("pooler in statement mode with %s: %+v, want it to be a problem", mode, found)
+		}
+	}
+
 	e = examinationOf(pgtest.Pooler(t, database.Super, pgtest.TransactionMode), database.App)
 	found = troubles(t, e)
 	if len(found) != 1 || found[0].Check != "connection" || !strings.Contains(found[0].Message, "migrations refuse") {

@@ -1,6 +1,7 @@
 package pgtest
 
 import (
+	"io"
 	"math/rand/v2"
 	"net"
 	"net/url"
@@ -18,11 +19,12 @@ type PoolMode int
 const (
 	SessionMode     PoolMode = iota // when it leaves
 	TransactionMode                 // at the end of each transaction
+	StatementMode                   // at the end of each statement: a transaction of several ends the client's connection
 )
 
 // Pooler puts what matters to us of PgBouncer in front of a database until the
 // end of the test, and returns its URL. Each client is told a process id that is
-// made up. In transaction mode all clients share one server connection.
+// made up. In all modes but SessionMode the clients share one server connection.
 func Pooler(t testing.TB, server string, mode PoolMode) string {
 	t.Helper()
 	dial := func() *pgconn.PgConn {
@@ -43,7 +45,7 @@ func Pooler(t testing.TB, server string, mode PoolMode) string {
 			conn, turn = dial(), new(sync.Mutex)
 		}
 		if conn != nil {
-			pool(client, conn, turn)
+			pool(client, conn, turn, mode)
 		}
 	})
 }
@@ -84,7 +86,7 @@ func Proxy(t testing.TB, server string, serve func(client net.Conn)) string {
 }
 
 // pool serves one client until it leaves.
-func pool(client net.Conn, server *pgconn.PgConn, turn *sync.Mutex) {
+func pool(client net.Conn, server *pgconn.PgConn, turn *sync.Mutex, mode PoolMode) {
 	backend := pgproto3.NewBackend(client, client)
 	if welcome(backend) != nil {
 		return
@@ -117,6 +119,15 @@ func pool(client net.Conn, server *pgconn.PgConn, turn *sync.Mutex) {
 		if err != nil {
 			return
 		}
+		if !idle && mode == StatementMode {
+			refuse(backend)
+			server.Frontend().SendQuery(&pgproto3.Query{String: "ROLLBACK"}) // for the others
+			_, _ = passOn(server.Frontend(), pgproto3.NewBackend(client, io.Discard))
+			return
+		}
+		if backend.Flush() != nil {
+			return
+		}
 		if idle {
 			turn.Unlock()
 			ours = false
@@ -137,7 +148,14 @@ func welcome(backend *pgproto3.Backend) error {
 	return backend.Flush()
 }
 
-// passOn sends what the client asked, passes the answer back, and tells whether
+// refuse ends a client's connection as PgBouncer 1.24 does in statement mode.
+func refuse(client *pgproto3.Backend) {
+	client.Send(&pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "08P01",
+		Message: "transaction blocks not allowed in statement pooling mode"})
+	_ = client.Flush()
+}
+
+// passOn sends what the client asked, has the answer ready for it, and tells whether
 // the server is in no transaction then.
 func passOn(server *pgproto3.Frontend, client *pgproto3.Backend) (idle bool, err error) {
 	if err := server.Flush(); err != nil {
@@ -150,7 +168,7 @@ func passOn(server *pgproto3.Frontend, client *pgproto3.Backend) (idle bool, err
 		}
 		client.Send(answer)
 		if ready, ok := answer.(*pgproto3.ReadyForQuery); ok {
-			return ready.TxStatus == 'I', client.Flush()
+			return ready.TxStatus == 'I', nil
 		}
 	}
 }

@@ -8,8 +8,11 @@ import (
 
 // Lend lends a connection of the pool out, for questions about the database that
 // have nothing to do with a request. Who borrows it leaves the session as it was, and
-// is lent another if the connection turns out to be lost.
+// is lent another, after a pause that grows, if the connection turns out to be lost.
+// Where each one is lost until the time of ctx is over, the error is that of the last.
 func (db *DB) Lend(ctx context.Context, use func(*pgx.Conn) error) error {
+	pause := backoff()
+	var before error // of the connection that was lost last
 	for {
 		lost := false
 		err := db.lend(ctx, watched, func(conn *pgx.Conn) error {
@@ -17,8 +20,14 @@ func (db *DB) Lend(ctx context.Context, use func(*pgx.Conn) error) error {
 			lost = conn.IsClosed()
 			return err
 		})
-		if err == nil || !lost || ctx.Err() != nil {
+		switch {
+		case err == nil:
+			return nil
+		case before != nil && ctx.Err() != nil:
+			return before
+		case !lost || !rest(ctx, pause):
 			return err
 		}
+		before = err
 	}
 }

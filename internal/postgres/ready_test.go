@@ -42,6 +42,23 @@ func TestAQuestionOutlivesItsConnection(t *testing.T) {
 	}
 }
 
+// Whatever ends each connection, such as a pooler in statement mode, is not overrun with
+// more of them, and it is told.
+func TestAQuestionThatEndsEachConnection(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	asked := 0
+	err := s.Lend(in(t, 2*time.Second), func(conn *pgx.Conn) error {
+		asked++
+		_, err := conn.Exec(t.Context(), `SELECT pg_terminate_backend(pg_backend_pid())`)
+		return err
+	})
+	const most = 30 // pauses of at least 5, 10, 20, 40, 80, 160, and then 200 ms
+	if sqlState(err) != "57P01" || asked > most {
+		t.Errorf("Lend: %v after %d times in 2 s, want the server's reason after %d at the most", err, asked, most)
+	}
+}
+
 // A session that could hold a lock without end is not used.
 func TestASessionWithoutItsLimitsIsNotUsed(t *testing.T) {
 	t.Parallel()

@@ -57,8 +57,8 @@ func (s *farDatabase) commit() {
 
 // What a batch costs the database: as measured on a table of three columns.
 const (
-	eachBatch  = 120 * time.Microsecond
-	eachMember = 30 * time.Microsecond
+	eachBatch  = 300 * time.Microsecond
+	eachMember = 20 * time.Microsecond
 	eachCommit = 50 * time.Microsecond
 )
 
@@ -248,8 +248,8 @@ func TestLanesStartOneAfterTheOther(t *testing.T) {
 		most int
 		want []int // tenths of a millisecond at which somebody who always asks gets a lane
 	}{
-		{"a third of a trip apart", 2 * time.Millisecond, 13, []int{0, 14, 28}},
-		{"as many as there are connections", 2 * time.Millisecond, 2, []int{0, 14}},
+		{"a third of a trip apart", 1400 * time.Microsecond, 13, []int{0, 14, 28}},
+		{"as many as there are connections", 1400 * time.Microsecond, 2, []int{0, 14}},
 		{"no road", trip, 13, []int{0}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -275,7 +275,7 @@ func TestLanesStartOneAfterTheOther(t *testing.T) {
 // shorter one.
 func TestLanesForgetADelay(t *testing.T) {
 	t.Parallel()
-	const usual, work = 1500 * time.Microsecond, 500 * time.Microsecond
+	const usual, work = 1500 * time.Microsecond, 250 * time.Microsecond
 	l := lanes{most: 13}
 	alone := func(trip time.Duration) {
 		due, _ := l.enter(time.Now())
@@ -337,7 +337,7 @@ func TestLanesDoNotFollowAnotherService(t *testing.T) {
 	}
 	l.crowded = mostCrowded
 	batch(true, 10*time.Millisecond)
-	if got, want := l.wanted(), 39; got != want {
+	if got, want := l.wanted(), 20; got != want {
 		t.Errorf("%d lanes after the road got long for all, want %d", got, want)
 	}
 }
@@ -599,7 +599,7 @@ func TestWhenTheNextLaneMayBeOpened(t *testing.T) {
 		return times
 	}
 	// Three lanes are wanted, four milliseconds apart.
-	const work, road = 6 * time.Millisecond, 6*time.Millisecond + shortRoad
+	const work, road = 4 * time.Millisecond, 8 * time.Millisecond
 	for name, c := range map[string]struct {
 		open []time.Time
 		want time.Duration

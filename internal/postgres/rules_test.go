@@ -45,6 +45,11 @@ func changing(statement string) string {
 		"CREATE TRIGGER change BEFORE INSERT ON public.plant_deletions FOR EACH ROW EXECUTE FUNCTION public.change();"
 }
 
+// answering disables the ledger's trigger, and has a function that answers for it.
+const answering = `ALTER TABLE public.plants DISABLE TRIGGER plantstore_record_deletion;
+	CREATE FUNCTION public.answer() RETURNS boolean LANGUAGE plpgsql AS $$BEGIN PERFORM set_config('plantstore.recorded', '0', true); RETURN true; END$$;
+	CREATE FUNCTION public.answers() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM public.answer(); RETURN NULL; END$$;`
+
 var rules = []rule{
 	{name: "a trigger that raises", sql: `CREATE SEQUENCE public.tries;` + archiving(`PERFORM nextval('public.tries'); RAISE EXCEPTION 'never'`),
 		want: plant.ErrStoreRule},
@@ -86,9 +91,18 @@ var rules = []rule{
 		want: plant.ErrHindered},
 	{name: "the ledger's trigger disabled", sql: `ALTER TABLE public.plants DISABLE TRIGGER plantstore_record_deletion`, want: plant.ErrHindered},
 	{name: "every trigger disabled", sql: `ALTER TABLE public.plants DISABLE TRIGGER USER`, want: plant.ErrHindered},
-	{name: "a trigger that answers for the ledger's", sql: `ALTER TABLE public.plants DISABLE TRIGGER plantstore_record_deletion;
-		CREATE FUNCTION public.nothing() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM set_config('plantstore.recorded', '0', true); RETURN NULL; END$$;
-		CREATE TRIGGER nothing AFTER DELETE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION public.nothing()`, want: plant.ErrHindered},
+	{name: "a trigger that answers for the ledger's", sql: answering + `
+		CREATE TRIGGER nothing AFTER DELETE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION public.answers()`, want: plant.ErrHindered},
+	{name: "a trigger behind a cascade that answers for the ledger's", sql: answering + `CREATE TABLE public.leaves (plant bigint REFERENCES public.plants ON DELETE CASCADE);
+		CREATE TRIGGER nothing AFTER DELETE ON public.leaves FOR EACH STATEMENT EXECUTE FUNCTION public.answers()`, want: plant.ErrHindered},
+	{name: "a trigger behind SET NULL that answers for the ledger's", sql: answering + `CREATE TABLE public.leaves (plant bigint REFERENCES public.plants ON DELETE SET NULL);
+		CREATE TRIGGER nothing AFTER UPDATE ON public.leaves FOR EACH STATEMENT EXECUTE FUNCTION public.answers()`, want: plant.ErrHindered},
+	{name: "a rule that answers for the ledger's trigger", sql: answering + `CREATE TABLE public.log (answered boolean); GRANT INSERT ON public.log TO plantstore_app;
+		CREATE RULE log AS ON DELETE TO public.plants DO ALSO INSERT INTO public.log VALUES (public.answer())`, want: plant.ErrHindered},
+	{name: "a policy that answers for the ledger's trigger", sql: answering + `ALTER TABLE public.plants ENABLE ROW LEVEL SECURITY;
+		CREATE POLICY answers ON public.plants USING (public.answer())`, want: plant.ErrHindered},
+	{name: "row level security that hides the ledger", sql: `ALTER TABLE public.plant_deletions ENABLE ROW LEVEL SECURITY`, want: plant.ErrHindered},
+	{name: "a foreign key that refuses", sql: `CREATE TABLE public.orders (plant bigint REFERENCES public.plants, twice bigint REFERENCES public.plants ON DELETE RESTRICT)`},
 	{name: "replica role, and a trigger that answers for the ledger's", super: `ALTER DATABASE {database} SET session_replication_role = replica`, sql: `
 		CREATE FUNCTION public.nothing() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM set_config('plantstore.recorded', '0', true); RETURN NULL; END$$;
 		CREATE TRIGGER nothing AFTER DELETE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION public.nothing();
@@ -271,6 +285,34 @@ func TestWhatProvesADeletion(t *testing.T) {
 			}
 			s.exec(t, `DELETE FROM public.plant_deletions`)
 		}
+	}
+}
+
+// Where a transaction sees the catalogue as of an earlier moment, it does not see who
+// answers for the ledger's trigger since.
+func TestNobodysWordIsTakenUnseen(t *testing.T) {
+	t.Parallel()
+	for _, isolation := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(isolation), func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t)
+			s.plant(t, 1)
+			tx, err := s.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: isolation})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tx.Rollback(t.Context())
+			if _, err := tx.Exec(t.Context(), `SELECT set_config('plantstore.recorded', '', true)`); err != nil {
+				t.Fatal(err)
+			}
+			s.exec(t, strings.Replace(answering, "'0'", "'1'", 1)+`CREATE TRIGGER nothing AFTER DELETE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION public.answers()`)
+			if tag, err := tx.Exec(t.Context(), `DELETE FROM public.plants WHERE id = 1`); err != nil || tag.RowsAffected() != 1 {
+				t.Fatalf("DELETE: %v, %v; want one row", tag, err)
+			}
+			if _, err := tx.Exec(t.Context(), proof, []int64{1}, []string{"shop"}, []string{"k"}); sqlState(err) != unrecorded {
+				t.Errorf("the proof: %v, want SQLSTATE %s", err, unrecorded)
+			}
+		})
 	}
 }
 

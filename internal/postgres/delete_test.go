@@ -686,6 +686,45 @@ func TestALargeTableIsNotMeasured(t *testing.T) {
 	}
 }
 
+// A batch is not planned anew each time, however small: after a few, its plan is kept.
+func TestPlansAreKept(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 20_000)
+	for _, size := range []int{2, 3, 20} {
+		conn, err := pgx.Connect(t.Context(), s.pool.Config().ConnString())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close(context.WithoutCancel(t.Context()))
+		const batches = 12
+		for i := range batches {
+			var turns []turn
+			for n := range size {
+				turns = append(turns, turn{Deletion: deletion(int64(1000*size+i*size+n), "k")})
+			}
+			if _, _, _, err := deleteTogether(t.Context(), conn, turns, time.Second, time.Minute); err != nil {
+				t.Fatal(err)
+			}
+		}
+		rows, err := conn.Query(t.Context(), `SELECT statement, generic_plans FROM pg_prepared_statements WHERE statement !~ 'pg_prepared_statements'`, pgx.QueryExecModeExec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var statement string
+		var kept, statements int
+		if _, err := pgx.ForEachRow(rows, []any{&statement, &kept}, func() error {
+			statements++
+			if kept < batches/2 {
+				t.Errorf("batches of %d used a plan that is kept %d times of %d, want %d at least: %s", size, kept, batches, batches/2, statement)
+			}
+			return nil
+		}); err != nil || statements != 3 {
+			t.Errorf("%d statements, %v; want 3", statements, err)
+		}
+	}
+}
+
 // A table that was empty, or small, when deletions from it were planned, and was loaded
 // then, is not scanned for each of them until somebody analyses it.
 func TestALoadedTableIsNotScanned(t *testing.T) {

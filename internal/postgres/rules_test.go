@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -284,6 +285,48 @@ func TestWhatProvesADeletion(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.exec(t, `DELETE FROM public.plant_deletions`)
+		}
+	}
+}
+
+// The entries are looked for only where code of the store's can have run with the
+// deletion.
+func TestWhenEntriesAreLookedFor(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, sql string
+		want      bool
+	}{
+		{"our table", ``, false},
+		{"foreign keys that only refuse", `CREATE TABLE public.orders (plant bigint REFERENCES public.plants, twice bigint REFERENCES public.plants ON DELETE RESTRICT)`, false},
+		{"a trigger for INSERT", `CREATE FUNCTION public.nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+			CREATE TRIGGER nothing AFTER INSERT OR UPDATE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.nothing()`, false},
+		{"an archive", archiving(`NULL`), true},
+		{"a foreign key that deletes along", `CREATE TABLE public.leaves (plant bigint REFERENCES public.plants ON DELETE CASCADE)`, true},
+		{"a trigger on the ledger", changing(`NULL`), true},
+	} {
+		for _, together := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, together %v", tt.name, together), func(t *testing.T) {
+				t.Parallel()
+				s := newStore(t)
+				s.sample(t, 30)
+				if tt.sql != "" {
+					s.exec(t, tt.sql)
+				}
+				s.exec(t, `CREATE OR REPLACE FUNCTION public.plantstore_prove(plants bigint[], principals text[], keys text[]) RETURNS void
+					LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'asked' USING ERRCODE = 'PST01'; END$$`)
+				errs := []error{nil}
+				if together {
+					errs = s.deleteAtOnce(t, ids(1, 30))
+				} else {
+					_, errs[0] = s.plants.Delete(in(t, patience), request(1, 0))
+				}
+				for i, err := range errs {
+					if asked := errors.Is(err, plant.ErrHindered); asked != tt.want || err != nil && !asked {
+						t.Errorf("plant %d: %v; want its entry looked for: %v", i+1, err, tt.want)
+					}
+				}
+			})
 		}
 	}
 }

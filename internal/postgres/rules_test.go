@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -102,6 +101,10 @@ var rules = []rule{
 		CREATE RULE log AS ON DELETE TO public.plants DO ALSO INSERT INTO public.log VALUES (public.answer())`, want: plant.ErrHindered},
 	{name: "a policy that answers for the ledger's trigger", sql: answering + `ALTER TABLE public.plants ENABLE ROW LEVEL SECURITY;
 		CREATE POLICY answers ON public.plants USING (public.answer())`, want: plant.ErrHindered},
+	{name: "the ledger's trigger with a condition that answers for it", sql: answering + `DROP TRIGGER plantstore_record_deletion ON public.plants;
+		CREATE FUNCTION public.refuses() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RETURN NOT public.answer(); END';
+		CREATE TRIGGER plantstore_record_deletion AFTER DELETE ON public.plants REFERENCING OLD TABLE AS gone FOR EACH STATEMENT
+			WHEN (public.refuses()) EXECUTE FUNCTION public.plantstore_record_deletion()`, want: plant.ErrHindered},
 	{name: "row level security that hides the ledger", sql: `ALTER TABLE public.plant_deletions ENABLE ROW LEVEL SECURITY`, want: plant.ErrHindered},
 	{name: "a foreign key that refuses", sql: `CREATE TABLE public.orders (plant bigint REFERENCES public.plants, twice bigint REFERENCES public.plants ON DELETE RESTRICT)`},
 	{name: "replica role, and a trigger that answers for the ledger's", super: `ALTER DATABASE {database} SET session_replication_role = replica`, sql: `
@@ -285,48 +288,6 @@ func TestWhatProvesADeletion(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.exec(t, `DELETE FROM public.plant_deletions`)
-		}
-	}
-}
-
-// The entries are looked for only where code of the store's can have run with the
-// deletion.
-func TestWhenEntriesAreLookedFor(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		name, sql string
-		want      bool
-	}{
-		{"our table", ``, false},
-		{"foreign keys that only refuse", `CREATE TABLE public.orders (plant bigint REFERENCES public.plants, twice bigint REFERENCES public.plants ON DELETE RESTRICT)`, false},
-		{"a trigger for INSERT", `CREATE FUNCTION public.nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-			CREATE TRIGGER nothing AFTER INSERT OR UPDATE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.nothing()`, false},
-		{"an archive", archiving(`NULL`), true},
-		{"a foreign key that deletes along", `CREATE TABLE public.leaves (plant bigint REFERENCES public.plants ON DELETE CASCADE)`, true},
-		{"a trigger on the ledger", changing(`NULL`), true},
-	} {
-		for _, together := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, together %v", tt.name, together), func(t *testing.T) {
-				t.Parallel()
-				s := newStore(t)
-				s.sample(t, 30)
-				if tt.sql != "" {
-					s.exec(t, tt.sql)
-				}
-				s.exec(t, `CREATE OR REPLACE FUNCTION public.plantstore_prove(plants bigint[], principals text[], keys text[]) RETURNS void
-					LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'asked' USING ERRCODE = 'PST01'; END$$`)
-				errs := []error{nil}
-				if together {
-					errs = s.deleteAtOnce(t, ids(1, 30))
-				} else {
-					_, errs[0] = s.plants.Delete(in(t, patience), request(1, 0))
-				}
-				for i, err := range errs {
-					if asked := errors.Is(err, plant.ErrHindered); asked != tt.want || err != nil && !asked {
-						t.Errorf("plant %d: %v; want its entry looked for: %v", i+1, err, tt.want)
-					}
-				}
-			})
 		}
 	}
 }

@@ -70,38 +70,13 @@ const noTransactionTimeout = `CASE WHEN pg_catalog.current_setting('transaction_
 const lockLimit = `GREATEST(1::bigint, LEAST($1::bigint, (500::pg_catalog.float8 OPERATOR(pg_catalog.*)
 	pg_catalog.date_part('epoch', pg_catalog.current_setting('deadlock_timeout')::pg_catalog.interval))::bigint))::pg_catalog.text`
 
-// proof makes sure that what the DELETE before it removed is in the ledger. It comes after
-// the store's triggers, which may have made a commit of theirs a quick one.
-//
-// Where nothing of the store's can have run with us, the word of the ledger's trigger
-// is enough, see trusted. Otherwise each entry is looked for, see
-// migrations/00003_record_deletions.sql: this costs a batch of 64 an eighth of what it
-// costs in all.
+// proof makes sure that what the DELETE before it removed is in the ledger, see
+// migrations/00003_record_deletions.sql. It comes after the store's triggers, which
+// may have made a commit of theirs a quick one.
 //
 // It also tells how many seconds the transaction took so far.
-const proof = `SELECT CASE WHEN ` + trusted + ` THEN NULL
-		ELSE public.plantstore_prove($1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[])::pg_catalog.text END, ` + commitDurably + `,
+const proof = `SELECT public.plantstore_prove($1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[]), ` + commitDurably + `,
 	pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.transaction_timestamp())`
-
-// trusted is a condition that holds if the ledger's trigger has run in this transaction,
-// and no code of the store's can have: then nobody else said so in its place, nor told it
-// something else than we did, nor kept or changed what it wrote. So there is no other
-// trigger for DELETE on plants (a foreign key that only refuses is none, one that deletes
-// or changes rows runs the triggers of other tables), no trigger on the ledger, and no rule
-// or policy on either.
-//
-// Our statements hold locks on both tables by now, with which none of these can be
-// made or dropped until we are done. What was made before is seen, as this statement looks at
-// the catalogue as it is now; under another isolation it would not, so there each entry is
-// looked for. A relhas... that is true may be out of date, one that is false is not.
-const trusted = `pg_catalog.current_setting('plantstore.recorded') OPERATOR(pg_catalog.<>) ''
-	AND pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed'
-	AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid OPERATOR(pg_catalog.=) 'public.plants'::pg_catalog.regclass::pg_catalog.oid
-		AND (t.tgtype OPERATOR(pg_catalog.&) 8::smallint) OPERATOR(pg_catalog.<>) 0::smallint AND t.tgfoid OPERATOR(pg_catalog.<>) ALL (ARRAY[
-			'public.plantstore_record_deletion()', 'pg_catalog."RI_FKey_noaction_del"()', 'pg_catalog."RI_FKey_restrict_del"()']::pg_catalog.regprocedure[]::pg_catalog.oid[]))
-	AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid OPERATOR(pg_catalog.=) ANY (ARRAY[
-			'public.plants', 'public.plant_deletions']::pg_catalog.regclass[]::pg_catalog.oid[])
-		AND (c.relhasrules OR c.relrowsecurity OR c.relhastriggers AND c.oid OPERATOR(pg_catalog.<>) 'public.plants'::pg_catalog.regclass::pg_catalog.oid))`
 
 // readProof reads the result of a proof.
 func readProof(results pgx.BatchResults) (work time.Duration, err error) {

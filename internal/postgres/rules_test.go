@@ -105,6 +105,11 @@ var rules = []rule{
 		CREATE FUNCTION public.refuses() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RETURN NOT public.answer(); END';
 		CREATE TRIGGER plantstore_record_deletion AFTER DELETE ON public.plants REFERENCING OLD TABLE AS gone FOR EACH STATEMENT
 			WHEN (public.refuses()) EXECUTE FUNCTION public.plantstore_record_deletion()`, want: plant.ErrHindered},
+	{name: "another function in place of the ledger's, that only answers", sql: `CREATE OR REPLACE FUNCTION public.plantstore_record_deletion() RETURNS trigger
+		LANGUAGE plpgsql AS $$BEGIN PERFORM set_config('plantstore.recorded', '1', true); RETURN NULL; END$$`, want: plant.ErrHindered},
+	{name: "an index whose condition names another principal while a statement is planned", sql: `CREATE FUNCTION public.names(bigint) RETURNS boolean IMMUTABLE
+		LANGUAGE plpgsql AS $$BEGIN PERFORM set_config('plantstore.request', '{1,ceo}', true), set_config('plantstore.batch', '', true); RETURN true; END$$;
+		CREATE INDEX ON public.plants (name) WHERE public.names(1)`, want: plant.ErrHindered},
 	{name: "row level security that hides the ledger", sql: `ALTER TABLE public.plant_deletions ENABLE ROW LEVEL SECURITY`, want: plant.ErrHindered},
 	{name: "a foreign key that refuses", sql: `CREATE TABLE public.orders (plant bigint REFERENCES public.plants, twice bigint REFERENCES public.plants ON DELETE RESTRICT)`},
 	{name: "replica role, and a trigger that answers for the ledger's", super: `ALTER DATABASE {database} SET session_replication_role = replica`, sql: `

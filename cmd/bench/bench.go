@@ -214,8 +214,8 @@ func (b *bench) measure(ctx context.Context, trials []*trial, d time.Duration, r
 				continue
 			}
 			m, err := t.measure(ctx, d)
-			// A deletion whose answer was lost asks the ledger. That of this contender knows
-			// nothing, and the plant is gone. On a busy machine it happens once in an hour.
+			// Whatever has the service ask the ledger again, this contender's ledger knows
+			// nothing, and the plant is gone: 404. One such answer in a run has been seen.
 			for tries := 1; err != nil && t.is(forgetful) && ctx.Err() == nil && tries < 3; tries++ {
 				b.progress("%s, %d clients: measured again: %v", t.contender.name(), t.clients, err)
 				m, err = t.measure(ctx, d)

@@ -12,7 +12,7 @@ import (
 // done with one, and no more: each further one makes the batches smaller, and a batch
 // costs the database as much as some twenty members more. That is one to work on, and as
 // many as it could work on while one is on the road, the last one for a fifth of its time at
-// least. (Twice as many took a quarter more of its processor, and gained nothing.)
+// least. (Twice as many took up to a quarter more of its processor, and gained nothing.)
 //
 // A batch tells how long the database worked on it. What it took beyond that is the
 // road, unless it waited there for the others of its kind. Taken for the road, such

@@ -26,9 +26,9 @@ DECLARE
 BEGIN
     IF recorded = '0' THEN
         -- Anybody's trigger can say so. The lock of the DELETE keeps ours as it is. (With a
-        -- condition, ours may not have run.)
+        -- condition, or for something else than DELETE, tgtype 8, ours may not have run.)
         IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = to_regclass('public.plants') AND t.tgname = 'plantstore_record_deletion'
-                AND t.tgqual IS NULL AND t.tgfoid = to_regprocedure('public.plantstore_record_deletion()')
+                AND t.tgtype = 8 AND t.tgqual IS NULL AND t.tgfoid = to_regprocedure('public.plantstore_record_deletion()')
                 AND (t.tgenabled = 'A' OR t.tgenabled = 'O' AND current_setting('session_replication_role') <> 'replica')) THEN
             RETURN;
         END IF;

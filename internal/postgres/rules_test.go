@@ -105,6 +105,9 @@ var rules = []rule{
 		CREATE FUNCTION public.refuses() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RETURN NOT public.answer(); END';
 		CREATE TRIGGER plantstore_record_deletion AFTER DELETE ON public.plants REFERENCING OLD TABLE AS gone FOR EACH STATEMENT
 			WHEN (public.refuses()) EXECUTE FUNCTION public.plantstore_record_deletion()`, want: plant.ErrHindered},
+	{name: "the ledger's trigger for INSERT only, and another that answers for it", sql: answering + `DROP TRIGGER plantstore_record_deletion ON public.plants;
+		CREATE TRIGGER plantstore_record_deletion AFTER INSERT ON public.plants REFERENCING NEW TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.plantstore_record_deletion();
+		CREATE TRIGGER nothing AFTER DELETE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION public.answers()`, want: plant.ErrHindered},
 	{name: "another function in place of the ledger's, that only answers", sql: `CREATE OR REPLACE FUNCTION public.plantstore_record_deletion() RETURNS trigger
 		LANGUAGE plpgsql AS $$BEGIN PERFORM set_config('plantstore.recorded', '1', true); RETURN NULL; END$$`, want: plant.ErrHindered},
 	{name: "an index whose condition names another principal while a statement is planned", sql: `CREATE FUNCTION public.names(bigint) RETURNS boolean IMMUTABLE

@@ -351,7 +351,7 @@ func (p *Plants) deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purp
 	default:
 		statementTimeout = min(left, batchStatementTimeout)
 	}
-	deleted, _, _, err := deleteEach(ctx, conn, []turn{d}, lockTimeout, statementTimeout)
+	deleted, _, _, err := deleteEach(ctx, single{conn}, []turn{d}, lockTimeout, statementTimeout)
 	switch {
 	case err == nil && deleted[0]:
 		return verdict{}

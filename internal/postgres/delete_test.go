@@ -658,7 +658,7 @@ func TestALargeTableIsNotMeasured(t *testing.T) {
 		least := time.Hour
 		for range 100 {
 			id++
-			deleted, work, _, err := deleteEach(t.Context(), conn.Conn(), []turn{{Deletion: deletion(id, "k")}}, time.Second, time.Minute)
+			deleted, work, _, err := deleteEach(t.Context(), single{conn.Conn()}, []turn{{Deletion: deletion(id, "k")}}, time.Second, time.Minute)
 			if err != nil || !deleted[0] {
 				t.Fatalf("plant %d deleted: %v, %v; want true, none", id, deleted, err)
 			}
@@ -703,7 +703,7 @@ func TestPlansAreKept(t *testing.T) {
 			for n := range size {
 				turns = append(turns, turn{Deletion: deletion(int64(1000*size+i*size+n), "k")})
 			}
-			if _, _, _, err := deleteTogether(t.Context(), conn, turns, time.Second, time.Minute); err != nil {
+			if _, _, _, err := deleteTogether(t.Context(), single{conn}, turns, time.Second, time.Minute); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -757,7 +757,7 @@ func TestALoadedTableIsNotScanned(t *testing.T) {
 						if at > 1 {
 							run = deleteTogether
 						}
-						deleted, _, _, err := run(t.Context(), conn.Conn(), turns, time.Second, time.Minute)
+						deleted, _, _, err := run(t.Context(), single{conn.Conn()}, turns, time.Second, time.Minute)
 						if got := len(slices.DeleteFunc(deleted, func(d bool) bool { return !d })); err != nil || got != want {
 							t.Errorf("%d plants deleted, %v; want %d", got, err, want)
 						}

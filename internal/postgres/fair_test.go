@@ -771,11 +771,12 @@ func TestATableThatIsLockedBetweenTwoAttempts(t *testing.T) {
 		CREATE TRIGGER fail BEFORE DELETE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION public.fail()`); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := s.pool.Acquire(t.Context())
+	conn, err := s.plants.db.borrow(t.Context(), together, patience)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Release()
+	at := place{s.plants.group.newPipeline(conn)}
+	defer func() { at.leave() }()
 	var batch []*member
 	for i := range n {
 		batch = append(batch, &member{deletion: request(int64(i+1), i), verdict: make(chan verdict, 1)})
@@ -790,7 +791,7 @@ func TestATableThatIsLockedBetweenTwoAttempts(t *testing.T) {
 		}
 		_, _ = super.Exec(ctx, `BEGIN; LOCK TABLE public.plants; SELECT pg_sleep(60)`)
 	})
-	s.plants.group.deleteBatch(conn.Conn(), batch)
+	s.plants.group.deleteBatch(&at, batch)
 	for _, m := range batch {
 		if v := <-m.verdict; v.next != alone || v.what != locked || m.batch != n {
 			t.Errorf("plant %d: next %d, as %s, last tried among %d; want it to go on alone, as locked, at once", m.deletion.Plant, v.next, v.what, m.batch)
@@ -842,7 +843,7 @@ func testALockedTable(t *testing.T, lock string, prepared bool) {
 		for _, conn := range conns {
 			for _, del := range []deleteFunc{deleteTogether, deleteEach} {
 				turns := []turn{{Deletion: deletion(98, "k")}, {Deletion: deletion(99, "k")}}
-				if _, _, _, err := del(in(t, patience), conn.Conn.Conn(), turns, patience, patience); err != nil {
+				if _, _, _, err := del(in(t, patience), single{conn.Conn.Conn()}, turns, patience, patience); err != nil {
 					t.Fatal(err)
 				}
 			}

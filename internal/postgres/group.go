@@ -48,11 +48,13 @@ type group struct {
 	// what is the share that batches take connections of, and perform brings every
 	// member of one to its verdict.
 	what    purpose
-	perform func(g *group, conn *pgx.Conn, batch []*member)
+	perform func(g *group, at *place, batch []*member)
 
 	mu      sync.Mutex
 	waiting []*member
 	lanes   lanes
+	// pipelines are those that have batches under way. The first is preferred.
+	pipelines []*pipeline
 	// alarm opens the next lane when its time has come: at goesOff, or never if that is
 	// zero. It is set only where somebody waits: to set it for each batch would cost a lone
 	// deletion a system call, and another thread its sleep.
@@ -62,7 +64,7 @@ type group struct {
 	run func(ctx context.Context, most int) // runBatch, or what a test has in its place
 }
 
-func newGroup(db *DB, what purpose, perform func(*group, *pgx.Conn, []*member)) *group {
+func newGroup(db *DB, what purpose, perform func(*group, *place, []*member)) *group {
 	g := &group{db: db, what: what, perform: perform, lanes: lanes{most: db.shares.size[what]}}
 	g.run = g.runBatch
 	return g
@@ -208,17 +210,85 @@ func (g *group) openNext() {
 // long others of the share take, each member has a deadline of its own; ctx is the one
 // of a request that runs the batch itself.
 func (g *group) runBatch(ctx context.Context, most int) {
-	conn, err := g.db.borrow(ctx, g.what, commitTimeout)
+	p, err := g.board(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
 			tell(g.take(math.MaxInt), judge(err, false))
 		}
 		return
 	}
-	defer conn.Release()
+	at := place{p}
+	defer func() {
+		if at.pipeline != nil {
+			at.leave()
+		}
+	}()
 	if batch := g.take(most); len(batch) > 0 {
-		g.perform(g, conn.Conn.Conn(), batch)
+		g.perform(g, &at, batch)
 	}
+}
+
+// board finds a pipeline for a batch, or a connection for one.
+func (g *group) board(ctx context.Context) (*pipeline, error) {
+	if p := g.joined(); p != nil {
+		return p, nil
+	}
+	conn, err := g.db.borrow(ctx, g.what, commitTimeout)
+	if err != nil {
+		return nil, err
+	}
+	p := g.newPipeline(conn)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.lanes.sends(&p.load, time.Now())
+	g.pipelines = append(g.pipelines, p)
+	return p, nil
+}
+
+// joined joins a batch to a pipeline, if it may. Where somebody waits for a connection,
+// pipelines have to end.
+func (g *group) joined() *pipeline {
+	now := time.Now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, p := range g.pipelines {
+		if p.shareable && !p.broken.Load() && g.lanes.joins(p.load, now) && g.db.shares.waiting[g.what].Load() == 0 {
+			p.load.batches++
+			g.lanes.sends(&p.load, now)
+			return p
+		}
+	}
+	return nil
+}
+
+// keep leaves a pipeline to the one batch that it has. It reports false if it has more.
+func (g *group) keep(p *pipeline) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if p.load.batches > 1 || p.broken.Load() {
+		return false
+	}
+	p.load.alone, p.shareable = true, false
+	return true
+}
+
+// part takes a batch off a pipeline, and reports whether it was the last.
+func (g *group) part(p *pipeline) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if p.load.batches--; p.load.batches > 0 {
+		return false
+	}
+	g.pipelines = slices.DeleteFunc(g.pipelines, func(other *pipeline) bool { return other == p })
+	return true
+}
+
+// heard notes that an answer came on a pipeline, see lanes.answered.
+func (g *group) heard(p *pipeline, waited bool) {
+	now := time.Now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.lanes.answered(&p.load, now, waited)
 }
 
 // statementTimeout is five times what the database usually works on a batch, within
@@ -267,7 +337,7 @@ func (g *group) take(most int) []*member {
 }
 
 // deleteBatch brings every member of a batch to its verdict.
-func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
+func (g *group) deleteBatch(at *place, batch []*member) {
 	limit := g.statementTimeout()
 	batch = slices.DeleteFunc(batch, func(m *member) bool {
 		if m.until.IsZero() {
@@ -285,15 +355,15 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 		return
 	}
 	if len(batch) > 1 {
-		_, v, settled := g.attempt(conn, batch, deleteTogether, limit)
+		_, v, settled := g.attempt(at, batch, deleteTogether, limit)
 		if v.next == alone && v.unparsed || v.held {
 			tell(batch, v) // the table is locked, and so are all of its rows; or the budget is, which they share
 			return
 		}
 		if v.what == locked {
-			if free := g.sendLockedOn(conn, batch, v); len(free) < len(batch) {
+			if free := g.sendLockedOn(at.Conn.Conn(), batch, v); len(free) < len(batch) {
 				batch = free
-				_, v, settled = g.attempt(conn, batch, deleteTogether, limit)
+				_, v, settled = g.attempt(at, batch, deleteTogether, limit)
 			}
 		}
 		if settled {
@@ -305,8 +375,8 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 				return
 			}
 			// As many as fit, and the rest: some of the first may have no plant to delete.
-			g.deleteBatch(conn, batch[:over.Left])
-			g.deleteBatch(conn, batch[over.Left:])
+			g.deleteBatch(at, batch[:over.Left])
+			g.deleteBatch(at, batch[over.Left:])
 			return
 		}
 	}
@@ -314,7 +384,7 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 	if len(batch) > 1 {
 		each /= 2 // they had all of it together
 	}
-	blamed, v, settled := g.attempt(conn, batch, deleteEach, each)
+	blamed, v, settled := g.attempt(at, batch, deleteEach, each)
 	switch {
 	case settled:
 		return
@@ -328,14 +398,14 @@ func (g *group) deleteBatch(conn *pgx.Conn, batch []*member) {
 			tell(batch, v) // another look would take as long again
 			batch = nil
 		}
-		if _, _, settled := g.attempt(conn, rest, deleteTogether, limit); !settled {
+		if _, _, settled := g.attempt(at, rest, deleteTogether, limit); !settled {
 			batch = append(batch, rest...)
 		}
 	}
 	// One by one: whoever is refused now is refused for reasons of its own.
 	for _, m := range batch {
 		one := []*member{m}
-		if _, v, settled := g.attempt(conn, one, deleteEach, each); !settled {
+		if _, v, settled := g.attempt(at, one, deleteEach, each); !settled {
 			tell(one, v)
 		}
 	}
@@ -365,13 +435,13 @@ func (g *group) sendLockedOn(conn *pgx.Conn, batch []*member, v verdict) (free [
 }
 
 // A deleteFunc is deleteTogether or deleteEach.
-type deleteFunc func(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error)
+type deleteFunc func(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error)
 
 // attempt runs a batch and tells its members what came of it: then it is settled.
 // A batch that the database refused is not: nothing of it happened, nobody was
 // told, v is what a member that was alone in it has to be told, and blamed is whose
-// DELETE it was, or nil if that is not known.
-func (g *group) attempt(conn *pgx.Conn, batch []*member, del deleteFunc, statementTimeout time.Duration) (blamed *member, v verdict, settled bool) {
+// DELETE it was, or nil if that is not known. The batch is alone then.
+func (g *group) attempt(on *place, batch []*member, del deleteFunc, statementTimeout time.Duration) (blamed *member, v verdict, settled bool) {
 	if len(batch) == 0 {
 		return nil, verdict{}, true
 	}
@@ -383,9 +453,9 @@ func (g *group) attempt(conn *pgx.Conn, batch []*member, del deleteFunc, stateme
 		m.batch = len(batch)
 	}
 	began := time.Now()
-	deleted, work, at, err := del(ctx, conn, deletions, batchLockTimeout, statementTimeout)
+	deleted, work, at, err := del(ctx, on, deletions, batchLockTimeout, statementTimeout)
 	trip := time.Since(began)
-	if err == nil || ctx.Err() != nil { // a commit that is cut off was waited for, too
+	if err == nil || errors.Is(err, context.DeadlineExceeded) { // a commit that is cut off was waited for, too
 		g.db.metrics.roads.Observe(max(trip-work, 0).Seconds())
 	}
 	if err == nil {
@@ -400,14 +470,18 @@ func (g *group) attempt(conn *pgx.Conn, batch []*member, del deleteFunc, stateme
 		}
 		return nil, verdict{}, true
 	}
-	if len(batch) == 1 {
-		v = blame(ctx, conn, err)
-	} else {
-		v = judge(err, true)
-	}
-	if errors.Is(v.err, plant.ErrUnavailable) {
+	if v = judge(err, true); errors.Is(v.err, plant.ErrUnavailable) {
 		tell(batch, v)
 		return nil, verdict{}, true
+	}
+	if err := on.alone(); err != nil {
+		tell(batch, judge(err, false))
+		return nil, verdict{}, true
+	}
+	if len(batch) == 1 {
+		asking, cancel := context.WithTimeout(context.Background(), commitTimeout)
+		defer cancel()
+		v = blame(asking, on.Conn.Conn(), err)
 	}
 	v = sendOn(v, err)
 	if at >= 0 {
@@ -419,17 +493,17 @@ func (g *group) attempt(conn *pgx.Conn, batch []*member, del deleteFunc, stateme
 // refuseBatch records refusals in one transaction. Where one of them would have to wait
 // for an attempt under way, it tries each half, until that one is alone. Whoever is
 // refused has the verdict done, the others go on alone.
-func (g *group) refuseBatch(conn *pgx.Conn, batch []*member) {
+func (g *group) refuseBatch(at *place, batch []*member) {
 	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 	defer cancel()
 	deletions := make([]plant.Deletion, len(batch))
 	for i, m := range batch {
 		deletions[i] = m.deletion
 	}
-	refused, err := refuse(ctx, conn, deletions, batchLockTimeout, batchStatementTimeout)
+	refused, err := refuse(ctx, at.Conn.Conn(), deletions, batchLockTimeout, batchStatementTimeout)
 	if half := len(batch) / 2; half > 0 && err != nil && errors.Is(judge(err, true).err, plant.ErrBusy) {
-		g.refuseBatch(conn, batch[:half])
-		g.refuseBatch(conn, batch[half:])
+		g.refuseBatch(at, batch[:half])
+		g.refuseBatch(at, batch[half:])
 		return
 	}
 	for i, m := range batch {

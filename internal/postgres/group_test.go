@@ -199,7 +199,7 @@ func TestWhoseDeletionIsRefused(t *testing.T) {
 	for _, table := range []string{"order_items", "baskets"} {
 		for want, d := range all {
 			s.exec(t, `INSERT INTO `+table+` VALUES ($1)`, int64(d.Plant))
-			if _, _, at, err := deleteEach(t.Context(), conn.Conn(), all, patience, patience); at != want || sqlState(err) != "23503" {
+			if _, _, at, err := deleteEach(t.Context(), single{conn.Conn()}, all, patience, patience); at != want || sqlState(err) != "23503" {
 				t.Errorf("plant %d is in %s: %v at %d, want a violation at %d", d.Plant, table, err, at, want)
 			}
 			s.exec(t, `DELETE FROM `+table)

@@ -49,6 +49,10 @@ type lanes struct {
 
 	last  [32]time.Duration // what the last batches took for the road
 	count int               // how many there were
+
+	// turn is how long after the one before it a batch is answered that was sent on the
+	// same connection before that was: the work on it and its commit.
+	turn time.Duration
 }
 
 const (
@@ -96,10 +100,13 @@ func (l *lanes) enter(now time.Time) (due time.Time, opened bool) {
 	inTime, _, _ := l.inTime(now)
 	l.alone = inTime == 0
 	l.started = now
-	due = now.Add(max(2*(l.road+l.work), slowBatch))
+	due = now.Add(l.slow())
 	l.open = append(l.open, due)
 	return due, true
 }
+
+// slow is how long a batch may take before it counts as slow.
+func (l *lanes) slow() time.Duration { return max(2*(l.road+l.work), slowBatch) }
 
 // leave closes a lane.
 func (l *lanes) leave(due time.Time) {
@@ -133,6 +140,7 @@ func (l *lanes) note(trip, work time.Duration) {
 	if l.work == 0 {
 		l.work = work
 	}
+	l.turn -= (l.turn - work) / 256
 	l.work += (min(work, 2*l.work) - l.work) / 8
 	l.last[l.count%len(l.last)] = road
 	l.count++
@@ -150,4 +158,40 @@ func (l *lanes) note(trip, work time.Duration) {
 	if l.alone {
 		l.crowded = 0
 	}
+}
+
+// A load is what a pipeline has under way, see lanes.joins.
+type load struct {
+	batches int
+	// free is when the next batch has to be sent to arrive when the database is done with
+	// the others.
+	free  time.Time
+	heard time.Time // when the last answer came or, before that, the first batch
+	alone bool      // no other batch may join
+}
+
+// joins reports whether a batch may join those of a pipeline: if it does not wait there for
+// longer than the database works on one, so far as that is known, and nobody does who is
+// slow.
+func (l *lanes) joins(c load, now time.Time) bool {
+	return !c.alone && l.turn <= l.road+l.work && c.free.Sub(now) <= 4*l.work && now.Sub(c.heard) < l.slow()
+}
+
+// sends notes that a batch is sent on a pipeline.
+func (l *lanes) sends(c *load, now time.Time) {
+	if c.heard.IsZero() {
+		c.heard = now
+	}
+	if c.free.Before(now) {
+		c.free = now
+	}
+	c.free = c.free.Add(max(l.turn, l.work))
+}
+
+// answered notes that an answer came. It waited if it was sent before the last one came.
+func (l *lanes) answered(c *load, now time.Time, waited bool) {
+	if waited {
+		l.turn += (min(now.Sub(c.heard), 2*(l.road+l.work)) - l.turn) / 4
+	}
+	c.heard = now
 }

@@ -708,3 +708,65 @@ func TestNobodyWaitsWithoutALane(t *testing.T) {
 		}
 	}
 }
+
+// A batch joins a pipeline unless it would wait there for what a connection of its own
+// spares it: a commit, a batch that is slow, or a long line.
+func TestWhichPipelineABatchJoins(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	const work, road = time.Millisecond, 5 * time.Millisecond
+	for name, c := range map[string]struct {
+		load load
+		turn time.Duration
+		want bool
+	}{
+		"the database is done with it in time":    {load{free: now, heard: now}, 0, true},
+		"a few batches are ahead":                 {load{free: now.Add(4 * work), heard: now}, work, true},
+		"more than that":                          {load{free: now.Add(4*work + 1), heard: now}, work, false},
+		"commits take less than the road":         {load{free: now, heard: now}, road, true},
+		"the road is commits":                     {load{free: now, heard: now}, road + work + 1, false},
+		"nothing was heard for as long as a slow": {load{free: now, heard: now.Add(-2 * (road + work))}, 0, false},
+		"it is somebody's own":                    {load{free: now, heard: now, alone: true}, 0, false},
+	} {
+		l := lanes{work: work, road: road, turn: c.turn}
+		if got := l.joins(c.load, now); got != c.want {
+			t.Errorf("%s: joins %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+// What a batch waits for behind another is learnt from their answers, and forgotten if there
+// are none: as often as not, commits get quick again.
+func TestTheTurnOfABatchIsLearnt(t *testing.T) {
+	t.Parallel()
+	const work, commit = 300 * time.Microsecond, 2 * time.Millisecond
+	l := lanes{work: work, road: commit}
+	now := time.Now()
+	c := load{}
+	for range 20 { // each sent while the one before it is on the road
+		l.sends(&c, now)
+		now = now.Add(work + commit)
+		l.answered(&c, now, true)
+	}
+	if l.turn < work+commit*9/10 || l.turn > work+commit {
+		t.Errorf("a batch takes its turn after %v, want about %v", l.turn, work+commit)
+	}
+	if want := now.Add(-commit); c.free.Before(want) {
+		t.Errorf("the connection is free %v ago, want about now", now.Sub(c.free))
+	}
+	l.answered(&c, now.Add(time.Hour), true)
+	if l.turn > 2*(work+commit) {
+		t.Errorf("a batch takes its turn after %v, once one was held up; want at most twice as long as a trip", l.turn)
+	}
+	before := l.turn
+	l.answered(&c, now.Add(2*time.Hour), false)
+	if l.turn != before {
+		t.Errorf("a batch that found the connection idle changed what is known of turns from %v to %v", before, l.turn)
+	}
+	for range 2000 {
+		l.note(work+commit, work)
+	}
+	if l.turn > work*11/10 {
+		t.Errorf("a turn is %v after 2000 batches that waited for nobody, want about %v", l.turn, work)
+	}
+}

@@ -123,6 +123,12 @@ func newLink(t *testing.T, database pgtest.Database, size int, prepared map[stri
 			if _, err := conn.Prepare(ctx, sql, sql); err != nil {
 				return err
 			}
+			all := parsedOn(conn.PgConn())
+			name, _ := all.name(sql)
+			if _, err := conn.PgConn().Prepare(ctx, name, sql, nil); err != nil {
+				return err
+			}
+			all.Store(sql, name)
 		}
 		c := conn.PgConn().Conn().(*briefFarewell).Conn.(*linkConn)
 		l.mu.Lock()
@@ -319,6 +325,11 @@ func (c *linkConn) Read(b []byte) (int, error) {
 func (c *linkConn) SetDeadline(t time.Time) error {
 	_ = c.Conn.SetDeadline(t) // it may be closed already
 	return c.nobody.SetDeadline(t)
+}
+
+func (c *linkConn) SetReadDeadline(t time.Time) error {
+	_ = c.Conn.SetReadDeadline(t)
+	return c.nobody.SetReadDeadline(t)
 }
 
 // Close leaves the server's side of a silent connection as it is.

@@ -90,6 +90,10 @@ func (c *faultyConn) SetDeadline(t time.Time) error {
 	return errors.Join(c.silence.SetDeadline(t), c.Conn.SetDeadline(t))
 }
 
+func (c *faultyConn) SetReadDeadline(t time.Time) error {
+	return errors.Join(c.silence.SetReadDeadline(t), c.Conn.SetReadDeadline(t))
+}
+
 func (c *faultyConn) Close() error {
 	return errors.Join(c.silence.Close(), c.Conn.Close())
 }

@@ -37,6 +37,12 @@ type DB struct {
 	// it was not.
 	untaken atomic.Pointer[string]
 
+	// prepares: statements stay prepared on a connection.
+	prepares bool
+	// survives notes an error of the server's, and reports whether its connection is of use
+	// after that.
+	survives pgconn.PgErrorHandler
+
 	metrics *metrics
 	faults  faults
 }
@@ -170,7 +176,7 @@ func open(ctx context.Context, setting string, read func() (string, error)) (*DB
 	conn.OnNotice = noteWarning
 
 	closeOnFatal := conn.OnPgError
-	conn.OnPgError = func(c *pgconn.PgConn, e *pgconn.PgError) bool {
+	db.survives = func(c *pgconn.PgConn, e *pgconn.PgError) bool {
 		if e.Code == readOnlyTransaction && e.Where == "" { // and not raised by a function of the store's
 			// A demoted primary: none of the connections to it is of use now.
 			db.pool.Reset()
@@ -178,6 +184,8 @@ func open(ctx context.Context, setting string, read func() (string, error)) (*DB
 		}
 		return closeOnFatal(c, e)
 	}
+	conn.OnPgError = db.survives
+	db.prepares = conn.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement
 	db.pool, err = pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, err
@@ -294,13 +302,16 @@ func prepareSession(ctx context.Context, conn *pgx.Conn) error {
 	// connection's place in the pool.
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	_, err := conn.Exec(ctx, fmt.Sprintf(`
+	tag, err := conn.Exec(ctx, fmt.Sprintf(`
 		SELECT pg_catalog.set_config(name, value, false) FROM (VALUES
 			('statement_timeout', '10s'), ('lock_timeout', '%s'), ('idle_in_transaction_session_timeout', '5s'), ('jit', 'off'),
 			('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '1'), ('tcp_keepalives_count', '3')) settings (name, value)
 		WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d`, lookLockTimeout, conn.PgConn().PID()))
 	if err != nil {
 		return fmt.Errorf("prepare session: %w", err)
+	}
+	if tag.RowsAffected() == 0 {
+		conn.PgConn().CustomData()[pooled] = true
 	}
 	return nil
 }

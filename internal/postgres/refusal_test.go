@@ -37,7 +37,7 @@ func (s store) late(t *testing.T, d plant.Deletion, number int) (deleted bool, e
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	ids, _, _, err := deleteEach(t.Context(), conn.Conn(), []turn{{Deletion: d, number: number}}, patience, patience)
+	ids, _, _, err := deleteEach(t.Context(), single{conn.Conn()}, []turn{{Deletion: d, number: number}}, patience, patience)
 	return err == nil && ids[0], err
 }
 

@@ -78,11 +78,15 @@ const lockLimit = `GREATEST(1::bigint, LEAST($1::bigint, (500::pg_catalog.float8
 const proof = `SELECT public.plantstore_prove($1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[]), ` + commitDurably + `,
 	pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.transaction_timestamp())`
 
-// readProof reads the result of a proof.
-func readProof(results pgx.BatchResults) (work time.Duration, err error) {
-	var seconds float64
-	err = results.QueryRow().Scan(nil, nil, nil, &seconds)
-	return time.Duration(seconds * float64(time.Second)), err
+// proves is the proof of some deletions, which are asked for by principals under keys, and
+// writes how long the database worked until then.
+func proves(ids []int64, principals, keys []string, work *time.Duration) statement {
+	return statement{proof, []any{ids, principals, keys}, func(scan func(...any) error) error {
+		var seconds float64
+		err := scan(nil, nil, nil, &seconds)
+		*work = time.Duration(seconds * float64(time.Second))
+		return err
+	}}
 }
 
 // pinned returns a pipeline, one implicit transaction, whose names mean what they
@@ -145,6 +149,62 @@ type turn struct {
 	patience time.Duration
 }
 
+// A statement is one of a transaction.
+type statement struct {
+	sql  string
+	args []any // each a string, an int64, or a slice of these
+	// row, if it is not nil, is called for each row of the result. It may scan it once,
+	// into an int64 or a float64, or into nil what is of no use.
+	row func(scan func(dest ...any) error) error
+}
+
+// A runner runs statements as one implicit transaction in one round trip, and returns the
+// tags of those that were completed. With an error that came after the last of them,
+// it came with the commit.
+type runner interface {
+	run(ctx context.Context, statements []statement) (tags []pgconn.CommandTag, err error)
+}
+
+// single is a runner that has a connection to itself.
+type single struct{ *pgx.Conn }
+
+func (s single) run(ctx context.Context, statements []statement) (tags []pgconn.CommandTag, err error) {
+	var pipeline pgx.Batch
+	for _, st := range statements {
+		pipeline.Queue(st.sql, st.args...)
+	}
+	results := s.SendBatch(ctx, &pipeline)
+	for _, st := range statements {
+		var tag pgconn.CommandTag
+		if tag, err = readResult(results, st); err != nil {
+			break
+		}
+		tags = append(tags, tag)
+	}
+	if commitErr := commit(s.Conn, results); err == nil {
+		err = commitErr
+	}
+	return tags, err
+}
+
+func readResult(results pgx.BatchResults, st statement) (pgconn.CommandTag, error) {
+	if st.row == nil {
+		return results.Exec()
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := st.row(rows.Scan); err != nil {
+			return pgconn.CommandTag{}, err
+		}
+	}
+	rows.Close() // only then there is a tag
+	return rows.CommandTag(), rows.Err()
+}
+
 // deleteEach runs deletions as one implicit transaction in one round trip, and
 // reports for each whether there was a row, and how long the database worked
 // before the commit. With an error, at is the index of the
@@ -161,8 +221,9 @@ type turn struct {
 // the error unrecorded when the ledger lacks a row. What the store's triggers put off
 // until the commit is done before the next request's settings are made: if it
 // deletes plants, they are recorded under the request that made it.
-func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
-	var pipeline pgx.Batch
+func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
+	var statements []statement
+	add := func(sql string, args ...any) { statements = append(statements, statement{sql: sql, args: args}) }
 	for i, d := range deletions {
 		budget, err := budgetOf(d)
 		if err != nil {
@@ -170,50 +231,31 @@ func deleteEach(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeo
 		}
 		request := []string{strconv.FormatInt(int64(d.Plant), 10), d.Principal, d.RequestID, d.Key, strconv.Itoa(d.number)}
 		if i == 0 {
-			pipeline.Queue(bounds+`, `+noPlanOfASmallTable+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.batch', '', true),
+			add(bounds+`, `+noPlanOfASmallTable+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.batch', '', true),
 				pg_catalog.set_config('plantstore.request', $3::pg_catalog.text[]::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text, true)`,
 				milliseconds(lockTimeout), milliseconds(statementTimeout), request, budget)
 		} else {
-			pipeline.Queue(`SELECT set_config('plantstore.recorded', '', true),
+			add(`SET CONSTRAINTS ALL IMMEDIATE`)
+			add(`SELECT set_config('plantstore.recorded', '', true),
 				set_config('plantstore.request', $1::pg_catalog.text[]::pg_catalog.text, true), set_config('plantstore.budget', $2::pg_catalog.text, true)`,
 				request, budget)
 		}
-		pipeline.Queue(`DELETE FROM public.plants WHERE id = $1::bigint`, int64(d.Plant))
-		pipeline.Queue(proof, []int64{int64(d.Plant)}, []string{d.Principal}, []string{d.Key})
-		if i < len(deletions)-1 {
-			pipeline.Queue(`SET CONSTRAINTS ALL IMMEDIATE`)
-		}
+		add(`DELETE FROM public.plants WHERE id = $1::bigint`, int64(d.Plant))
+		statements = append(statements, proves([]int64{int64(d.Plant)}, []string{d.Principal}, []string{d.Key}, &work))
 	}
-	results := conn.SendBatch(ctx, &pipeline)
+	const apart = 4 // statements from one DELETE to the next
+	tags, err := on.run(ctx, statements)
 	deleted = make([]bool, len(deletions))
-	at = -1
 	for i := range deletions {
-		deleted[i], work, err = readDeletion(results)
-		if err == nil && i < len(deletions)-1 {
-			_, err = results.Exec() // of what was put off
-		}
-		if err != nil {
-			at = i
-			break
+		if n := 1 + i*apart; n < len(tags) {
+			deleted[i] = tags[n].RowsAffected() > 0
 		}
 	}
-	if commitErr := commit(conn, results); err == nil {
-		err = commitErr
+	at = -1
+	if len(tags) < len(statements) {
+		at = len(tags) / apart // what was put off is done with whose it is
 	}
 	return deleted, work, at, err
-}
-
-// readDeletion reads the results of one deletion's three statements.
-func readDeletion(results pgx.BatchResults) (deleted bool, work time.Duration, err error) {
-	var tag pgconn.CommandTag
-	if _, err = results.Exec(); err != nil {
-		return false, 0, err
-	}
-	if tag, err = results.Exec(); err != nil {
-		return false, 0, err
-	}
-	work, err = readProof(results)
-	return tag.RowsAffected() > 0, work, err
 }
 
 // deletePlants is the DELETE of a batch. PostgreSQL keeps a plan for any array only if it
@@ -228,7 +270,7 @@ const deletePlants = `DELETE FROM public.plants WHERE id = ANY (ARRAY(SELECT pg_
 //
 // It takes the same locks, in whatever order the plan finds the rows: lockTimeout
 // has to be less than deadlock_timeout. All have to be in their first turn.
-func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
+func deleteTogether(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
 	asked := newRequests(deletions)
 	batch, err := json.Marshal(asked.requests)
 	if err != nil {
@@ -238,33 +280,20 @@ func deleteTogether(ctx context.Context, conn *pgx.Conn, deletions []turn, lockT
 	if err != nil {
 		return nil, 0, -1, err
 	}
-	var pipeline pgx.Batch
-	pipeline.Queue(bounds+`, `+noPlanOfASmallTable+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.request', '', true),
-		pg_catalog.set_config('plantstore.batch', $3::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text, true)`,
-		milliseconds(lockTimeout), milliseconds(statementTimeout), string(batch), budget)
-	pipeline.Queue(deletePlants, asked.ids)
-	pipeline.Queue(proof, asked.ids, asked.principals, asked.keys)
-	results := conn.SendBatch(ctx, &pipeline)
-	defer results.Close()
-	if _, err = results.Exec(); err != nil {
-		return nil, 0, -1, err
-	}
-	rows, err := results.Query()
-	if err != nil {
-		return nil, 0, -1, err
-	}
-	gone, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
-		return nil, 0, -1, err
-	}
 	deleted = make([]bool, len(deletions))
-	for _, id := range gone {
-		deleted[asked.first[id]] = true
-	}
-	if work, err = readProof(results); err != nil {
-		return nil, 0, -1, err
-	}
-	return deleted, work, -1, commit(conn, results)
+	_, err = on.run(ctx, []statement{
+		{bounds + `, ` + noPlanOfASmallTable + `, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.request', '', true),
+		pg_catalog.set_config('plantstore.batch', $3::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text, true)`,
+			[]any{milliseconds(lockTimeout), milliseconds(statementTimeout), string(batch), budget}, nil},
+		{deletePlants, []any{asked.ids}, func(scan func(...any) error) error {
+			var id int64
+			err := scan(&id)
+			deleted[asked.first[id]] = true
+			return err
+		}},
+		proves(asked.ids, asked.principals, asked.keys, &work),
+	})
+	return deleted, work, -1, err
 }
 
 // errCutShort: the transaction is committed here, but the wait for the synchronous

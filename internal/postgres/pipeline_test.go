@@ -1,0 +1,335 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"plantstore/internal/pgtest"
+	"plantstore/internal/plant"
+)
+
+// pipelineOn returns a pipeline that has a connection of the store's.
+func (s store) pipelineOn(t *testing.T) *pipeline {
+	t.Helper()
+	conn, err := s.borrow(in(t, patience), together, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.plants.group.newPipeline(conn)
+}
+
+// join makes a pipeline one of n batches.
+func (p *pipeline) join(n int) {
+	p.group.mu.Lock()
+	defer p.group.mu.Unlock()
+	p.load.batches = n
+	p.group.pipelines = append(p.group.pipelines, p)
+}
+
+// turns are deletions of some plants.
+func turns(ids ...int64) (all []turn) {
+	for _, id := range ids {
+		all = append(all, turn{Deletion: deletion(id, "k")})
+	}
+	return all
+}
+
+// Each batch of those that are on the road together gets its own answer.
+func TestAnswersOnAPipelineAreNotMixedUp(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	const batches = 300
+	s.sample(t, 2*batches) // of each batch the first and second plant are there, or none
+	s.exec(t, `CREATE TABLE order_items (plant_id bigint REFERENCES plants)`)
+	s.exec(t, `INSERT INTO order_items SELECT id FROM plants WHERE id % 22 = 0`)
+	p := s.pipelineOn(t)
+	defer p.leave()
+	var all sync.WaitGroup
+	for i := range int64(batches) {
+		all.Go(func() {
+			ids := []int64{2*i + 1, 2*i + 2, 1_000_000 + i}
+			if i%3 == 0 {
+				ids = ids[1:2]
+			} else if i%7 == 0 {
+				ids = ids[2:]
+			}
+			want := make([]bool, len(ids))
+			refused := false
+			for n, id := range ids {
+				want[n] = id < 1_000_000
+				refused = refused || want[n] && id%22 == 0
+			}
+			run := deleteTogether
+			if len(ids) == 1 {
+				run = deleteEach
+			}
+			deleted, work, at, err := run(t.Context(), p, turns(ids...), patience, patience)
+			switch {
+			case refused && sqlState(err) != "23503":
+				t.Errorf("batch %v: %v, want a foreign key violation", ids, err)
+			case refused && len(ids) == 1 && at != 0:
+				t.Errorf("batch %v: refused at %d, want 0", ids, at)
+			case !refused && (err != nil || !cmp.Equal(want, deleted) || work <= 0):
+				t.Errorf("batch %v: deleted %v in %v, %v; want %v", ids, deleted, work, err, want)
+			}
+		})
+	}
+	all.Wait()
+	if p.broken.Load() {
+		t.Error("the pipeline is broken after all of it, want it in order")
+	}
+}
+
+// What breaks the connection leaves the fate of every batch on the road unknown. Nobody is
+// told another's answer, and the connection's place is free again.
+func TestABrokenPipelineLosesAllThatIsOnTheRoad(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	for name, breaks := range map[string]func(t *testing.T, s store, w *wire, pid uint32){
+		"terminated": func(t *testing.T, s store, _ *wire, pid uint32) {
+			if _, err := pgtest.Pool(t, database.Super).Exec(t.Context(), `SELECT pg_terminate_backend($1)`, pid); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"silent": func(_ *testing.T, _ store, w *wire, _ uint32) { w.mute() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, w := lossy(t, database, "")
+			s.exec(t, `DELETE FROM plants`)
+			s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, 5) i`)
+			p := s.pipelineOn(t)
+			p.join(5)
+			// The first one waits for a row, and the others behind it.
+			tx, err := s.owner.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tx.Rollback(context.WithoutCancel(t.Context()))
+			if _, err := tx.Exec(t.Context(), `SELECT FROM plants WHERE id = 1 FOR UPDATE`); err != nil {
+				t.Fatal(err)
+			}
+			verdicts := make(chan verdict, 5)
+			for i := range int64(5) {
+				sent := p.last
+				go func() {
+					defer p.leave()
+					_, _, _, err := deleteEach(context.Background(), p, turns(i+1), patience, patience)
+					if err == nil {
+						t.Errorf("batch %d: no error, want one", i+1)
+						verdicts <- verdict{}
+						return
+					}
+					if i == 0 && sqlState(err) == lockNotAvailable {
+						err = errBroken // what came before the silence was heard
+					}
+					verdicts <- judge(err, true)
+				}()
+				for { // until it is sent
+					p.sending.Lock()
+					now := p.last
+					p.sending.Unlock()
+					if now != sent {
+						break
+					}
+					time.Sleep(time.Millisecond)
+				}
+			}
+			conn := p.Conn.Conn()
+			breaks(t, s, w, conn.PgConn().PID())
+			for range 5 {
+				if v := <-verdicts; v.next != ask || !errors.Is(v.err, plant.ErrUnavailable) {
+					t.Errorf("a batch that was on the road: %+v, want that the ledger is asked", v)
+				}
+			}
+			if p := s.plants.group.joined(); p != nil {
+				t.Error("a batch may join the broken pipeline, want none")
+			}
+			if _, _, err := p.send(conn, nil); judge(err, true).next != again {
+				t.Errorf("a batch that was not sent: %v, want that it is tried again", err)
+			}
+			for s.shares.inUse[together].Load() > 0 { // or the test ends by its time limit
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+}
+
+// A batch that is refused goes on by itself, and those behind it on the pipeline do not wait.
+func TestARefusedBatchLeavesThePipeline(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 6)
+	s.exec(t, `CREATE TABLE order_items (plant_id bigint REFERENCES plants)`)
+	s.exec(t, `INSERT INTO order_items VALUES (2)`)
+	g := s.plants.group
+	try := func(at *place, ids ...int64) (verdicts []verdict) {
+		var batch []*member
+		for _, id := range ids {
+			batch = append(batch, &member{deletion: deletion(id, "k"), verdict: make(chan verdict, 1)})
+		}
+		g.deleteBatch(at, batch)
+		for _, m := range batch {
+			verdicts = append(verdicts, <-m.verdict)
+		}
+		return verdicts
+	}
+	check := func(verdicts []verdict, refused int) {
+		t.Helper()
+		for i, v := range verdicts {
+			if v.what == suspected {
+				continue // the machine was busy
+			}
+			_, refers := errors.AsType[*plant.ReferencedError](v.err)
+			if want := i == refused; refers != want || !want && v != (verdict{}) {
+				t.Errorf("member %d: %+v, want that it is referred to: %v, or deleted", i, v, want)
+			}
+		}
+	}
+	p := s.pipelineOn(t)
+	p.join(2)
+	others := place{p}
+	at := place{p}
+	check(try(&at, 1, 2, 3), 1)
+	if at.pipeline == p || at.shareable || p.load.batches != 1 || !p.shareable {
+		t.Errorf("a refused batch beside another goes on on the same connection: %v; that has %d batches, want another connection, and 1", at.pipeline == p, p.load.batches)
+	}
+	at.leave()
+	check(try(&others, 4), -1)
+	// The one that is left has the connection to itself, and keeps it.
+	check(try(&others, 2), 0)
+	if others.pipeline != p || p.shareable || g.joined() != nil {
+		t.Error("a refused batch that has the connection to itself changed it, or shares it: want neither")
+	}
+	check(try(&others, 5), -1)
+	others.leave()
+	if got := s.shares.inUse[together].Load(); got != 0 || len(g.pipelines) != 0 {
+		t.Errorf("%d connections in use and %d pipelines in the end, want none", got, len(g.pipelines))
+	}
+}
+
+// A statement that the session has lost, or whose result has another type now, is parsed
+// again.
+func TestStatementsAreParsedAgain(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 40)
+	p := s.pipelineOn(t)
+	defer p.leave()
+	next := int64(0)
+	both := func() error {
+		next += 3
+		_, _, _, err := deleteTogether(t.Context(), p, turns(next-2, next-1), patience, patience)
+		if err == nil {
+			_, _, _, err = deleteEach(t.Context(), p, turns(next), patience, patience)
+		}
+		return err
+	}
+	for range 2 {
+		if err := both(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := p.run(t.Context(), []statement{{sql: `DEALLOCATE ALL`}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := both(); sqlState(err) != "26000" {
+		t.Errorf("without the statements: %v, want SQLSTATE 26000", err)
+	}
+	for range 2 {
+		if err := both(); err != nil {
+			t.Errorf("once they are parsed again: %v, want none", err)
+		}
+	}
+	// No plant is deleted from such a table. But that is found out by the last statement.
+	s.exec(t, `ALTER TABLE plants ALTER id TYPE integer`)
+	for i, want := range []string{"0A000", unrecorded, unrecorded} {
+		if err := both(); sqlState(err) != want {
+			t.Errorf("attempt %d after the result has another type: %v, want SQLSTATE %s", i+1, err, want)
+		}
+	}
+}
+
+// Only what is a session of our own, with statements that stay prepared, is shared, and
+// not where batches wait for a budget.
+func TestWhichConnectionsAreShared(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	pooler := database
+	pooler.App = pgtest.Pooler(t, database.App, pgtest.SessionMode)
+	for _, tt := range []struct {
+		database   pgtest.Database
+		parameters string
+		what       purpose
+		want       bool
+	}{
+		{database, "", together, true},
+		{database, "", budgeted, false},
+		{database, "", retried, false},
+		{pooler, "", together, false},
+		{database, "default_query_exec_mode=exec", together, false},
+		{database, "default_query_exec_mode=simple_protocol", together, false},
+		{database, "default_query_exec_mode=cache_describe", together, false},
+		{database, "statement_cache_capacity=0", together, false},
+	} {
+		t.Run(fmt.Sprint(tt.what, tt.parameters), func(t *testing.T) {
+			s := storeOn(t, tt.database, tt.parameters)
+			g := map[purpose]*group{together: s.plants.group, budgeted: s.plants.budgeted, retried: s.plants.refusals}[tt.what]
+			conn, err := s.borrow(in(t, patience), tt.what, patience)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := g.newPipeline(conn)
+			defer p.leave()
+			if p.shareable != tt.want {
+				t.Errorf("shareable: %v, want %v", p.shareable, tt.want)
+			}
+		})
+	}
+}
+
+// Where somebody waits for a connection, no batch joins a pipeline: it would never end.
+func TestPipelinesEndWhereConnectionsAreWaitedFor(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	p := s.pipelineOn(t)
+	defer p.leave()
+	p.join(1)
+	p.group.lanes.work, p.group.lanes.road = time.Millisecond, time.Millisecond
+	p.load.heard = time.Now().Add(time.Hour)
+	s.shares.waiting[together].Add(1)
+	if got := p.group.joined(); got != nil {
+		t.Error("a batch joined while another waits for a connection, want it to wait, too")
+	}
+	s.shares.waiting[together].Add(-1)
+	if got := p.group.joined(); got != p {
+		t.Error("no batch joined, want one")
+	} else {
+		p.leave()
+	}
+}
+
+// A value that the server sends is scanned as what it is.
+func TestScan(t *testing.T) {
+	t.Parallel()
+	var id int64
+	var seconds float64
+	if err := scan([][]byte{nil, []byte("-7"), []byte("0.25")}, []any{nil, &id, &seconds}); err != nil || id != -7 || seconds != 0.25 {
+		t.Errorf("got %d and %v, %v; want -7 and 0.25", id, seconds, err)
+	}
+	for name, err := range map[string]error{
+		"too few values":  scan(nil, []any{&id}),
+		"no number":       scan([][]byte{[]byte("x")}, []any{&id}),
+		"NULL":            scan([][]byte{nil}, []any{&seconds}),
+		"an unknown type": scan([][]byte{[]byte("x")}, []any{new(string)}),
+	} {
+		if err == nil {
+			t.Errorf("%s: no error, want one", name)
+		}
+	}
+}

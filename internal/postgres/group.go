@@ -37,8 +37,10 @@ import (
 //     see holds.
 //   - A deletion that was refused before under the same key has another turn than
 //     the first: it meets the refusal, like an entry, and goes on alone.
-//   - A batch whose connection is lost leaves the fate of every member unknown.
-//     Each request then asks the ledger for itself, as after any lost answer.
+//   - A batch whose connection is lost leaves the fate of every member unknown, and
+//     so of every other batch that is on the road there, see pipeline. Each request
+//     then asks the ledger for itself, as after any lost answer.
+//   - A batch that is refused goes on by itself, on a connection that no other shares.
 //
 // Batches lock rows in the order of the ids, so that two of them do not wait for
 // each other in a circle. Should a plan take another order, batchLockTimeout ends
@@ -46,7 +48,7 @@ import (
 type group struct {
 	db *DB
 	// what is the share that batches take connections of, and perform brings every
-	// member of one to its verdict.
+	// member of one to its verdict, at the place that it is given.
 	what    purpose
 	perform func(g *group, at *place, batch []*member)
 

@@ -31,12 +31,15 @@ import (
 // for it: some meet nobody. The very quickest says nothing: it may have come for the end
 // of a commit that another had waited for.
 //
+// Batches that are under way together share a connection if that costs them nothing, see
+// joins and pipeline.
+//
 // Beside the database there is one lane. At a millisecond's distance there are two or
 // three if a few clients ask at once, and fewer again if more of them make the batches,
 // and so the work, larger. A database that is busy with something else works longer on
 // a batch, and gets fewer.
 type lanes struct {
-	most int // connections that there are for them
+	most int // connections that there are for them, if they share none
 	// open has for each the moment from which it counts as slow: then others pass it.
 	open    []time.Time
 	started time.Time // when the last of them was opened
@@ -50,8 +53,8 @@ type lanes struct {
 	last  [32]time.Duration // what the last batches took for the road
 	count int               // how many there were
 
-	// turn is how long after the one before it a batch is answered that was sent on the
-	// same connection before that was: the work on it and its commit.
+	// turn is how long after the batch before it one is answered that was sent on the same
+	// connection before that was answered: the work on it and its commit.
 	turn time.Duration
 }
 
@@ -166,21 +169,36 @@ type load struct {
 	// free is when the next batch has to be sent to arrive when the database is done with
 	// the others.
 	free  time.Time
-	heard time.Time // when the last answer came or, before that, the first batch
+	began time.Time // when the first batch was sent
+	heard time.Time // when the last answer came or, before that, the first batch was sent
 	alone bool      // no other batch may join
 }
 
-// joins reports whether a batch may join those of a pipeline: if it does not wait there for
-// longer than the database works on one, so far as that is known, and nobody does who is
-// slow.
+const (
+	// mostAhead is how many batches' work a batch may have to wait for on a pipeline. With
+	// one instead of four, batches at a millisecond's distance were spread over several
+	// connections again, for a seventh of their rate.
+	mostAhead = 4
+	// pipelineTime is how long batches may join a pipeline. Then the pool has its connection
+	// back, and may have reasons to close it.
+	pipelineTime = time.Second
+)
+
+// joins reports whether a batch may join those of a pipeline.
+//
+// Those on a connection wait for each other's commits. That makes no difference as long as
+// the road is longer. Where commits are most of what a batch takes, as with a disk or a
+// standby that is slow, each batch has a connection of its own, and they are committed
+// together. Nor does a batch join where one is slow, or many are ahead.
 func (l *lanes) joins(c load, now time.Time) bool {
-	return !c.alone && l.turn <= l.road+l.work && c.free.Sub(now) <= 4*l.work && now.Sub(c.heard) < l.slow()
+	return !c.alone && l.turn <= l.road+l.work && c.free.Sub(now) <= mostAhead*l.work &&
+		now.Sub(c.heard) < l.slow() && now.Sub(c.began) < pipelineTime
 }
 
 // sends notes that a batch is sent on a pipeline.
 func (l *lanes) sends(c *load, now time.Time) {
-	if c.heard.IsZero() {
-		c.heard = now
+	if c.began.IsZero() {
+		c.began, c.heard = now, now
 	}
 	if c.free.Before(now) {
 		c.free = now

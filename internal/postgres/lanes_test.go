@@ -720,13 +720,14 @@ func TestWhichPipelineABatchJoins(t *testing.T) {
 		turn time.Duration
 		want bool
 	}{
-		"the database is done with it in time":    {load{free: now, heard: now}, 0, true},
-		"a few batches are ahead":                 {load{free: now.Add(4 * work), heard: now}, work, true},
-		"more than that":                          {load{free: now.Add(4*work + 1), heard: now}, work, false},
-		"commits take less than the road":         {load{free: now, heard: now}, road, true},
-		"the road is commits":                     {load{free: now, heard: now}, road + work + 1, false},
-		"nothing was heard for as long as a slow": {load{free: now, heard: now.Add(-2 * (road + work))}, 0, false},
-		"it is somebody's own":                    {load{free: now, heard: now, alone: true}, 0, false},
+		"the database is done with it in time":  {load{free: now, began: now, heard: now}, 0, true},
+		"a few batches are ahead":               {load{free: now.Add(4 * work), began: now, heard: now}, work, true},
+		"more than that":                        {load{free: now.Add(4*work + 1), began: now, heard: now}, work, false},
+		"commits take less than the road":       {load{free: now, began: now, heard: now}, road, true},
+		"the road is commits":                   {load{free: now, began: now, heard: now}, road + work + 1, false},
+		"the last answer is long ago":           {load{free: now, began: now.Add(-time.Second / 2), heard: now.Add(-2 * (road + work))}, 0, false},
+		"it is somebody's own":                  {load{free: now, began: now, heard: now, alone: true}, 0, false},
+		"the pool has to have its turn with it": {load{free: now, began: now.Add(-pipelineTime), heard: now}, 0, false},
 	} {
 		l := lanes{work: work, road: road, turn: c.turn}
 		if got := l.joins(c.load, now); got != c.want {

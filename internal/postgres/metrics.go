@@ -53,7 +53,7 @@ func newMetrics() *metrics {
 		opened:  counter("plantstore_pool_opened_connections_total", "Connections to the database that were opened."),
 		batches: histogram("plantstore_batch_deletions", "Deletions that were committed together.", 1, 2, 7),
 		inLine:  histogram("plantstore_connection_wait_seconds", "Time that a deletion waited for a connection or for its batch to begin.", .0001, 3, 15),
-		roads:   histogram("plantstore_commit_wait_seconds", "Time that a batch took beyond the database's work on it: the network, the commit to disk, and the synchronous standby.", .0001, 3, 15),
+		roads:   histogram("plantstore_commit_wait_seconds", "Time that a batch took beyond the database's work on it: the network, the batches ahead of it on its connection, the commit to disk, and the synchronous standby.", .0001, 3, 15),
 		locks:   histogram("plantstore_lock_wait_seconds", "Time that a deletion took from where it met a lock of somebody else's.", .001, 3, 13),
 		lookups: counters("plantstore_token_lookups_total", "Tokens that were asked for: known from the cache, found in the database, unknown there, or not to be looked up.",
 			"result", lookupCached, lookupFound, lookupUnknown, lookupFailed),

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 
 	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
@@ -255,6 +256,43 @@ func TestStatementsAreParsedAgain(t *testing.T) {
 	}
 }
 
+// A pipeline parses each statement once, and the plans are kept as they are elsewhere.
+func TestPlansAreKeptOnAPipeline(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 20_000)
+	p := s.pipelineOn(t)
+	defer p.leave()
+	const batches = 12
+	for i := range int64(batches) {
+		for _, batch := range [][]turn{turns(3*i+1, 3*i+2), turns(3*i + 3)} {
+			run := deleteTogether
+			if len(batch) == 1 {
+				run = deleteEach
+			}
+			if _, _, _, err := run(t.Context(), p, batch, patience, patience); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	p.toPgx()
+	rows, err := p.Conn.Query(t.Context(), `SELECT statement, generic_plans FROM pg_prepared_statements WHERE name ~ '^plantstore_'`, pgx.QueryExecModeExec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var statement string
+	var kept, statements int
+	if _, err := pgx.ForEachRow(rows, []any{&statement, &kept}, func() error {
+		statements++
+		if kept < batches/2 {
+			t.Errorf("a plan that is kept was used %d times of %d, want %d at least: %s", kept, batches, batches/2, statement)
+		}
+		return nil
+	}); err != nil || statements != 5 {
+		t.Errorf("%d statements, %v; want 5: one that both share, and two for each kind of batch", statements, err)
+	}
+}
+
 // Only what is a session of our own, with statements that stay prepared, is shared, and
 // not where batches wait for a budget.
 func TestWhichConnectionsAreShared(t *testing.T) {
@@ -301,7 +339,7 @@ func TestPipelinesEndWhereConnectionsAreWaitedFor(t *testing.T) {
 	defer p.leave()
 	p.join(1)
 	p.group.lanes.work, p.group.lanes.road = time.Millisecond, time.Millisecond
-	p.load.heard = time.Now().Add(time.Hour)
+	p.load.began, p.load.heard = time.Now().Add(time.Hour), time.Now().Add(time.Hour)
 	s.shares.waiting[together].Add(1)
 	if got := p.group.joined(); got != nil {
 		t.Error("a batch joined while another waits for a connection, want it to wait, too")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -131,15 +132,7 @@ func TestABrokenPipelineLosesAllThatIsOnTheRoad(t *testing.T) {
 					}
 					verdicts <- judge(err, true)
 				}()
-				for { // until it is sent
-					p.sending.Lock()
-					now := p.last
-					p.sending.Unlock()
-					if now != sent {
-						break
-					}
-					time.Sleep(time.Millisecond)
-				}
+				p.awaitSent(sent)
 			}
 			conn := p.Conn.Conn()
 			breaks(t, s, w, conn.PgConn().PID())
@@ -159,6 +152,135 @@ func TestABrokenPipelineLosesAllThatIsOnTheRoad(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An answer that comes when it is not waited for any more is not taken for that of the next
+// batch.
+func TestALateAnswerIsNobodys(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 1)
+	s.exec(t, `CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_catalog.pg_sleep(1.3); RETURN old; END$$;
+		CREATE TRIGGER dawdle BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION public.dawdle()`)
+	p := s.pipelineOn(t)
+	p.join(2)
+	gone := make([]bool, 2)
+	told := make([]error, 2)
+	var both sync.WaitGroup
+	for i := range 2 {
+		sent := p.last
+		both.Go(func() {
+			defer p.leave()
+			var deleted []bool
+			if deleted, _, _, told[i] = deleteEach(t.Context(), p, turns(int64(i+1)), patience, patience); told[i] == nil {
+				gone[i] = deleted[0]
+			}
+		})
+		p.awaitSent(sent)
+	}
+	both.Wait()
+	if !errors.Is(told[0], context.DeadlineExceeded) || !errors.Is(told[1], errBroken) {
+		t.Errorf("told %v and %v, deleted %v; want no answer in time, and that the connection broke before", told[0], told[1], gone)
+	}
+}
+
+// awaitSent returns when another batch was sent than the one with this answer.
+func (p *pipeline) awaitSent(last chan struct{}) {
+	for now := last; now == last; time.Sleep(time.Millisecond) {
+		p.sending.Lock()
+		now = p.last
+		p.sending.Unlock()
+	}
+}
+
+// Wherever a pipeline breaks, between two messages of the protocol: what each of its batches
+// is told, or not, is true of it, also once everything has arrived that was held back.
+func TestEveryFaultOnAPipeline(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	storeOn(t, database, "").exec(t, `CREATE TABLE items (plant bigint REFERENCES plants); CREATE INDEX ON items (plant)`)
+	first := int64(1_000_001)
+	simulated(t, func(t *testing.T) {
+		defer time.Sleep(time.Minute) // until the driver has closed what it gave up
+		// Of four batches on the road, the second is refused and the third finds nothing.
+		const referred, missing, batches = 1, 2, 4
+		give := func(s store, l *link, b *breach) (passed traffic, lies []string) {
+			st := stage{store: s, link: l}
+			ids := []int64{first, first + 1, first + 2, first + 3}
+			first += batches
+			s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'fern' FROM unnest($1::bigint[]) i WHERE i <> $2`, ids, ids[missing])
+			s.exec(t, `INSERT INTO items VALUES ($1)`, ids[referred])
+			p := s.pipelineOn(t)
+			p.join(batches)
+			var breaches []breach
+			if b != nil {
+				breaches = append(breaches, *b)
+			}
+			l.arm(breaches)
+			told := make([]error, batches)
+			gone := make([]bool, batches)
+			var all sync.WaitGroup
+			for i, id := range ids {
+				all.Go(func() {
+					defer p.leave()
+					var deleted []bool
+					if deleted, _, _, told[i] = deleteEach(context.Background(), p, turns(id), patience, patience); told[i] == nil {
+						gone[i] = deleted[0]
+					}
+				})
+				synctest.Wait() // until it is sent, and may be answered
+			}
+			all.Wait()
+			passed, missed := l.up()
+			if missed > 0 {
+				lies = append(lies, "it did not come about")
+			}
+			answered := st.look(t, ids)
+			st.awaitEnd(t, l.deliver())
+			settled := st.look(t, ids)
+			for i := range ids {
+				lie := func(format string, args ...any) {
+					lies = append(lies, fmt.Sprintf("batch %d was told %v, %v: ", i+1, gone[i], told[i])+fmt.Sprintf(format, args...))
+				}
+				want := sight{there: i != missing}
+				switch {
+				case told[i] == nil && gone[i]:
+					if want = (sight{there: false, own: 1}); i == referred || i == missing {
+						lie("want no deletion")
+					}
+				case told[i] == nil && i != missing:
+					lie("the plant was there")
+				case told[i] != nil && b == nil && i != referred:
+					lie("want none")
+				case told[i] != nil && judge(told[i], true).next == ask: // nobody knows
+					continue
+				}
+				if answered[i] != want || settled[i] != want {
+					lie("the plant is %+v and then %+v, want %+v", answered[i], settled[i], want)
+				}
+			}
+			return passed, lies
+		}
+		s, l := newLink(t, database, places, nil)
+		give(s, l, nil) // which tells the statements
+		s, l = newLink(t, database, places, l.parsed)
+		passed, lies := give(s, l, nil)
+		for _, lie := range lies {
+			t.Error("without a breach: ", lie)
+		}
+		cases := 0
+		for _, c := range casesOf(play{}, passed, false) {
+			cases++
+			_, lies := give(s, l, &c.breach)
+			for _, lie := range lies {
+				t.Errorf("%v after %d bytes: %s", c.breach, c.breach.after, lie)
+			}
+			if t.Failed() {
+				return
+			}
+		}
+		t.Logf("%d cases", cases)
+	})
 }
 
 // A batch that is refused goes on by itself, and those behind it on the pipeline do not wait.

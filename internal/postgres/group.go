@@ -113,6 +113,7 @@ func (g *group) join(ctx context.Context, d plant.Deletion) verdict {
 	g.waiting = append(g.waiting, m)
 	first := len(g.waiting) == 1
 	due, opened := g.openLane(came)
+	first = first && len(g.pipelines) == 0 // else it might wait behind others, for longer than it has
 	g.mu.Unlock()
 	if opened && first && g.db.shares.free(g.what) && (m.until.IsZero() || time.Until(m.until) > leastToGoAlone) {
 		// In the request's own goroutine: another would have to be woken, and this one
@@ -286,11 +287,11 @@ func (g *group) part(p *pipeline) bool {
 }
 
 // heard notes that an answer came on a pipeline, see lanes.answered.
-func (g *group) heard(p *pipeline, waited bool) {
+func (g *group) heard(p *pipeline, sent time.Time) {
 	now := time.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.lanes.answered(&p.load, now, waited)
+	g.lanes.answered(&p.load, sent, now)
 }
 
 // statementTimeout is five times what the database usually works on a batch, within

@@ -56,6 +56,8 @@ type lanes struct {
 	// turn is how long after the batch before it one is answered that was sent on the same
 	// connection before that was answered: the work on it and its commit.
 	turn time.Duration
+	// wary is until when no batch joins another, as one held those behind it up.
+	wary time.Time
 }
 
 const (
@@ -182,6 +184,11 @@ const (
 	// pipelineTime is how long batches may join a pipeline. Then the pool has its connection
 	// back, and may have reasons to close it.
 	pipelineTime = time.Second
+	// heldUp is a time after which a batch held up those behind it: some statement, a deferred
+	// trigger, or the commit is slow by nature. Others of the kind may follow within
+	// waryTime.
+	heldUp   = 100 * time.Millisecond
+	waryTime = 30 * time.Second
 )
 
 // joins reports whether a batch may join those of a pipeline.
@@ -189,10 +196,10 @@ const (
 // Those on a connection wait for each other's commits. That makes no difference as long as
 // the road is longer. Where commits are most of what a batch takes, as with a disk or a
 // standby that is slow, each batch has a connection of its own, and they are committed
-// together. Nor does a batch join where one is slow, or many are ahead.
+// together. Nor does a batch join where one is slow, or was lately, or many are ahead.
 func (l *lanes) joins(c load, now time.Time) bool {
 	return !c.alone && l.turn <= l.road+l.work && c.free.Sub(now) <= mostAhead*l.work &&
-		now.Sub(c.heard) < l.slow() && now.Sub(c.began) < pipelineTime
+		now.Sub(c.heard) < l.slow() && now.Sub(c.began) < pipelineTime && now.After(l.wary)
 }
 
 // sends notes that a batch is sent on a pipeline.
@@ -206,10 +213,15 @@ func (l *lanes) sends(c *load, now time.Time) {
 	c.free = c.free.Add(max(l.turn, l.work))
 }
 
-// answered notes that an answer came. It waited if it was sent before the last one came.
-func (l *lanes) answered(c *load, now time.Time, waited bool) {
-	if waited {
-		l.turn += (min(now.Sub(c.heard), 2*(l.road+l.work)) - l.turn) / 4
+// answered notes that an answer came to a batch, or none in time.
+func (l *lanes) answered(c *load, sent, now time.Time) {
+	took := now.Sub(sent)
+	if c.heard.After(sent) { // it had to wait for its turn
+		took = now.Sub(c.heard)
+		l.turn += (min(took, 2*(l.road+l.work)) - l.turn) / 4
+	}
+	if took > heldUp {
+		l.wary = now.Add(waryTime)
 	}
 	c.heard = now
 }

@@ -720,6 +720,7 @@ func TestWhichPipelineABatchJoins(t *testing.T) {
 		turn time.Duration
 		want bool
 	}{
+		"one held others up lately":             {load{free: now, began: now, heard: now}, -1, false},
 		"the database is done with it in time":  {load{free: now, began: now, heard: now}, 0, true},
 		"a few batches are ahead":               {load{free: now.Add(4 * work), began: now, heard: now}, work, true},
 		"more than that":                        {load{free: now.Add(4*work + 1), began: now, heard: now}, work, false},
@@ -730,6 +731,9 @@ func TestWhichPipelineABatchJoins(t *testing.T) {
 		"the pool has to have its turn with it": {load{free: now, began: now.Add(-pipelineTime), heard: now}, 0, false},
 	} {
 		l := lanes{work: work, road: road, turn: c.turn}
+		if c.turn < 0 {
+			l.answered(new(load), now.Add(-heldUp-1), now)
+		}
 		if got := l.joins(c.load, now); got != c.want {
 			t.Errorf("%s: joins %v, want %v", name, got, c.want)
 		}
@@ -745,22 +749,28 @@ func TestTheTurnOfABatchIsLearnt(t *testing.T) {
 	now := time.Now()
 	c := load{}
 	for range 20 { // each sent while the one before it is on the road
+		sent := now
 		l.sends(&c, now)
-		now = now.Add(work + commit)
-		l.answered(&c, now, true)
+		now = now.Add(commit)
+		l.answered(&c, sent.Add(-work), now)
 	}
-	if l.turn < work+commit*9/10 || l.turn > work+commit {
-		t.Errorf("a batch takes its turn after %v, want about %v", l.turn, work+commit)
+	if l.turn < commit*9/10 || l.turn > commit {
+		t.Errorf("a batch takes its turn after %v, want about %v", l.turn, commit)
 	}
 	if want := now.Add(-commit); c.free.Before(want) {
 		t.Errorf("the connection is free %v ago, want about now", now.Sub(c.free))
 	}
-	l.answered(&c, now.Add(time.Hour), true)
-	if l.turn > 2*(work+commit) {
-		t.Errorf("a batch takes its turn after %v, once one was held up; want at most twice as long as a trip", l.turn)
+	if !l.wary.IsZero() {
+		t.Errorf("no batch joins until %v, want no limit where none was held up", l.wary)
+	}
+	sent := now.Add(-work)
+	now = now.Add(time.Hour)
+	l.answered(&c, sent, now)
+	if l.turn > 2*(work+commit) || !l.wary.After(now) {
+		t.Errorf("a batch takes its turn after %v, and none joins until %v, once one was held up; want at most twice as long as a trip, and some time", l.turn, l.wary)
 	}
 	before := l.turn
-	l.answered(&c, now.Add(2*time.Hour), false)
+	l.answered(&c, now, now.Add(work))
 	if l.turn != before {
 		t.Errorf("a batch that found the connection idle changed what is known of turns from %v to %v", before, l.turn)
 	}

@@ -79,6 +79,7 @@ func (p *pipeline) run(ctx context.Context, statements []statement) (tags []pgco
 	if !p.shareable {
 		return single{conn}.run(ctx, statements)
 	}
+	sent := time.Now()
 	ahead, answered, err := p.send(conn, statements)
 	if err != nil {
 		return nil, err
@@ -90,13 +91,7 @@ func (p *pipeline) run(ctx context.Context, statements []statement) (tags []pgco
 		}
 		close(answered)
 	}()
-	waits := true
-	select {
-	case <-ahead:
-		waits = false
-	default:
-		<-ahead
-	}
+	<-ahead
 	if p.broken.Load() {
 		return nil, errBroken
 	}
@@ -104,7 +99,7 @@ func (p *pipeline) run(ctx context.Context, statements []statement) (tags []pgco
 		return nil, err
 	}
 	tags, ended, err = p.receive(statements)
-	p.group.heard(p, waits)
+	p.group.heard(p, sent)
 	return tags, err
 }
 

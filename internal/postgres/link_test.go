@@ -165,7 +165,7 @@ func (l *link) up() (traffic, int) {
 // deliver has what was held arrive, and ends the connections that fell silent. It
 // returns the process ids of the server's side of all broken ones.
 func (l *link) deliver() (pids []uint32) {
-	var silent []*linkConn
+	silent := make(map[*linkConn][]byte) // with what was held; a farewell may still come
 	l.mu.Lock()
 	l.conns = slices.DeleteFunc(l.conns, func(c *linkConn) bool {
 		if c.broken == nil {
@@ -173,13 +173,13 @@ func (l *link) deliver() (pids []uint32) {
 		}
 		pids = append(pids, c.pid)
 		if c.broken.mute() {
-			silent = append(silent, c)
+			silent[c] = c.held
 		}
 		return true
 	})
 	l.mu.Unlock()
-	for _, c := range silent {
-		_, _ = c.Conn.Write(c.held) // the server may have given the connection up
+	for c, held := range silent {
+		_, _ = c.Conn.Write(held) // the server may have given the connection up
 		closeWrite(c.Conn)
 		_, _ = io.Copy(io.Discard, c.Conn)
 		c.Conn.Close()

@@ -707,22 +707,37 @@ func TestPlansAreKept(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		rows, err := conn.Query(t.Context(), `SELECT statement, generic_plans FROM pg_prepared_statements WHERE statement !~ 'pg_prepared_statements'`, pgx.QueryExecModeExec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var statement string
-		var kept, statements int
-		if _, err := pgx.ForEachRow(rows, []any{&statement, &kept}, func() error {
-			statements++
-			if kept < batches/2 {
-				t.Errorf("batches of %d used a plan that is kept %d times of %d, want %d at least: %s", size, kept, batches, batches/2, statement)
-			}
-			return nil
-		}); err != nil || statements != 3 {
-			t.Errorf("%d statements, %v; want 3", statements, err)
-		}
+		checkKeptPlans(t, conn, batches, 3)
 	}
+}
+
+// checkKeptPlans fails unless a connection has so many statements prepared, each of which
+// used a plan that is kept for half of the batches at least.
+func checkKeptPlans(t *testing.T, conn *pgx.Conn, batches, want int) {
+	t.Helper()
+	rows, err := conn.Query(t.Context(), `SELECT statement, generic_plans FROM pg_prepared_statements WHERE statement !~ 'pg_prepared_statements'`, pgx.QueryExecModeExec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var statement string
+	var kept, statements int
+	if _, err := pgx.ForEachRow(rows, []any{&statement, &kept}, func() error {
+		statements++
+		if kept < batches/2 {
+			t.Errorf("a plan that is kept was used %d times of %d, want %d at least: %s", kept, batches, batches/2, statement)
+		}
+		return nil
+	}); err != nil || statements != want {
+		t.Errorf("%d statements, %v; want %d", statements, err, want)
+	}
+}
+
+// deleting is what a batch of some deletions is run with.
+func deleting(turns []turn) deleteFunc {
+	if len(turns) == 1 {
+		return deleteEach
+	}
+	return deleteTogether
 }
 
 // A table that was empty, or small, when deletions from it were planned, and was loaded
@@ -753,11 +768,7 @@ func TestALoadedTableIsNotScanned(t *testing.T) {
 						for n := range at {
 							turns = append(turns, turn{Deletion: deletion(first+i*at+n, "k")})
 						}
-						run := deleteEach
-						if at > 1 {
-							run = deleteTogether
-						}
-						deleted, _, _, err := run(t.Context(), single{conn.Conn()}, turns, time.Second, time.Minute)
+						deleted, _, _, err := deleting(turns)(t.Context(), single{conn.Conn()}, turns, time.Second, time.Minute)
 						if got := len(slices.DeleteFunc(deleted, func(d bool) bool { return !d })); err != nil || got != want {
 							t.Errorf("%d plants deleted, %v; want %d", got, err, want)
 						}

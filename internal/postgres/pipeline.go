@@ -21,9 +21,9 @@ import (
 // A pipeline is a connection on which several batches may be on the road at a time. Each
 // is a transaction of its own. It is sent without waiting for the answers to those before
 // it, and these come in the order in which the batches were sent (PostgreSQL's manual,
-// 55.2.4, "Pipelining"). So the server has the next batch at hand when it is done with one,
-// and works on it with what it has just had in its caches. Each on a connection of their
-// own, the same batches cost it more, and all that others are sent there later.
+// "Protocol Flow", "Pipelining"). So the server has the next batch at hand when it is done
+// with one, and works on it with what it has just had in its caches. Each on a connection
+// of its own, the same batches cost it more.
 //
 // pgx waits for the answers to one batch before it sends the next on a connection. So what
 // is sent and read here are the messages of the protocol, as pgx has them.
@@ -163,7 +163,7 @@ func (p *pipeline) receive(statements []statement) (tags []pgconn.CommandTag, en
 		switch m := message.(type) {
 		case *pgproto3.DataRow:
 			if len(tags) == len(statements) {
-				return tags, false, fmt.Errorf("the server sent a row for a statement that was not sent")
+				return tags, false, errors.New("the server sent a row for a statement that was not sent")
 			}
 			if row := statements[len(tags)].row; row != nil && err == nil {
 				err = row(func(dest ...any) error { return scan(m.Values, dest) })

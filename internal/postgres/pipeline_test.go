@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/jackc/pgx/v5"
 
 	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
@@ -68,11 +67,8 @@ func TestAnswersOnAPipelineAreNotMixedUp(t *testing.T) {
 				want[n] = id < 1_000_000
 				refused = refused || want[n] && id%22 == 0
 			}
-			run := deleteTogether
-			if len(ids) == 1 {
-				run = deleteEach
-			}
-			deleted, work, at, err := run(t.Context(), p, turns(ids...), patience, patience)
+			batch := turns(ids...)
+			deleted, work, at, err := deleting(batch)(t.Context(), p, batch, patience, patience)
 			switch {
 			case refused && sqlState(err) != "23503":
 				t.Errorf("batch %v: %v, want a foreign key violation", ids, err)
@@ -396,31 +392,14 @@ func TestPlansAreKeptOnAPipeline(t *testing.T) {
 	const batches = 12
 	for i := range int64(batches) {
 		for _, batch := range [][]turn{turns(3*i+1, 3*i+2), turns(3*i + 3)} {
-			run := deleteTogether
-			if len(batch) == 1 {
-				run = deleteEach
-			}
-			if _, _, _, err := run(t.Context(), p, batch, patience, patience); err != nil {
+			if _, _, _, err := deleting(batch)(t.Context(), p, batch, patience, patience); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	p.toPgx()
-	rows, err := p.Conn.Query(t.Context(), `SELECT statement, generic_plans FROM pg_prepared_statements WHERE name ~ '^plantstore_'`, pgx.QueryExecModeExec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var statement string
-	var kept, statements int
-	if _, err := pgx.ForEachRow(rows, []any{&statement, &kept}, func() error {
-		statements++
-		if kept < batches/2 {
-			t.Errorf("a plan that is kept was used %d times of %d, want %d at least: %s", kept, batches, batches/2, statement)
-		}
-		return nil
-	}); err != nil || statements != 5 {
-		t.Errorf("%d statements, %v; want 5: one that both share, and two for each kind of batch", statements, err)
-	}
+	// One that both kinds of batch share, and two for each kind.
+	checkKeptPlans(t, p.Conn.Conn(), batches, 5)
 }
 
 // Only what is a session of our own, with statements that stay prepared, is shared, and

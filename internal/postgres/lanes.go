@@ -177,9 +177,10 @@ type load struct {
 }
 
 const (
-	// mostAhead is how many batches' work a batch may have to wait for on a pipeline. With
-	// one instead of four, batches at a millisecond's distance were spread over several
-	// connections again, for a seventh of their rate.
+	// mostAhead is how many batches may be ahead of one on a pipeline, and how many batches'
+	// work. Should all of them turn out to be slow by nature, it waits for each. (With the
+	// work of one instead of four, batches at a millisecond's distance were spread over
+	// several connections again, for a seventh of their rate.)
 	mostAhead = 4
 	// pipelineTime is how long batches may join a pipeline. Then the pool has its connection
 	// back, and may have reasons to close it.
@@ -198,7 +199,7 @@ const (
 // standby that is slow, each batch has a connection of its own, and they are committed
 // together. Nor does a batch join where one is slow, or was lately, or many are ahead.
 func (l *lanes) joins(c load, now time.Time) bool {
-	return !c.alone && l.turn <= l.road+l.work && c.free.Sub(now) <= mostAhead*l.work &&
+	return !c.alone && l.turn <= l.road+l.work && c.batches <= mostAhead && c.free.Sub(now) <= mostAhead*l.work &&
 		now.Sub(c.heard) < l.slow() && now.Sub(c.began) < pipelineTime && now.After(l.wary)
 }
 

@@ -724,6 +724,8 @@ func TestWhichPipelineABatchJoins(t *testing.T) {
 		"the database is done with it in time":  {load{free: now, began: now, heard: now}, 0, true},
 		"a few batches are ahead":               {load{free: now.Add(4 * work), began: now, heard: now}, work, true},
 		"more than that":                        {load{free: now.Add(4*work + 1), began: now, heard: now}, work, false},
+		"as many are ahead as may be":           {load{batches: 4, free: now, began: now, heard: now}, 0, true},
+		"one more is":                           {load{batches: 5, free: now, began: now, heard: now}, 0, false},
 		"commits take less than the road":       {load{free: now, began: now, heard: now}, road, true},
 		"the road is commits":                   {load{free: now, began: now, heard: now}, road + work + 1, false},
 		"the last answer is long ago":           {load{free: now, began: now.Add(-time.Second / 2), heard: now.Add(-2 * (road + work))}, 0, false},

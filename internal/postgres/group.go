@@ -57,6 +57,8 @@ type group struct {
 	lanes   lanes
 	// pipelines are those that have batches under way. The first is preferred.
 	pipelines []*pipeline
+	// looks counts the batches whose commits might have been looked at by themselves.
+	looks atomic.Int64
 	// alarm opens the next lane when its time has come: at goesOff, or never if that is
 	// zero. It is set only where somebody waits: to set it for each batch would cost a lone
 	// deletion a system call, and another thread its sleep.
@@ -286,12 +288,16 @@ func (g *group) part(p *pipeline) bool {
 	return true
 }
 
-// heard notes that an answer came on a pipeline, see lanes.answered.
-func (g *group) heard(p *pipeline, sent time.Time) {
+// heard notes that an answer came on a pipeline, see lanes.answered, and what its commit
+// took if that is known.
+func (g *group) heard(p *pipeline, sent time.Time, commit time.Duration) {
 	now := time.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.lanes.answered(&p.load, sent, now)
+	if commit > 0 {
+		g.lanes.committed(commit)
+	}
 }
 
 // statementTimeout is five times what the database usually works on a batch, within

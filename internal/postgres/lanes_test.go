@@ -84,7 +84,13 @@ func (s *farDatabase) group(most, fixed int) *group {
 			work = time.Since(arrived)
 			s.work(eachCommit)
 		}
+		worked := time.Now()
 		s.commit()
+		if fixed == 0 && g.looks.Add(1)%commitsLookedAt == 1 {
+			g.mu.Lock()
+			g.lanes.committed(time.Since(worked))
+			g.mu.Unlock()
+		}
 		time.Sleep(s.distance / 2)
 		if fixed == 0 {
 			g.took(time.Since(began), work)
@@ -159,9 +165,9 @@ func TestLanesFollowTheRoad(t *testing.T) {
 		{5 * time.Millisecond, 80 * time.Microsecond, 32, 0.9, false},
 		{5 * time.Millisecond, 80 * time.Microsecond, 128, 0.75, false},
 		{30 * time.Millisecond, 80 * time.Microsecond, 32, 0.85, false},
-		{100 * time.Microsecond, 2 * time.Millisecond, 8, 1.2, true},
-		{100 * time.Microsecond, 2 * time.Millisecond, 32, 1.02, true},
-		{100 * time.Microsecond, 2 * time.Millisecond, 128, 0.7, true},
+		{100 * time.Microsecond, 2 * time.Millisecond, 8, 1.6, true},
+		{100 * time.Microsecond, 2 * time.Millisecond, 32, 1.8, true},
+		{100 * time.Microsecond, 2 * time.Millisecond, 128, 1.05, true},
 	} {
 		t.Run(fmt.Sprint(test.distance, " ", test.disk, " ", test.clients, " ", test.shared), func(t *testing.T) {
 			t.Parallel()
@@ -717,8 +723,9 @@ func TestWhichPipelineABatchJoins(t *testing.T) {
 	const work, road = time.Millisecond, 5 * time.Millisecond
 	for name, c := range map[string]struct {
 		load load
-		turn time.Duration
-		want bool
+		// commit is what one takes; a negative one held others up.
+		commit time.Duration
+		want   bool
 	}{
 		"one held others up lately":             {load{free: now, began: now, heard: now}, -1, false},
 		"the database is done with it in time":  {load{free: now, began: now, heard: now}, 0, true},
@@ -726,14 +733,14 @@ func TestWhichPipelineABatchJoins(t *testing.T) {
 		"more than that":                        {load{free: now.Add(4*work + 1), began: now, heard: now}, work, false},
 		"as many are ahead as may be":           {load{batches: 4, free: now, began: now, heard: now}, 0, true},
 		"one more is":                           {load{batches: 5, free: now, began: now, heard: now}, 0, false},
-		"commits take less than the road":       {load{free: now, began: now, heard: now}, road, true},
-		"the road is commits":                   {load{free: now, began: now, heard: now}, road + work + 1, false},
+		"commits take two thirds of the road":   {load{free: now, began: now, heard: now}, road * 2 / 3, true},
+		"the road is commits":                   {load{free: now, began: now, heard: now}, road*2/3 + 1, false},
 		"the last answer is long ago":           {load{free: now, began: now.Add(-time.Second / 2), heard: now.Add(-2 * (road + work))}, 0, false},
 		"it is somebody's own":                  {load{free: now, began: now, heard: now, alone: true}, 0, false},
 		"the pool has to have its turn with it": {load{free: now, began: now.Add(-pipelineTime), heard: now}, 0, false},
 	} {
-		l := lanes{work: work, road: road, turn: c.turn}
-		if c.turn < 0 {
+		l := lanes{work: work, road: road, commit: max(c.commit, 0)}
+		if c.commit < 0 {
 			l.answered(new(load), now.Add(-heldUp-1), now)
 		}
 		if got := l.joins(c.load, now); got != c.want {
@@ -742,44 +749,70 @@ func TestWhichPipelineABatchJoins(t *testing.T) {
 	}
 }
 
-// What a batch waits for behind another is learnt from their answers, and forgotten if there
-// are none: as often as not, commits get quick again.
-func TestTheTurnOfABatchIsLearnt(t *testing.T) {
+// A batch that was held up counts as that, and not those that only waited behind others.
+func TestWhoeverHoldsOthersUpIsNoticed(t *testing.T) {
 	t.Parallel()
 	const work, commit = 300 * time.Microsecond, 2 * time.Millisecond
-	l := lanes{work: work, road: commit}
+	l := lanes{work: work, road: 5 * time.Millisecond, commit: commit}
 	now := time.Now()
 	c := load{}
-	for range 20 { // each sent while the one before it is on the road
-		sent := now
-		l.sends(&c, now)
-		now = now.Add(commit)
-		l.answered(&c, sent.Add(-work), now)
+	first := now
+	for range 2 * heldUp / (work + commit) { // all sent at once
+		l.sends(&c, first)
+		now = now.Add(work + commit)
+		l.answered(&c, first, now)
 	}
-	if l.turn < commit*9/10 || l.turn > commit {
-		t.Errorf("a batch takes its turn after %v, want about %v", l.turn, commit)
-	}
-	if want := now.Add(-commit); c.free.Before(want) {
-		t.Errorf("the connection is free %v ago, want about now", now.Sub(c.free))
+	if !c.free.Equal(now) {
+		t.Errorf("the connection is free %v before the last answer, want then", now.Sub(c.free))
 	}
 	if !l.wary.IsZero() {
 		t.Errorf("no batch joins until %v, want no limit where none was held up", l.wary)
 	}
-	sent := now.Add(-work)
-	now = now.Add(time.Hour)
-	l.answered(&c, sent, now)
-	if l.turn > 2*(work+commit) || !l.wary.After(now) {
-		t.Errorf("a batch takes its turn after %v, and none joins until %v, once one was held up; want at most twice as long as a trip, and some time", l.turn, l.wary)
+	now = now.Add(heldUp + 1)
+	l.answered(&c, first, now)
+	if want := now.Add(waryTime); !l.wary.Equal(want) {
+		t.Errorf("no batch joins until %v after one was held up, want %v", l.wary, want)
 	}
-	before := l.turn
-	l.answered(&c, now, now.Add(work))
-	if l.turn != before {
-		t.Errorf("a batch that found the connection idle changed what is known of turns from %v to %v", before, l.turn)
+}
+
+// Where commits are slow, three batches are under way, though those that share one with
+// others show a short road.
+func TestCommitsAreLearnt(t *testing.T) {
+	t.Parallel()
+	const work, commit = 500 * time.Microsecond, 2 * time.Millisecond
+	l := lanes{work: work, road: work}
+	for step, c := range []struct {
+		took time.Duration
+		most time.Duration // that a commit is taken to take then
+		want int
+	}{
+		{0, time.Microsecond, 1},
+		{commit, 2 * time.Microsecond, 1}, // at most twice as much as before
+	} {
+		l.committed(c.took)
+		if l.commit <= 0 || l.commit > c.most || l.wanted() != c.want {
+			t.Errorf("step %d: a commit takes %v and %d lanes are wanted, want %v at most and %d", step, l.commit, l.wanted(), c.most, c.want)
+		}
 	}
-	for range 2000 {
-		l.note(work+commit, work)
+	l.commit = 0
+	for _, took := range []time.Duration{commit, commit, time.Hour} {
+		l.committed(took)
 	}
-	if l.turn > work*11/10 {
-		t.Errorf("a turn is %v after 2000 batches that waited for nobody, want about %v", l.turn, work)
+	if want := commit * 9 / 8; l.commit != want {
+		t.Errorf("a commit takes %v after two of %v and one of an hour, want %v", l.commit, commit, want)
+	}
+	if got := l.wanted(); got != 3 {
+		t.Errorf("%d lanes where commits are slow, want 3", got)
+	}
+	l.road = 5 * time.Millisecond
+	if got := l.wanted(); got != 10 {
+		t.Errorf("%d lanes where commits are slow and the road is long, want the 10 for the road", got)
+	}
+	l.road = work
+	for range 100 {
+		l.committed(100 * time.Microsecond)
+	}
+	if got := l.wanted(); got != 1 {
+		t.Errorf("%d lanes when commits are quick again, want 1", got)
 	}
 }

@@ -80,7 +80,7 @@ func (p *pipeline) run(ctx context.Context, statements []statement) (tags []pgco
 		return single{conn}.run(ctx, statements)
 	}
 	sent := time.Now()
-	ahead, answered, err := p.send(conn, statements)
+	ahead, answered, looks, err := p.send(conn, statements)
 	if err != nil {
 		return nil, err
 	}
@@ -98,18 +98,26 @@ func (p *pipeline) run(ctx context.Context, statements []statement) (tags []pgco
 	if err := conn.PgConn().Conn().SetReadDeadline(time.Now().Add(commitTimeout)); err != nil {
 		return nil, err
 	}
-	tags, ended, err = p.receive(statements)
-	p.group.heard(p, sent)
+	tags, proved, ended, err := p.receive(statements)
+	commit := time.Duration(0)
+	if looks && err == nil {
+		commit = time.Since(proved)
+	}
+	p.group.heard(p, sent, commit)
 	return tags, err
 }
 
+// commitsLookedAt: of so many batches that find nothing ahead, one has its commit looked at.
+// It costs the server another message, and us another look.
+const commitsLookedAt = 8
+
 // send sends a batch. Its answer may be read when ahead is closed. Then answered has to be
-// closed, for the next one.
-func (p *pipeline) send(conn *pgx.Conn, statements []statement) (ahead <-chan struct{}, answered chan<- struct{}, err error) {
+// closed, for the next one. With looks, what comes before the commit is answered before it.
+func (p *pipeline) send(conn *pgx.Conn, statements []statement) (ahead <-chan struct{}, answered chan<- struct{}, looks bool, err error) {
 	p.sending.Lock()
 	defer p.sending.Unlock()
 	if p.broken.Load() {
-		return nil, nil, errNotSent{errBroken}
+		return nil, nil, false, errNotSent{errBroken}
 	}
 	sent := false
 	defer func() {
@@ -128,28 +136,37 @@ func (p *pipeline) send(conn *pgx.Conn, statements []statement) (ahead <-chan st
 		for _, arg := range st.args {
 			value, format, err := encode(conn.TypeMap(), arg)
 			if err != nil {
-				return nil, nil, errNotSent{err}
+				return nil, nil, false, errNotSent{err}
 			}
 			bind.Parameters, bind.ParameterFormatCodes = append(bind.Parameters, value), append(bind.ParameterFormatCodes, format)
 		}
 		messages.SendBind(&bind)
 		messages.SendExecute(&pgproto3.Execute{})
 	}
+	select {
+	case <-p.last:
+		looks = p.group.looks.Add(1)%commitsLookedAt == 1
+	default:
+	}
+	if looks {
+		messages.Send(&pgproto3.Flush{})
+	}
 	messages.SendSync(&pgproto3.Sync{})
 	if err := conn.PgConn().Conn().SetWriteDeadline(time.Now().Add(commitTimeout)); err != nil {
-		return nil, nil, errNotSent{err}
+		return nil, nil, false, errNotSent{err}
 	}
 	if err := messages.Flush(); err != nil {
-		return nil, nil, err
+		return nil, nil, false, err
 	}
 	sent = true
 	next := make(chan struct{})
 	ahead, p.last = p.last, next
-	return ahead, next, nil
+	return ahead, next, looks, nil
 }
 
-// receive reads the answer to some statements. It has ended if the next answer can be read.
-func (p *pipeline) receive(statements []statement) (tags []pgconn.CommandTag, ended bool, err error) {
+// receive reads the answer to some statements: proved is when that to the last of them came,
+// before the commit's. It has ended if the next answer can be read.
+func (p *pipeline) receive(statements []statement) (tags []pgconn.CommandTag, proved time.Time, ended bool, err error) {
 	conn := p.Conn.Conn().PgConn()
 	warned := false // since the last of the statements was completed, see commit
 	for {
@@ -158,18 +175,21 @@ func (p *pipeline) receive(statements []statement) (tags []pgconn.CommandTag, en
 			if errors.Is(receiveErr, os.ErrDeadlineExceeded) {
 				receiveErr = fmt.Errorf("no answer within %v: %w", commitTimeout, context.DeadlineExceeded)
 			}
-			return tags, false, receiveErr
+			return tags, proved, false, receiveErr
 		}
 		switch m := message.(type) {
 		case *pgproto3.DataRow:
 			if len(tags) == len(statements) {
-				return tags, false, errors.New("the server sent a row for a statement that was not sent")
+				return tags, proved, false, errors.New("the server sent a row for a statement that was not sent")
 			}
 			if row := statements[len(tags)].row; row != nil && err == nil {
 				err = row(func(dest ...any) error { return scan(m.Values, dest) })
 			}
 		case *pgproto3.CommandComplete:
 			tags, warned = append(tags, pgconn.NewCommandTag(string(m.CommandTag))), false
+			if len(tags) == len(statements) {
+				proved = time.Now()
+			}
 		case *pgproto3.NoticeResponse:
 			warned = warned || m.SeverityUnlocalized == "WARNING"
 		case *pgproto3.ErrorResponse:
@@ -180,19 +200,19 @@ func (p *pipeline) receive(statements []statement) (tags []pgconn.CommandTag, en
 				p.parsed.Clear()
 			}
 			if !p.db.survives(conn, pg) {
-				return tags, false, err
+				return tags, proved, false, err
 			}
 		case *pgproto3.ReadyForQuery:
 			switch {
 			case err != nil:
 			case len(tags) < len(statements):
-				return tags, false, fmt.Errorf("the server answered %d statements of %d", len(tags), len(statements))
+				return tags, proved, false, fmt.Errorf("the server answered %d statements of %d", len(tags), len(statements))
 			case warned:
 				err = errCutShort
 			default:
 				p.parsed.add(statements)
 			}
-			return tags, true, err
+			return tags, proved, true, err
 		}
 	}
 }

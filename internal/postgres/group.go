@@ -57,7 +57,7 @@ type group struct {
 	lanes   lanes
 	// pipelines are those that have batches under way. The first is preferred.
 	pipelines []*pipeline
-	// looks counts the batches whose commits might have been looked at by themselves.
+	// looks counts batches, of which some have their commits looked at by themselves.
 	looks atomic.Int64
 	// alarm opens the next lane when its time has come: at goesOff, or never if that is
 	// zero. It is set only where somebody waits: to set it for each batch would cost a lone
@@ -273,7 +273,7 @@ func (g *group) keep(p *pipeline) bool {
 	if p.load.batches > 1 || p.broken.Load() {
 		return false
 	}
-	p.load.alone, p.shareable = true, false
+	p.shareable = false
 	return true
 }
 
@@ -296,6 +296,9 @@ func (g *group) heard(p *pipeline, sent time.Time, commit time.Duration) {
 	defer g.mu.Unlock()
 	g.lanes.answered(&p.load, sent, now)
 	if commit > 0 {
+		if known := g.lanes.commit; known > 0 && commit > 2*known {
+			g.looks.Store(0) // are they slow now? the next batch has its commit looked at, too
+		}
 		g.lanes.committed(commit)
 	}
 }

@@ -58,7 +58,9 @@ type lanes struct {
 	last  [32]time.Duration // what the last batches took for the road
 	count int               // how many there were
 
-	commit time.Duration // what the commit of a batch takes, as a rule
+	commits [5]time.Duration // what the last commits took that were looked at
+	seen    int              // how many were
+	commit  time.Duration    // what one takes, as a rule
 
 	// wary is until when no batch joins another, as one held those behind it up.
 	wary time.Time
@@ -175,14 +177,16 @@ func (l *lanes) note(trip, work time.Duration) {
 	}
 }
 
-// committed learns from the commit of a batch. One that was held up counts as twice the
-// usual.
+// committed learns from the commit of a batch. Three slow ones of the last five make a slow
+// rule, and three quick ones end it: a disk or a standby that gets slower shows soon, and one
+// commit that was held up does not matter.
 func (l *lanes) committed(took time.Duration) {
-	took = max(took, time.Microsecond)
-	if l.commit == 0 {
-		l.commit = took
-	}
-	l.commit += (min(took, 2*l.commit) - l.commit) / 8
+	l.commits[l.seen%len(l.commits)] = took
+	l.seen++
+	last := l.commits
+	known := last[:min(l.seen, len(last))]
+	slices.Sort(known)
+	l.commit = known[(len(known)-1)/2]
 }
 
 // A load is what a pipeline has under way, see lanes.joins.
@@ -193,7 +197,6 @@ type load struct {
 	free  time.Time
 	began time.Time // when the first batch was sent
 	heard time.Time // when the last answer came or, before that, the first batch was sent
-	alone bool      // no other batch may join
 }
 
 const (
@@ -220,7 +223,7 @@ const (
 // each batch has a connection of its own, and they are committed together. Nor does a batch
 // join where one is slow, or was lately, or many are ahead.
 func (l *lanes) joins(c load, now time.Time) bool {
-	return !c.alone && 3*l.commit <= 2*l.road && c.batches <= mostAhead && c.free.Sub(now) <= mostAhead*l.work &&
+	return 3*l.commit <= 2*l.road && c.batches <= mostAhead && c.free.Sub(now) <= mostAhead*l.work &&
 		now.Sub(c.heard) < l.slow() && now.Sub(c.began) < pipelineTime && now.After(l.wary)
 }
 

@@ -356,18 +356,20 @@ func TestWhoRunsABatch(t *testing.T) {
 		name  string
 		time  time.Duration // of the request
 		inUse int           // connections of the share
+		ahead int           // pipelines with batches under way
 		want  int           // the most that the batch may take
 	}{
-		{"alone", leastToGoAlone + time.Second, 1, 1},
-		{"short of time", leastToGoAlone, 1, maxBatch},
-		{"no connection is free", leastToGoAlone + time.Second, 2, maxBatch},
+		{"alone", leastToGoAlone + time.Second, 1, 0, 1},
+		{"short of time", leastToGoAlone, 1, 0, maxBatch},
+		{"no connection is free", leastToGoAlone + time.Second, 2, 0, maxBatch},
+		{"others may be ahead", leastToGoAlone + time.Second, 1, 1, maxBatch},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				db := &DB{shares: newShares(LeastConns)}
 				db.shares.inUse[together].Store(int64(tt.inUse))
-				g := &group{db: db, what: together, lanes: lanes{most: 2}}
+				g := &group{db: db, what: together, lanes: lanes{most: 2}, pipelines: make([]*pipeline, tt.ahead)}
 				got := 0
 				var end time.Time
 				g.run = func(ctx context.Context, most int) {
@@ -736,7 +738,6 @@ func TestWhichPipelineABatchJoins(t *testing.T) {
 		"commits take two thirds of the road":   {load{free: now, began: now, heard: now}, road * 2 / 3, true},
 		"the road is commits":                   {load{free: now, began: now, heard: now}, road*2/3 + 1, false},
 		"the last answer is long ago":           {load{free: now, began: now.Add(-time.Second / 2), heard: now.Add(-2 * (road + work))}, 0, false},
-		"it is somebody's own":                  {load{free: now, began: now, heard: now, alone: true}, 0, false},
 		"the pool has to have its turn with it": {load{free: now, began: now.Add(-pipelineTime), heard: now}, 0, false},
 	} {
 		l := lanes{work: work, road: road, commit: max(c.commit, 0)}
@@ -780,26 +781,17 @@ func TestWhoeverHoldsOthersUpIsNoticed(t *testing.T) {
 func TestCommitsAreLearnt(t *testing.T) {
 	t.Parallel()
 	const work, commit = 500 * time.Microsecond, 2 * time.Millisecond
+	const quick = 100 * time.Microsecond
 	l := lanes{work: work, road: work}
-	for step, c := range []struct {
-		took time.Duration
-		most time.Duration // that a commit is taken to take then
-		want int
-	}{
-		{0, time.Microsecond, 1},
-		{commit, 2 * time.Microsecond, 1}, // at most twice as much as before
+	for i, c := range []struct{ took, want time.Duration }{
+		{commit, commit}, {quick, quick}, {quick, quick}, // the first ones may be anything
+		{time.Hour, quick}, {quick, quick}, {time.Hour, quick},
+		{quick, quick}, {quick, quick}, {quick, quick}, {quick, quick}, {quick, quick},
+		{commit, quick}, {commit, quick}, {commit, commit}, {time.Hour, commit}, {quick, commit},
 	} {
-		l.committed(c.took)
-		if l.commit <= 0 || l.commit > c.most || l.wanted() != c.want {
-			t.Errorf("step %d: a commit takes %v and %d lanes are wanted, want %v at most and %d", step, l.commit, l.wanted(), c.most, c.want)
+		if l.committed(c.took); l.commit != c.want {
+			t.Errorf("commit %d takes %v: %v is the rule, want %v", i, c.took, l.commit, c.want)
 		}
-	}
-	l.commit = 0
-	for _, took := range []time.Duration{commit, commit, time.Hour} {
-		l.committed(took)
-	}
-	if want := commit * 9 / 8; l.commit != want {
-		t.Errorf("a commit takes %v after two of %v and one of an hour, want %v", l.commit, commit, want)
 	}
 	if got := l.wanted(); got != 3 {
 		t.Errorf("%d lanes where commits are slow, want 3", got)
@@ -809,8 +801,8 @@ func TestCommitsAreLearnt(t *testing.T) {
 		t.Errorf("%d lanes where commits are slow and the road is long, want the 10 for the road", got)
 	}
 	l.road = work
-	for range 100 {
-		l.committed(100 * time.Microsecond)
+	for range 3 {
+		l.committed(quick)
 	}
 	if got := l.wanted(); got != 1 {
 		t.Errorf("%d lanes when commits are quick again, want 1", got)

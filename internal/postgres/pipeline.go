@@ -107,8 +107,8 @@ func (p *pipeline) run(ctx context.Context, statements []statement) (tags []pgco
 	return tags, err
 }
 
-// commitsLookedAt: of so many batches that find nothing ahead, one has its commit looked at.
-// It costs the server another message, and us another look.
+// commitsLookedAt: of so many batches one has its commit looked at. It costs the server
+// another message, and us another look.
 const commitsLookedAt = 8
 
 // send sends a batch. Its answer may be read when ahead is closed. Then answered has to be
@@ -143,12 +143,7 @@ func (p *pipeline) send(conn *pgx.Conn, statements []statement) (ahead <-chan st
 		messages.SendBind(&bind)
 		messages.SendExecute(&pgproto3.Execute{})
 	}
-	select {
-	case <-p.last:
-		looks = p.group.looks.Add(1)%commitsLookedAt == 1
-	default:
-	}
-	if looks {
+	if looks = p.group.looks.Add(1)%commitsLookedAt == 1; looks {
 		messages.Send(&pgproto3.Flush{})
 	}
 	messages.SendSync(&pgproto3.Sync{})

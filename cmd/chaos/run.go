@@ -49,8 +49,9 @@ const (
 	// happened yet, on a machine that is busy with other things.
 	overtime = 3 * time.Minute
 	// endTimeout bounds the time that clients need to settle what they began,
-	// once the last fault is over, and everything after that.
-	endTimeout = 2 * time.Minute
+	// once the last fault is over, and everything after that. (A server that crashed
+	// syncs all of its files first, which takes minutes on a disk that is busy.)
+	endTimeout = 5 * time.Minute
 )
 
 // run breaks a cluster for a while, under load, and reports what came of it. The
@@ -90,14 +91,13 @@ func run(ctx context.Context, c config, cluster *cluster) (_ *report, err error)
 	}
 	injector := &injector{cluster: cluster, service: service, began: crowd.Began, every: c.every}
 	clients, tellers, err := storm(ctx, c, crowd, injector, kinds)
+	took := time.Since(crowd.Began)
+	var state witness.State
+	if err == nil {
+		state, err = rest(ctx, service, cluster)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w; the service's last words: %s", err, service.log)
-	}
-	took := time.Since(crowd.Began)
-
-	state, err := rest(ctx, service, cluster)
-	if err != nil {
-		return nil, err
 	}
 	happened := events{principal: principal, faults: injector.faults}
 	for _, client := range clients {

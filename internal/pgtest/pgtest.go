@@ -24,7 +24,7 @@ import (
 
 const (
 	startTimeout    = 5 * time.Minute // an image may have to be pulled
-	databaseTimeout = time.Minute
+	databaseTimeout = 5 * time.Minute
 )
 
 // shared is the server of this test process. It is here because tests have

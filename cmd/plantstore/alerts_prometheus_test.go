@@ -187,15 +187,6 @@ func TestAlertsFire(t *testing.T) {
 		t.Errorf("%v fire on a service that was just started, want none", prom.firing(t))
 	}
 
-	token := func(args ...string) string {
-		t.Helper()
-		out, stderr, code := command(t, append(append([]string{"token", "create"}, args...), "--database-url="+owner)...)
-		if code != 0 {
-			t.Fatal(stderr)
-		}
-		return strings.TrimSpace(out)
-	}
-
 	// All that anybody asks for is locked, and nothing was deleted yet.
 	locked, err := conn.Begin(t.Context())
 	if err != nil {
@@ -232,7 +223,7 @@ func TestAlertsFire(t *testing.T) {
 	}
 	prom.wait(t, true, "PlantstoreReplays")
 
-	t.Log("budget:", s.remove(t, token("script", "--budget=1/1h"), "", 21, 23), s.remove(t, token("week", "--days=3"), "", 24, 24), s.remove(t, token("day", "--days=1"), "", 25, 25))
+	t.Log("budget:", s.remove(t, createToken(t, owner, "script", "--budget=1/1h"), "", 21, 23), s.remove(t, createToken(t, owner, "week", "--days=3"), "", 24, 24), s.remove(t, createToken(t, owner, "day", "--days=1"), "", 25, 25))
 	prom.wait(t, true, "PlantstoreBudgetUsedUp", "PlantstoreTokenExpires", "PlantstoreTokenExpiresSoon")
 
 	// The database counts nothing any more: that looks like a ledger that does not grow.

@@ -220,8 +220,8 @@ func TestAlertsAndDashboardNameWhatAServiceShows(t *testing.T) {
 	p := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
 	public, admin := p.addresses(t)
 	waitReady(t, admin, http.StatusOK)
-	out, _, _ := command(t, "token", "create", "shop", "--database-url="+database.Owner)
-	if code, body := send(t, http.MethodDelete, public+"/plants/1", strings.TrimSpace(out)); code != http.StatusNoContent {
+	token := createToken(t, database.Owner, "shop")
+	if code, body := send(t, http.MethodDelete, public+"/plants/1", token); code != http.StatusNoContent {
 		t.Fatalf("DELETE: %d %s, want 204", code, body)
 	}
 	families := scrape(t, admin, "plantstore_ledger_bytes")

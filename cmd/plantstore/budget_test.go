@@ -44,15 +44,7 @@ func TestABudgetStopsARunawayScript(t *testing.T) {
 	owner := pgtest.Connect(t, database.Owner)
 	const most, plants = 100, 400
 	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, %d) i`, 2*plants))
-	token := func(args ...string) string {
-		t.Helper()
-		out, stderr, code := command(t, append(append([]string{"token", "create"}, args...), "--database-url="+database.Owner)...)
-		if code != 0 {
-			t.Fatal(stderr)
-		}
-		return strings.TrimSpace(out)
-	}
-	script, shop := token("script", "--budget=100/1h"), token("shop")
+	script, shop := createToken(t, database.Owner, "script", "--budget=100/1h"), createToken(t, database.Owner, "shop")
 	victim, killed := replica(t, database)
 	_, stays := replica(t, database)
 	var next, gone, over, others atomic.Int64

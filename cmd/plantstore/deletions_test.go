@@ -62,8 +62,7 @@ func TestUndoAThousandDeletionsByteForByte(t *testing.T) {
 	}
 	before := image()
 
-	token, _, _ := command(t, "token", "create", "runaway", "--database-url="+database.Owner)
-	token = strings.TrimSpace(token)
+	token := createToken(t, database.Owner, "runaway")
 	p := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
 	public, admin := p.addresses(t)
 	waitReady(t, admin, http.StatusOK)

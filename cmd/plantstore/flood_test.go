@@ -179,8 +179,7 @@ func TestMadeUpTokensCostThoseWhoSendThem(t *testing.T) {
 	defer stop()
 	var next, deleted atomic.Int64
 	for i := range clients {
-		out, _, _ := command(t, "token", "create", fmt.Sprint("client-", i), "--database-url="+database.Owner)
-		token := strings.TrimSpace(out)
+		token := createToken(t, database.Owner, fmt.Sprint("client-", i))
 		group.Go(func() {
 			for ctx.Err() == nil {
 				if code, body := try(t.Context(), next.Add(1), token); code != http.StatusNoContent {

@@ -138,8 +138,7 @@ func TestJWTsByMadeUpKeysMoveNobody(t *testing.T) {
 	database := pgtest.New(t)
 	owner := pgtest.Connect(t, database.Owner)
 	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, %d) i`, plants))
-	out, _, _ := command(t, "token", "create", "shop", "--database-url="+database.Owner)
-	opaque := strings.TrimSpace(out)
+	opaque := createToken(t, database.Owner, "shop")
 	provider := authtest.New(t)
 	began := time.Now()
 	p := start(t, append([]string{"serve", "--database-url=" + database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s",

@@ -73,6 +73,16 @@ func command(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	return out.String(), errOut.String(), code
 }
 
+// createToken runs "token create" with a principal, and flags if need be.
+func createToken(t *testing.T, owner string, args ...string) string {
+	t.Helper()
+	out, stderr, code := command(t, append(append([]string{"token", "create"}, args...), "--database-url="+owner)...)
+	if code != 0 {
+		t.Fatal(stderr)
+	}
+	return strings.TrimSpace(out)
+}
+
 func lastLine(s string) string {
 	lines := strings.Split(strings.TrimSpace(s), "\n")
 	return lines[len(lines)-1]
@@ -549,8 +559,7 @@ func TestServeFromBehindToDeleted(t *testing.T) {
 	}
 
 	command(t, "migrate", "up", "--database-url="+database.Owner)
-	out, _, _ := command(t, "token", "create", "shop", "--database-url="+database.Owner)
-	token := strings.TrimSpace(out)
+	token := createToken(t, database.Owner, "shop")
 	waitReady(t, admin, http.StatusOK)
 	if stdout, stderr, code := command(t, "healthcheck", "--admin-addr="+strings.TrimPrefix(admin, "http://")); code != 0 || stdout != "healthy\n" {
 		t.Errorf("healthcheck: exit code %d, %q, %q; want 0, healthy", code, stdout, stderr)

@@ -55,8 +55,7 @@ func TestManualHasTheMetrics(t *testing.T) {
 	p := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
 	public, admin := p.addresses(t)
 	waitReady(t, admin, http.StatusOK)
-	out, _, _ := command(t, "token", "create", "shop", "--database-url="+database.Owner)
-	token := strings.TrimSpace(out)
+	token := createToken(t, database.Owner, "shop")
 	if code, body := send(t, http.MethodDelete, public+"/plants/1", token); code != http.StatusNotFound {
 		t.Fatalf("DELETE of no plant: %d %s, want 404", code, body)
 	}

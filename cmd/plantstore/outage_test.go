@@ -68,11 +68,7 @@ func newSite(t *testing.T, plants int, withStandby bool, flags ...string) (s sit
 		script(super, `SELECT pg_reload_conf()`)
 		url += "," + socketFolder(t, standby)
 	}
-	token, stderr, code := command(t, "token", "create", "clients", "--database-url", owner)
-	if code != 0 {
-		t.Fatal(stderr)
-	}
-	s.token = strings.TrimSpace(token)
+	s.token = createToken(t, owner, "clients")
 	s.process = start(t, append([]string{"serve", "--database-url", url + " user=plantstore_app dbname=plantstore",
 		"--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=" + drainDelay.String()}, flags...)...)
 	s.public, s.admin = s.process.addresses(t)

@@ -45,7 +45,7 @@ func TestTraceReachesACollector(t *testing.T) {
 	if _, err := super.Exec(t.Context(), `INSERT INTO public.plants (id, name) VALUES (1, 'Boston fern')`); err != nil {
 		t.Fatal(err)
 	}
-	out, _, _ := command(t, "token", "create", "shop", "--database-url="+database.Owner)
+	token := createToken(t, database.Owner, "shop")
 
 	log := new(syncBuffer)
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
@@ -82,7 +82,7 @@ func TestTraceReachesACollector(t *testing.T) {
 	}
 	answer := make(chan int)
 	go func() {
-		code, _, _ := trySend(t, http.MethodDelete, public+"/plants/1", strings.TrimSpace(out))
+		code, _, _ := trySend(t, http.MethodDelete, public+"/plants/1", token)
 		answer <- code
 	}()
 	// It gives up on the lock for the first time.

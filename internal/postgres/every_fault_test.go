@@ -23,10 +23,11 @@ import (
 // was told, and not when it asks again.
 //
 // For each play the bytes of both directions are counted. Then it is given again and
-// again, and each time the connection breaks at another of them, in each way that
-// there is. The client has its answer, the world changes so that every plant is there
-// and may be deleted, and only then everything arrives that was held back. All that
-// is compared with the database.
+// again, and each time the connection breaks at another of them: between two messages in
+// each way that there is; within one, of which nothing is done until all of it is there,
+// the ways take turns from byte to byte. The client has its answer, the world changes so
+// that every plant is there and may be deleted, and only then everything arrives that was
+// held back. All that is compared with the database.
 //
 // All of it takes minutes. Without PLANTSTORE_TEST_EVERY_FAULT=1, connections break
 // between two messages of the protocol only, and every 13th of those cases is tried.
@@ -184,20 +185,21 @@ func casesOf(p play, passed traffic, everyByte bool) (cases []faultCase) {
 		add := func(after int, way way, outage bool) {
 			cases = append(cases, faultCase{p, breach{direction: d, after: after, way: way, outage: outage}})
 		}
+		ways := []way{byReset, byEnd, bySilence}
+		if d == toServer { // nobody is there for answers that come late
+			ways = append(ways, byHolding)
+		}
 		for after := range passed.bytes[d] {
-			start := slices.Contains(passed.starts[d], after)
-			if start || everyByte && p.everyByte {
-				add(after, byReset, false)
-				add(after, byEnd, false)
-				add(after, bySilence, false)
-				if d == toServer { // nobody is there for answers that come late
-					add(after, byHolding, false)
+			switch {
+			case slices.Contains(passed.starts[d], after):
+				for _, way := range ways {
+					add(after, way, false)
 				}
-			}
-			if start {
 				add(after, byReset, true)
 				add(after, byFatal, false)
 				add(after, byFatal, true)
+			case everyByte && p.everyByte:
+				add(after, ways[after%len(ways)], false)
 			}
 		}
 	}
@@ -280,10 +282,19 @@ func (s *stage) giveOnce(t *testing.T, p play, b *breach) (passed traffic, misse
 	if p.first != nil {
 		deadline += commitTimeout
 	}
-	if p.meanwhile != "" {
+	if p.first != nil && p.first[0].direction == toService {
+		// What follows depends on whether the deletion is committed when its answer is lost,
+		// of which a part may come before. A server that meets the break sooner may end it.
+		breaches[0].first = func() {
+			for looks := 0; looks < 500 && s.look(t, ids)[0].own == 0; looks++ {
+			}
+		}
 		breaches[0].then = func() {
 			if s.look(t, ids)[0].own == 0 {
 				tooSlow++
+				return
+			}
+			if p.meanwhile == "" {
 				return
 			}
 			if err := world(p.meanwhile); err != nil {

@@ -59,8 +59,9 @@ type breach struct {
 	way       way
 	// outage resets all other connections, and allows no new ones until up.
 	outage bool
-	// then, if set, is called when that has happened, before the service notices.
-	then func()
+	// first, if set, is called before that happens, and then when it has happened, before
+	// the service notices.
+	first, then func()
 }
 
 // A way is how a connection breaks.
@@ -71,8 +72,7 @@ const (
 	byReset way = iota
 	// byEnd: it ends in good order. What came before is still answered.
 	byEnd
-	// byFatal is byEnd with a last word for the service: that the server is going
-	// down, as it says itself, or a pooler that has lost it.
+	// byFatal is byEnd with a last word for the service: that the session is ended.
 	byFatal
 	// bySilence: neither side is told.
 	bySilence
@@ -222,7 +222,7 @@ func (c *linkConn) pass(d direction, b []byte) (n int, hit bool) {
 		c.broken, l.breaches, l.traffic = &l.breaches[0], l.breaches[1:], traffic{}
 		l.quiet = l.quiet || c.broken.mute() || c.broken.outage
 		if c.broken.way == byFatal {
-			word, err := (&pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "57P01", Message: "going down"}).Encode(nil)
+			word, err := (&pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "57P05", Message: "idle for too long"}).Encode(nil)
 			if err != nil {
 				panic(err) // a constant
 			}
@@ -234,6 +234,9 @@ func (c *linkConn) pass(d direction, b []byte) (n int, hit bool) {
 
 // breakDown is what a breach does to the server's side, and to other connections.
 func (c *linkConn) breakDown() {
+	if c.broken.first != nil {
+		c.broken.first()
+	}
 	switch c.broken.way {
 	case byReset:
 		reset(c.Conn)

@@ -152,7 +152,7 @@ func (p *Plants) lookWithin(ctx context.Context, d plant.Deletion, why *plant.Ov
 		return verdict{err: p.db.shares.inVain(ctx.Err())}
 	}
 	return p.on(ctx, budgeted, 1, func(ctx context.Context, conn *pgx.Conn) verdict {
-		return explain(ctx, conn, turn{Deletion: d}, why, false)
+		return explain(ctx, conn, turn{Deletion: d}, why, false, remaining(ctx))
 	})
 }
 

@@ -20,6 +20,7 @@ type Plants struct {
 	group    *group
 	budgeted *group // of those whose principals have a budget: others don't wait for them
 	refusals *group
+	looks    *group
 	used     usedUp
 	holds    holds
 	lines    lines
@@ -36,6 +37,7 @@ func (db *DB) Plants(inFlight int) *Plants {
 	p.group = newGroup(db, together, (*group).deleteBatch)
 	p.budgeted = newGroup(db, budgeted, (*group).deleteBatch)
 	p.refusals = newGroup(db, retried, (*group).refuseBatch)
+	p.looks = newGroup(db, retried, (*group).lookBatch)
 	return p
 }
 
@@ -315,7 +317,7 @@ func (p *Plants) deleteAlone(ctx context.Context, d turn, attempt int, unsure bo
 		})
 	}
 	v := p.on(ctx, lost, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
-		h, err := readHistory(ctx, conn, d.Deletion)
+		h, err := readHistory(ctx, conn, d.Deletion, remaining(ctx))
 		switch {
 		case err != nil:
 			return onlyRead(err)
@@ -352,17 +354,17 @@ func (p *Plants) deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purp
 		statementTimeout = min(left, batchStatementTimeout)
 	}
 	deleted, _, _, err := deleteEach(ctx, single{conn}, []turn{d}, lockTimeout, statementTimeout)
+	v := verdict{next: look}
 	switch {
 	case err == nil && deleted[0]:
 		return verdict{}
-	case err == nil:
-		return explain(ctx, conn, d, nil, unsure)
+	case err != nil:
+		v = sendOn(blame(ctx, conn, err), err)
 	}
-	v := blame(ctx, conn, err)
 	if v.next == look {
-		return explain(ctx, conn, d, v.err, unsure)
+		v = explain(ctx, conn, d, v.err, unsure, statementTimeout)
 	}
-	if v = sendOn(v, err); v.what == suspected {
+	if v.what == suspected {
 		v.what = slow // it was on its own
 	}
 	return v
@@ -377,9 +379,7 @@ func (p *Plants) lockPatience() time.Duration {
 
 // lookAlone explains why a deletion was refused (why) or found no row (nil).
 func (p *Plants) lookAlone(ctx context.Context, d plant.Deletion, why error) verdict {
-	return p.on(ctx, retried, 1, func(ctx context.Context, conn *pgx.Conn) verdict {
-		return explain(ctx, conn, turn{Deletion: d}, why, false)
-	})
+	return p.looks.await(ctx, &member{deletion: d, why: why})
 }
 
 // sayNo makes a definite no true for good, before the client is told.
@@ -409,7 +409,7 @@ func (p *Plants) sayNo(ctx context.Context, d plant.Deletion, no error, unsure b
 		case refused[0]:
 			return verdict{err: no}
 		}
-		h, err := readHistory(ctx, conn, d)
+		h, err := readHistory(ctx, conn, d, remaining(ctx))
 		if err != nil {
 			return onlyRead(err)
 		}
@@ -418,68 +418,86 @@ func (p *Plants) sayNo(ctx context.Context, d plant.Deletion, no error, unsure b
 }
 
 // explain finds out what a DELETE that found no row, or was taken back for the
-// reason why, means.
-func explain(ctx context.Context, conn *pgx.Conn, d turn, why error, unsure bool) verdict {
-	h, err := readHistory(ctx, conn, d.Deletion)
+// reason why, means. It goes on alone if that takes longer than limit.
+func explain(ctx context.Context, conn *pgx.Conn, d turn, why error, unsure bool, limit time.Duration) verdict {
+	h, err := readHistory(ctx, conn, d.Deletion, limit)
+	if err != nil {
+		return onlyLooked(err)
+	}
+	v, settles := h.explains(d, why, unsure)
+	if settles {
+		return settled(v, settle(ctx, conn))
+	}
+	return v
+}
+
+// explains is what a history tells of a DELETE, see explain. With settles, that holds once
+// what was read is settled: on the same connection, as another may lead to a server that
+// never had the entry.
+func (h history) explains(d turn, why error, unsure bool) (v verdict, settles bool) {
 	switch {
-	case err != nil:
-		return onlyRead(err)
 	case h.own:
-		return replay(ctx, conn, d.Deletion, h, unsure)
+		return h.replays(d.Deletion, unsure), true
 	case errors.Is(why, plant.ErrBusy) && h.turn > d.number:
-		return passRefusal(ctx, conn, d, h)
+		return h.passes(d)
 	case errors.Is(why, plant.ErrBusy) && h.exists:
 		// The entry in its way is of its own transaction: several rows have the id.
-		return verdict{err: fmt.Errorf("%w: the plant would be recorded twice: is the id still the primary key?", plant.ErrHindered)}
+		return verdict{err: fmt.Errorf("%w: the plant would be recorded twice: is the id still the primary key?", plant.ErrHindered)}, false
 	case errors.Is(why, plant.ErrHindered) && !h.replaced:
-		return verdict{err: why}
+		return verdict{err: why}, false
 	case h.exists && overBudget(why) != nil:
-		return verdict{err: why}
+		return verdict{err: why}, false
 	case h.kept:
-		return verdict{err: fmt.Errorf("%w: the row is there, but DELETE did not touch it", plant.ErrStoreRule)}
+		return verdict{err: fmt.Errorf("%w: the row is there, but DELETE did not touch it", plant.ErrStoreRule)}, false
 	case h.hidden:
 		// Also where SELECT finds the row: each command has policies of its own.
-		return verdict{err: fmt.Errorf("%w: row level security may hide the plant", plant.ErrHindered)}
+		return verdict{err: fmt.Errorf("%w: row level security may hide the plant", plant.ErrHindered)}, false
 	case h.exists:
-		err := fmt.Errorf("%w: the row came between two statements", plant.ErrBusy)
-		return verdict{next: again, err: err}
+		return verdict{next: again, err: fmt.Errorf("%w: the row came between two statements", plant.ErrBusy)}, false
 	case h.deletedAt != nil:
-		// On this connection: another may lead to a server that never had the entry.
-		if err := settle(ctx, conn); err != nil {
-			return onlyRead(err)
-		}
-		return verdict{err: &plant.DeletedEarlierError{At: *h.deletedAt}}
+		return verdict{err: &plant.DeletedEarlierError{At: *h.deletedAt}}, true
 	default:
-		return verdict{err: plant.ErrNotFound}
+		return verdict{err: plant.ErrNotFound}, false
 	}
 }
 
-// passRefusal goes on with the next turn of a deletion that met a refusal, which has
+// passes goes on with the next turn of a deletion that met a refusal, which has
 // to be older than the request. If it is not, the client was told no while this request
 // was under way, perhaps given up long ago: nothing may come of it any more. Both ages
 // are durations of one clock each, that of the database and ours.
 //
 // The refusal has to outlive a failover. Otherwise an attempt of its turn could
 // delete the plant there, and one of the next turn once more.
-func passRefusal(ctx context.Context, conn *pgx.Conn, d turn, h history) verdict {
+func (h history) passes(d turn) (v verdict, settles bool) {
 	if h.age <= time.Since(d.Came).Seconds() {
-		return verdict{err: fmt.Errorf("%w: the same request was refused meanwhile", plant.ErrBusy)}
+		return verdict{err: fmt.Errorf("%w: the same request was refused meanwhile", plant.ErrBusy)}, false
 	}
-	if err := settle(ctx, conn); err != nil {
-		return onlyRead(err)
-	}
-	return verdict{next: alone, turn: h.turn, err: plant.ErrBusy}
+	return verdict{next: alone, turn: h.turn, err: plant.ErrBusy}, true
 }
 
-// replay ends a deletion that was found in the ledger.
-func replay(ctx context.Context, conn *pgx.Conn, d plant.Deletion, h history, unsure bool) verdict {
-	if err := settle(ctx, conn); err != nil {
-		v := judge(err, true)
-		v.next = ask // whatever kept us from settling, the entry is there
-		return v
-	}
+// replays ends a deletion that was found in the ledger.
+func (h history) replays(d plant.Deletion, unsure bool) verdict {
 	// Under our own request id, after an attempt of ours that may have been
 	// committed: that attempt was.
 	ours := unsure && h.requestID != nil && *h.requestID == d.RequestID
 	return verdict{replayed: !ours}
+}
+
+// replay is replays, once that is settled.
+func replay(ctx context.Context, conn *pgx.Conn, d plant.Deletion, h history, unsure bool) verdict {
+	return settled(h.replays(d, unsure), settle(ctx, conn))
+}
+
+// settled is what becomes of a verdict once settling it ended, perhaps with an error.
+func settled(v verdict, err error) verdict {
+	switch {
+	case err == nil:
+		return v
+	case v.next == done && v.err == nil:
+		v = judge(err, true)
+		v.next = ask // whatever kept us from settling, the entry is there
+		return v
+	default:
+		return onlyRead(err)
+	}
 }

@@ -692,11 +692,7 @@ func TestPlansAreKept(t *testing.T) {
 	s := newStore(t)
 	s.sample(t, 20_000)
 	for _, size := range []int{2, 3, 20} {
-		conn, err := pgx.Connect(t.Context(), s.pool.Config().ConnString())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close(context.WithoutCancel(t.Context()))
+		conn := pgtest.Connect(t, s.pool.Config().ConnString())
 		const batches = 12
 		for i := range batches {
 			var turns []turn

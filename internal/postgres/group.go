@@ -20,7 +20,8 @@ import (
 // under way make up the next one: one pipelined implicit transaction, one commit.
 // A deletion that arrives when nothing is under way goes at once; nobody ever waits
 // for company. How many batches are under way at a time, and how far apart they start, is
-// told by lanes; while one is slow, others pass it. Refusals have a group, too.
+// told by lanes; while one is slow, others pass it. Refusals have a group, too, and so have
+// looks at the ledger.
 //
 // The members of a batch share a transaction but not a fate:
 //
@@ -96,6 +97,7 @@ const (
 // A member is a deletion in a group.
 type member struct {
 	deletion plant.Deletion
+	why      error        // why the deletion was taken back that is to be explained, see explain
 	until    time.Time    // the request's deadline, if it has one
 	verdict  chan verdict // takes one without blocking
 	// taken is set once, by the lane that takes the member or by the request
@@ -108,7 +110,12 @@ type member struct {
 // join runs a deletion together with others. It returns when the batch is committed or
 // has failed, or when ctx ends: then nothing is known of a batch under way.
 func (g *group) join(ctx context.Context, d plant.Deletion) verdict {
-	m := &member{deletion: d, verdict: make(chan verdict, 1)}
+	return g.await(ctx, &member{deletion: d})
+}
+
+// await is join for a member.
+func (g *group) await(ctx context.Context, m *member) verdict {
+	m.verdict = make(chan verdict, 1)
 	came := time.Now()
 	m.until, _ = ctx.Deadline()
 	g.mu.Lock()
@@ -130,7 +137,7 @@ func (g *group) join(ctx context.Context, d plant.Deletion) verdict {
 		return v
 	case <-ctx.Done():
 		v := verdict{err: g.db.shares.inVain(ctx.Err()), waited: time.Since(came)}
-		if !m.taken.CompareAndSwap(false, true) {
+		if !m.taken.CompareAndSwap(false, true) && g.what != retried { // a look or a refusal deletes nothing
 			v.next = ask
 		}
 		return v
@@ -508,11 +515,7 @@ func (g *group) attempt(on *place, batch []*member, del deleteFunc, statementTim
 func (g *group) refuseBatch(at *place, batch []*member) {
 	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 	defer cancel()
-	deletions := make([]plant.Deletion, len(batch))
-	for i, m := range batch {
-		deletions[i] = m.deletion
-	}
-	refused, err := refuse(ctx, at.Conn.Conn(), deletions, batchLockTimeout, batchStatementTimeout)
+	refused, err := refuse(ctx, at.Conn.Conn(), deletionsOf(batch), batchLockTimeout, batchStatementTimeout)
 	if half := len(batch) / 2; half > 0 && err != nil && errors.Is(judge(err, true).err, plant.ErrBusy) {
 		g.refuseBatch(at, batch[:half])
 		g.refuseBatch(at, batch[half:])
@@ -525,6 +528,62 @@ func (g *group) refuseBatch(at *place, batch []*member) {
 		}
 		m.verdict <- v
 	}
+}
+
+// lookBatch explains what deletions met. Where the server refuses the look, as it takes long
+// or because of code of the store's that runs with it, each half is tried, until whoever that
+// comes from is alone. Halves of halves come last: those who are told first wait for none of
+// them. Who can't be told within commitTimeout goes on alone.
+func (g *group) lookBatch(at *place, batch []*member) {
+	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
+	defer cancel()
+	conn, whole := at.Conn.Conn(), g.statementTimeout()
+	for parts := [][]*member{batch}; len(parts) > 0; parts = parts[1:] {
+		part := parts[0]
+		limit := max(whole*time.Duration(len(part))/time.Duration(len(batch)), leastStatementTimeout)
+		if remaining(ctx) < limit+margin/2 { // it would be cut off, and with it the connection
+			tell(part, verdict{next: alone, what: suspected, err: wrap(plant.ErrBusy, context.DeadlineExceeded)})
+			continue
+		}
+		began := time.Now()
+		histories, work, err := readHistories(ctx, conn, deletionsOf(part), limit)
+		switch half := len(part) / 2; {
+		case err == nil:
+			g.took(time.Since(began), work)
+			tellHistories(ctx, conn, part, histories)
+		case half > 0 && pgError(err) != nil && !conn.IsClosed() && sqlState(err) != lockNotAvailable:
+			parts = append(parts, part[:half], part[half:])
+		default:
+			tell(part, onlyLooked(err))
+		}
+	}
+}
+
+// tellHistories tells each what its history means, and settles once what has to be.
+func tellHistories(ctx context.Context, conn *pgx.Conn, batch []*member, histories []history) {
+	settling := make(map[*member]verdict)
+	for i, m := range batch {
+		v, settles := histories[i].explains(turn{Deletion: m.deletion}, m.why, false)
+		if settles {
+			settling[m] = v
+		} else {
+			m.verdict <- v
+		}
+	}
+	if len(settling) == 0 {
+		return
+	}
+	err := settle(ctx, conn)
+	for m, v := range settling {
+		m.verdict <- settled(v, err)
+	}
+}
+
+func deletionsOf(batch []*member) (all []plant.Deletion) {
+	for _, m := range batch {
+		all = append(all, m.deletion)
+	}
+	return all
 }
 
 func tell(batch []*member, v verdict) {

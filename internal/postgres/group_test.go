@@ -1,14 +1,19 @@
 package postgres
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
 )
 
@@ -318,5 +323,198 @@ func TestADeletionThatIsSlowByNatureSucceeds(t *testing.T) {
 	}
 	if got := len(s.ledger(t)); got != 1 {
 		t.Errorf("%d ledger rows, want 1", got)
+	}
+}
+
+// Those who find no row look together for what became of their plants, and each is told its
+// own.
+func TestLooksAreTakenTogether(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 200)
+	s.exec(t, `DELETE FROM plants WHERE id <= 100`)
+	for id := int64(101); id <= 110; id++ {
+		if _, err := s.plants.Delete(in(t, patience), deletion(id, "k")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	conns := s.take(t, retried)
+	kinds := []struct {
+		name        string
+		first, last int64
+		told        func(verdict) bool
+	}{
+		{"deleted by SQL", 1, 100, func(v verdict) bool {
+			_, earlier := errors.AsType[*plant.DeletedEarlierError](v.err)
+			return earlier
+		}},
+		{"deleted by the same request", 101, 110, func(v verdict) bool { return v.err == nil && v.replayed }},
+		{"never there", 1001, 1100, func(v verdict) bool { return errors.Is(v.err, plant.ErrNotFound) }},
+	}
+	var all sync.WaitGroup
+	many := 0
+	for _, kind := range kinds {
+		for id := kind.first; id <= kind.last; id++ {
+			many++
+			all.Go(func() {
+				v := s.plants.lookAlone(in(t, patience), deletion(id, "k"), nil)
+				if !kind.told(v) {
+					t.Errorf("a look for plant %d, which was %s: %+v", id, kind.name, v)
+				}
+			})
+		}
+	}
+	for waited := in(t, patience); ; time.Sleep(time.Millisecond) {
+		s.plants.looks.mu.Lock()
+		waiting := len(s.plants.looks.waiting)
+		s.plants.looks.mu.Unlock()
+		if waiting == many {
+			break
+		}
+		if waited.Err() != nil {
+			t.Fatalf("%d of %d wait for a look", waiting, many)
+		}
+	}
+	before := s.looks(t)
+	for _, conn := range conns {
+		conn.Release()
+	}
+	all.Wait()
+	if got := s.looks(t) - before; got == 0 || got > many/10 {
+		t.Errorf("%d looks were taken in %d batches, want a fraction", many, got)
+	}
+}
+
+// looks is how many batches of looks there were.
+func (s store) looks(t *testing.T) int {
+	t.Helper()
+	s.plants.looks.mu.Lock()
+	defer s.plants.looks.mu.Unlock()
+	return s.plants.looks.lanes.count
+}
+
+// What fails, or takes long, as one plant is looked for says nothing of the others, and
+// they don't wait for it.
+func TestALookThatFailsIsNobodyElses(t *testing.T) {
+	t.Parallel()
+	const raise = `RAISE 'not this one' USING ERRCODE = `
+	for _, tt := range []struct {
+		does string
+		own  verdict // but for its error
+	}{
+		{raise + `'P0001'`, verdict{}},
+		{raise + `'23505', SCHEMA = 'public', TABLE = 'plant_deletions', CONSTRAINT = 'plant_deletions_once'`, verdict{}},
+		{raise + `'53200'`, verdict{next: again}},
+		{raise + `'40001'`, verdict{next: again}},
+		{raise + `'57014'`, verdict{next: alone, what: suspected}},
+		{`PERFORM pg_sleep(600)`, verdict{next: alone, what: suspected}},
+	} {
+		t.Run(tt.does, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t)
+			s.sample(t, 9)
+			s.exec(t, `CREATE FUNCTION public.see(id bigint) RETURNS boolean LANGUAGE plpgsql AS $$BEGIN
+					IF id = 2 THEN `+tt.does+`; END IF;
+					RETURN false;
+				END$$;
+				ALTER TABLE plants ENABLE ROW LEVEL SECURITY;
+				CREATE POLICY see ON plants USING (public.see(id))`)
+			conn, err := s.borrow(in(t, patience), retried, patience)
+			if err != nil {
+				t.Fatal(err)
+			}
+			at := place{s.plants.looks.newPipeline(conn)}
+			defer func() { at.leave() }()
+			told := func() (all []verdict) {
+				var batch []*member
+				for i := range 9 {
+					batch = append(batch, &member{deletion: request(int64(i+1), i), verdict: make(chan verdict, 1)})
+				}
+				s.plants.looks.lookBatch(&at, batch)
+				for _, m := range batch {
+					all = append(all, <-m.verdict)
+				}
+				return all
+			}
+			others := func(all []verdict) []verdict { return slices.Delete(slices.Clone(all), 1, 2) }
+			slow := func(v verdict) bool { return v.what == suspected }
+			all := told()
+			for range 9 { // on a busy machine the others may take long, too
+				if slices.ContainsFunc(others(all), slow) {
+					all = told()
+				}
+			}
+			if v := all[1]; v.err == nil || v.next != tt.own.next || v.what != tt.own.what {
+				t.Errorf("plant 2: %+v; want %+v and an error", v, tt.own)
+			}
+			for i, v := range others(all) {
+				if v.next != done || !errors.Is(v.err, plant.ErrHindered) || strings.Contains(v.err.Error(), "not this one") {
+					t.Errorf("one of the others, number %d: %+v; want ErrHindered, and nothing of plant 2", i, v)
+				}
+			}
+			if conn.Conn.Conn().IsClosed() {
+				t.Error("the connection was closed, want it as it was")
+			}
+		})
+	}
+}
+
+// Who is looked for for longer than a batch has time is told why after all.
+func TestALookThatTakesLong(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 1)
+	s.exec(t, `CREATE FUNCTION public.see(id bigint) RETURNS boolean LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(1.5); RETURN true; END$$;
+		ALTER TABLE plants ENABLE ROW LEVEL SECURITY;
+		CREATE POLICY remove ON plants FOR DELETE USING (false);
+		CREATE POLICY see ON plants FOR SELECT USING (public.see(id))`)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); !errors.Is(err, plant.ErrHindered) {
+		t.Errorf("Delete of a plant that is hidden, and looked for for 1.5 s: %v, want ErrHindered", err)
+	}
+}
+
+// A look is not planned anew each time, however many take it.
+func TestPlansOfLooksAreKept(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 20_000)
+	s.exec(t, `DELETE FROM plants WHERE id <= 10000; ANALYZE plants, plant_deletions`)
+	conn := pgtest.Connect(t, s.pool.Config().ConnString())
+	const batches = 24
+	for i := range batches {
+		var deletions []plant.Deletion
+		for n := range 1 + i%3 {
+			deletions = append(deletions, deletion(int64(9_000+100*i+n), "k"))
+		}
+		if _, _, err := readHistories(t.Context(), conn, deletions, patience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	checkKeptPlans(t, conn, batches, 2)
+}
+
+// Who does not wait for a look to end was not deleted, and is told so.
+func TestALookThatTakesTooLong(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	under := make(chan struct{})
+	done := make(chan struct{})
+	s.plants.looks.perform = func(_ *group, _ *place, batch []*member) {
+		close(under)
+		<-done
+		tell(batch, verdict{err: plant.ErrNotFound})
+	}
+	defer close(done)
+	// With more time, it would take the look itself.
+	ctx, cancel := context.WithCancel(in(t, leastToGoAlone))
+	go func() {
+		defer cancel()
+		select {
+		case <-under:
+		case <-ctx.Done():
+		}
+	}()
+	if _, err := s.plants.Delete(ctx, deletion(1, "k")); !errors.Is(err, plant.ErrBusy) || errors.Is(err, plant.ErrUnknown) {
+		t.Errorf("Delete of a request that ends while its look is under way: %v, want ErrBusy, and nothing unknown", err)
 	}
 }

@@ -442,7 +442,7 @@ func TestLooksThroughAPooler(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if _, err := readHistory(in(t, patience), conn.Conn(), deletion(1, "k")); sqlState(err) != lockNotAvailable {
+	if _, err := readHistory(in(t, patience), conn.Conn(), deletion(1, "k"), patience); sqlState(err) != lockNotAvailable {
 		t.Errorf("a look at the ledger while it is locked: %v, want SQLSTATE %s", err, lockNotAvailable)
 	}
 }

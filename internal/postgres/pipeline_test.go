@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"sync"
 	"testing"
@@ -90,63 +91,55 @@ func TestAnswersOnAPipelineAreNotMixedUp(t *testing.T) {
 func TestABrokenPipelineLosesAllThatIsOnTheRoad(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	for name, breaks := range map[string]func(t *testing.T, s store, w *wire, pid uint32){
-		"terminated": func(t *testing.T, s store, _ *wire, pid uint32) {
-			if _, err := pgtest.Pool(t, database.Super).Exec(t.Context(), `SELECT pg_terminate_backend($1)`, pid); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"silent": func(_ *testing.T, _ store, w *wire, _ uint32) { w.mute() },
-	} {
-		t.Run(name, func(t *testing.T) {
-			s, w := lossy(t, database, "")
-			s.exec(t, `DELETE FROM plants`)
-			s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, 5) i`)
-			p := s.pipelineOn(t)
-			p.join(5)
-			// The first one waits for a row, and the others behind it.
-			tx, err := s.owner.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer tx.Rollback(context.WithoutCancel(t.Context()))
-			if _, err := tx.Exec(t.Context(), `SELECT FROM plants WHERE id = 1 FOR UPDATE`); err != nil {
-				t.Fatal(err)
-			}
-			verdicts := make(chan verdict, 5)
-			for i := range int64(5) {
-				sent := p.last
-				go func() {
-					defer p.leave()
-					_, _, _, err := deleteEach(context.Background(), p, turns(i+1), patience, patience)
-					if err == nil {
-						t.Errorf("batch %d: no error, want one", i+1)
-						verdicts <- verdict{}
-						return
-					}
-					if i == 0 && sqlState(err) == lockNotAvailable {
-						err = errBroken // what came before the silence was heard
-					}
-					verdicts <- judge(err, true)
-				}()
-				p.awaitSent(sent)
-			}
-			conn := p.Conn.Conn()
-			breaks(t, s, w, conn.PgConn().PID())
-			for range 5 {
-				if v := <-verdicts; v.next != ask || !errors.Is(v.err, plant.ErrUnavailable) {
-					t.Errorf("a batch that was on the road: %+v, want that the ledger is asked", v)
+	next := int64(1)
+	for _, way := range []way{byReset, byEnd, byFatal, bySilence} {
+		b := breach{direction: toService, way: way}
+		t.Run(b.String(), func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				defer time.Sleep(time.Minute) // until the driver has closed what it gave up
+				s, l := newLink(t, database, places, nil)
+				s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series($1::bigint, $1 + 4) i`, next)
+				p := s.pipelineOn(t)
+				p.join(5)
+				conn := p.Conn.Conn()
+				l.arm([]breach{b})
+				answer := make(chan struct{}) // which the first one waits for, until all are sent
+				p.last = answer
+				verdicts := make(chan verdict, 5)
+				for range 5 {
+					all := turns(next)
+					next++
+					go func() {
+						defer p.leave()
+						_, _, _, err := deleteEach(context.Background(), p, all, patience, patience)
+						if err == nil {
+							t.Errorf("plant %d: no error, want one", all[0].Plant)
+							verdicts <- verdict{}
+							return
+						}
+						verdicts <- judge(err, true)
+					}()
+					synctest.Wait()
 				}
-			}
-			if p := s.plants.group.joined(); p != nil {
-				t.Error("a batch may join the broken pipeline, want none")
-			}
-			if _, _, _, err := p.send(conn, nil); judge(err, true).next != again {
-				t.Errorf("a batch that was not sent: %v, want that it is tried again", err)
-			}
-			for s.shares.inUse[together].Load() > 0 { // or the test ends by its time limit
-				time.Sleep(time.Millisecond)
-			}
+				close(answer)
+				for range 5 {
+					if v := <-verdicts; v.next != ask || !errors.Is(v.err, plant.ErrUnavailable) {
+						t.Errorf("a batch that was on the road: %+v, want that the ledger is asked", v)
+					}
+				}
+				if _, missed := l.up(); missed > 0 {
+					t.Error("the breach did not come about")
+				}
+				if p := s.plants.group.joined(); p != nil {
+					t.Error("a batch may join the broken pipeline, want none")
+				}
+				if _, _, _, err := p.send(conn, nil); err == nil || judge(err, true).next != again {
+					t.Errorf("a batch that was not sent: %v, want that it is tried again", err)
+				}
+				for s.shares.inUse[together].Load() > 0 { // or the test ends by its time limit
+					time.Sleep(time.Millisecond)
+				}
+			})
 		})
 	}
 }
@@ -181,9 +174,63 @@ func TestALateAnswerIsNobodys(t *testing.T) {
 	}
 }
 
-// awaitSent returns when another batch was sent than the one with this answer.
+// A peer that takes nothing more in the middle of a batch is given up after a time. The next
+// batch is not sent to it.
+func TestAPeerThatTakesNothingMore(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		defer time.Sleep(time.Minute) // until the connection has had its farewell
+		p := s.pipelineOn(t)
+		p.join(2)
+		conn := p.Conn.Conn().PgConn().Conn().(*briefFarewell)
+		nobody, _ := net.Pipe()
+		conn.Conn = &fullConn{Conn: conn.Conn, nobody: nobody}
+		began := time.Now()
+		var told [2]verdict
+		for i := range told {
+			_, _, _, err := deleteEach(context.Background(), p, turns(int64(i+1)), patience, patience)
+			told[i] = judge(err, true)
+			p.leave()
+		}
+		if took := time.Since(began); took != commitTimeout {
+			t.Errorf("both were told after %v, want %v", took, commitTimeout)
+		}
+		if told[0].next != ask {
+			t.Errorf("the batch that was sent in part: %+v, want that the ledger is asked", told[0])
+		}
+		if told[1].next != again {
+			t.Errorf("the batch that was not sent: %+v, want that it is tried again", told[1])
+		}
+	})
+}
+
+// A fullConn takes half of what is written, and then no more.
+type fullConn struct {
+	net.Conn
+	nobody net.Conn // one end of a pipe without anybody at the other, which keeps the deadlines
+}
+
+func (c *fullConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b[:len(b)/2])
+	if err == nil {
+		_, err = c.nobody.Write(b[n:])
+	}
+	return n, err
+}
+
+func (c *fullConn) SetWriteDeadline(t time.Time) error { return c.nobody.SetWriteDeadline(t) }
+
+func (c *fullConn) SetDeadline(t time.Time) error {
+	_ = c.nobody.SetDeadline(t)
+	return c.Conn.SetDeadline(t)
+}
+
+// awaitSent returns when another batch was sent than the one with this answer, or when none
+// can be any more.
 func (p *pipeline) awaitSent(last chan struct{}) {
-	for now := last; now == last; time.Sleep(time.Millisecond) {
+	for now := last; now == last && !p.broken.Load(); time.Sleep(time.Millisecond) {
 		p.sending.Lock()
 		now = p.last
 		p.sending.Unlock()

@@ -101,11 +101,13 @@ func proves(ids []int64, principals, keys []string, work *time.Duration) stateme
 // one form only.
 func pinned() *pgx.Batch {
 	pipeline := new(pgx.Batch)
-	pipeline.Queue(`SELECT pg_catalog.set_config('search_path', 'pg_catalog', true),
-		pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('jit', 'off', true),
-		pg_catalog.set_config('lock_timeout', '` + lookLockTimeout + `', true), pg_catalog.set_config('datestyle', 'ISO, YMD', true)`)
+	pipeline.Queue(pins)
 	return pipeline
 }
+
+const pins = `SELECT pg_catalog.set_config('search_path', 'pg_catalog', true),
+	pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('jit', 'off', true),
+	pg_catalog.set_config('lock_timeout', '` + lookLockTimeout + `', true), pg_catalog.set_config('datestyle', 'ISO, YMD', true)`
 
 // lookLockTimeout bounds the wait for locks of what only reads.
 const lookLockTimeout = "100ms"
@@ -118,12 +120,31 @@ type sender interface {
 // queryRow runs a statement in a pinned transaction of its own and scans its one
 // row. It returns pgx.ErrNoRows when there is none.
 func queryRow(ctx context.Context, db sender, dest []any, sql string, args ...any) error {
+	none := true
+	err := queryRows(ctx, db, func(scan func(...any) error) error {
+		none = false
+		return scan(dest...)
+	}, sql, args...)
+	if err == nil && none {
+		return pgx.ErrNoRows
+	}
+	return err
+}
+
+// queryRows runs a statement in a pinned transaction of its own and calls row for each
+// row.
+func queryRows(ctx context.Context, db sender, row func(scan func(dest ...any) error) error, sql string, args ...any) error {
 	pipeline := pinned()
 	pipeline.Queue(sql, args...)
+	return readSecond(ctx, db, pipeline, row)
+}
+
+// readSecond runs a pipeline of two statements, of which the second has rows.
+func readSecond(ctx context.Context, db sender, pipeline *pgx.Batch, row func(scan func(dest ...any) error) error) error {
 	results := db.SendBatch(ctx, pipeline)
 	_, err := results.Exec()
 	if err == nil {
-		err = results.QueryRow().Scan(dest...)
+		_, err = readResult(results, statement{row: row})
 	}
 	// The commit is only known when everything was read to the end.
 	if closeErr := results.Close(); err == nil {
@@ -412,13 +433,29 @@ func lockedRows(ctx context.Context, conn *pgx.Conn, ids []int64) (found []int64
 	return found, all, err
 }
 
-// readHistory reads what became of a plant. It takes no lock.
-func readHistory(ctx context.Context, conn *pgx.Conn, d plant.Deletion) (history, error) {
-	var h history
+// readHistory reads what became of a plant, within limit. It takes no lock.
+func readHistory(ctx context.Context, conn *pgx.Conn, d plant.Deletion, limit time.Duration) (history, error) {
+	limit = max(min(limit, remaining(ctx)-margin), leastStatementTimeout)
+	all, _, err := readHistories(ctx, conn, []plant.Deletion{d}, limit)
+	if err != nil {
+		return history{}, err
+	}
+	return all[0], nil
+}
+
+// readHistories is readHistory for many, in their order. It also tells how long the
+// database worked.
+func readHistories(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, limit time.Duration) (all []history, work time.Duration, err error) {
+	ids, principals, _, keys := columns(deletions)
 	// A row trigger before the DELETE can keep the row (tgtype 1: for each row, 2:
 	// before, 8: delete), and so can a rule instead of it. Without a condition ('<>')
 	// the rule leaves no DELETE whose triggers would run.
-	err := queryRow(ctx, conn, []any{&h.exists, &h.kept, &h.replaced, &h.hidden, &h.own, &h.requestID, &h.deletedAt, &h.turn, &h.age}, `
+	//
+	// OFFSET 0 hides the length of the arrays from the planner, see deletePlants. (unnest of
+	// several arrays is grammar: no search path finds another.)
+	pipeline := new(pgx.Batch)
+	pipeline.Queue(pins+`, pg_catalog.set_config('statement_timeout', $1::pg_catalog.text, true)`, milliseconds(limit))
+	pipeline.Queue(`
 		SELECT p.there, p.there AND (
 				EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'public.plants'::pg_catalog.regclass AND NOT t.tgisinternal AND t.tgtype & 11 = 11)
 				OR EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = 'public.plants'::pg_catalog.regclass AND r.ev_type = '4' AND r.is_instead)),
@@ -426,18 +463,36 @@ func readHistory(ctx context.Context, conn *pgx.Conn, d plant.Deletion) (history
 				AND r.ev_qual::pg_catalog.text = '<>'),
 			row_security_active('public.plants') OR row_security_active('public.plant_deletions'),
 			coalesce(l.own, false), l.request_id, l.deleted_at,
-			coalesce(r.turn + 1, 0), coalesce(extract(epoch FROM clock_timestamp() - r.deleted_at), 0)::float8
-		FROM (SELECT EXISTS (SELECT FROM public.plants WHERE id = $1::bigint) AS there) p LEFT JOIN LATERAL (
-			SELECT d.deleted_by = $2::pg_catalog.text AND d.idempotency_key IS NOT DISTINCT FROM $3::pg_catalog.text AS own, d.request_id, d.deleted_at
-			FROM public.plant_deletions d WHERE d.plant_id = $1::bigint AND d.plant IS NOT NULL
+			coalesce(r.turn + 1, 0), coalesce(extract(epoch FROM clock_timestamp() - r.deleted_at), 0)::float8,
+			extract(epoch FROM clock_timestamp() - transaction_timestamp())::float8
+		FROM (SELECT $1::bigint[] AS plants, $2::pg_catalog.text[] AS principals, $3::pg_catalog.text[] AS keys OFFSET 0) asked
+		CROSS JOIN LATERAL unnest(asked.plants, asked.principals, asked.keys) WITH ORDINALITY a (plant, principal, key, number)
+		CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM public.plants WHERE id = a.plant) AS there) p LEFT JOIN LATERAL (
+			SELECT d.deleted_by = a.principal AND d.idempotency_key IS NOT DISTINCT FROM a.key AS own, d.request_id, d.deleted_at
+			FROM public.plant_deletions d WHERE d.plant_id = a.plant AND d.plant IS NOT NULL
 			ORDER BY own DESC, d.id DESC LIMIT 1
 		) l ON true LEFT JOIN LATERAL (
 			SELECT d.turn, d.deleted_at FROM public.plant_deletions d
-			WHERE d.plant_id = $1::bigint AND d.deleted_by = $2::pg_catalog.text AND d.idempotency_key = $3::pg_catalog.text
+			WHERE d.plant_id = a.plant AND d.deleted_by = a.principal AND d.idempotency_key = a.key
 			ORDER BY d.turn DESC LIMIT 1
-		) r ON true`,
-		int64(d.Plant), d.Principal, d.Key)
-	return h, err
+		) r ON true ORDER BY a.number`, ids, principals, keys)
+	err = readSecond(ctx, conn, pipeline, func(scan func(...any) error) error {
+		var h history
+		var seconds float64
+		err := scan(&h.exists, &h.kept, &h.replaced, &h.hidden, &h.own, &h.requestID, &h.deletedAt, &h.turn, &h.age, &seconds)
+		all, work = append(all, h), time.Duration(seconds*float64(time.Second))
+		return err
+	})
+	return all, work, err
+}
+
+// columns returns what is asked of deletions, for the arrays of a statement.
+func columns(deletions []plant.Deletion) (ids []int64, principals, requestIDs, keys []string) {
+	for _, d := range deletions {
+		ids, principals = append(ids, int64(d.Plant)), append(principals, d.Principal)
+		requestIDs, keys = append(requestIDs, d.RequestID), append(keys, d.Key)
+	}
+	return ids, principals, requestIDs, keys
 }
 
 // refersToPlants reports whether a constraint or column of a table can stand in the
@@ -463,12 +518,7 @@ func refersToPlants(ctx context.Context, conn *pgx.Conn, e *pgconn.PgError) (boo
 // For an attempt that is about to be committed it waits up to lockTimeout. (unnest of
 // several arrays is grammar: no search path finds another.)
 func refuse(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (refused []bool, err error) {
-	var ids []int64
-	var principals, requestIDs, keys []string
-	for _, d := range deletions {
-		ids, principals = append(ids, int64(d.Plant)), append(principals, d.Principal)
-		requestIDs, keys = append(requestIDs, d.RequestID), append(keys, d.Key)
-	}
+	ids, principals, requestIDs, keys := columns(deletions)
 	var pipeline pgx.Batch
 	pipeline.Queue(bounds+`, `+commitDurably, milliseconds(lockTimeout), milliseconds(statementTimeout))
 	pipeline.Queue(`SELECT ARRAY(SELECT public.plantstore_refuse(r.plant, r.principal, r.request_id, r.key) FROM unnest(

@@ -186,47 +186,21 @@ func (t *Tokens) fetch(ctx context.Context, what purpose, digests []auth.Digest)
 	for i := range digests {
 		wanted[i] = digests[i][:]
 	}
-	pipeline := pinned()
-	pipeline.Queue(`
-		SELECT w.n, t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at, t.budget, t.budget_nanoseconds
-		FROM pg_catalog.unnest($1::pg_catalog.bytea[]) WITH ORDINALITY w (digest, n), LATERAL public.plantstore_token(w.digest) t`, wanted)
 	tokens := make(map[auth.Digest]auth.Token)
 	err := t.db.lend(ctx, what, func(conn *pgx.Conn) error {
-		results := conn.SendBatch(ctx, pipeline)
-		err := readRows(results, func(row pgx.CollectableRow) error {
+		return queryRows(ctx, conn, func(scan func(...any) error) error {
 			var n int64
 			var token auth.Token
-			if err := row.Scan(append([]any{&n}, scanToken(&token)...)...); err != nil {
+			if err := scan(append([]any{&n}, scanToken(&token)...)...); err != nil {
 				return err
 			}
 			tokens[digests[n-1]] = token
 			return nil
-		})
-		if closeErr := results.Close(); err == nil {
-			err = closeErr
-		}
-		return err
+		}, `
+			SELECT w.n, t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at, t.budget, t.budget_nanoseconds
+			FROM pg_catalog.unnest($1::pg_catalog.bytea[]) WITH ORDINALITY w (digest, n), LATERAL public.plantstore_token(w.digest) t`, wanted)
 	})
 	return tokens, err
-}
-
-// readRows calls scan for each row of the statement that comes after the first of a
-// pinned pipeline.
-func readRows(results pgx.BatchResults, scan func(pgx.CollectableRow) error) error {
-	if _, err := results.Exec(); err != nil {
-		return err
-	}
-	rows, err := results.Query()
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := scan(rows); err != nil {
-			return err
-		}
-	}
-	return rows.Err()
 }
 
 // Knows reports whether a token was good when it was last read, however long ago.
@@ -531,21 +505,11 @@ func (t *Tokens) List(ctx context.Context) ([]PrincipalTokens, error) {
 }
 
 func (t *Tokens) listTokens(ctx context.Context) ([]PrincipalTokens, error) {
-	pipeline := pinned()
-	pipeline.Queue(`
-		SELECT p.name, p.created_at, nullif(b.lifted_until, '-infinity'),
-			coalesce((SELECT sum(u.n) FROM unnest(b.parts, b.ends) u (n, until) WHERE u.until > now() - b.period), 0)::bigint,
-			t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at,
-			coalesce(b.most, 0), coalesce(1e9 * extract(epoch FROM b.period), 0)::bigint
-		FROM public.api_principals p JOIN public.api_tokens t ON t.principal = p.name
-			LEFT JOIN public.plantstore_budgets b ON b.principal = p.name ORDER BY p.name, t.created_at DESC`)
-	results := t.db.pool.SendBatch(ctx, pipeline)
-	defer results.Close()
 	var list []PrincipalTokens
-	err := readRows(results, func(row pgx.CollectableRow) error {
+	err := queryRows(ctx, t.db.pool, func(scan func(...any) error) error {
 		var p PrincipalTokens
 		var token auth.Token
-		if err := row.Scan(append([]any{&p.Name, &p.CreatedAt, (*nullTime)(&p.LiftedUntil), &p.Used}, scanToken(&token)...)...); err != nil {
+		if err := scan(append([]any{&p.Name, &p.CreatedAt, (*nullTime)(&p.LiftedUntil), &p.Used}, scanToken(&token)...)...); err != nil {
 			return err
 		}
 		if len(list) == 0 || list[len(list)-1].Name != p.Name {
@@ -555,14 +519,25 @@ func (t *Tokens) listTokens(ctx context.Context) ([]PrincipalTokens, error) {
 		last := &list[len(list)-1]
 		last.Tokens = append(last.Tokens, token)
 		return nil
-	})
+	}, `
+		SELECT p.name, p.created_at, nullif(b.lifted_until, '-infinity'),
+			coalesce((SELECT sum(u.n) FROM unnest(b.parts, b.ends) u (n, until) WHERE u.until > now() - b.period), 0)::bigint,
+			t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at,
+			coalesce(b.most, 0), coalesce(1e9 * extract(epoch FROM b.period), 0)::bigint
+		FROM public.api_principals p JOIN public.api_tokens t ON t.principal = p.name
+			LEFT JOIN public.plantstore_budgets b ON b.principal = p.name ORDER BY p.name, t.created_at DESC`)
 	return list, err
 }
 
 // listOthers returns the principals of whom there are budgets only.
 func (t *Tokens) listOthers(ctx context.Context) ([]PrincipalTokens, error) {
-	pipeline := pinned()
-	pipeline.Queue(`
+	var list []PrincipalTokens
+	err := queryRows(ctx, t.db.pool, func(scan func(...any) error) error {
+		var p PrincipalTokens
+		err := scan(&p.Name, (*nullTime)(&p.LiftedUntil), &p.ByDefault, &p.Budget.Most, (*int64)(&p.Budget.Period), &p.Used)
+		list = append(list, p)
+		return err
+	}, `
 		SELECT b.principal, nullif(b.lifted_until, '-infinity'), b.most IS NULL, coalesce(b.most, b.default_most, 0),
 			coalesce(1e9 * extract(epoch FROM coalesce(b.period, b.default_period)), 0)::bigint, u.used
 		FROM public.plantstore_budgets b CROSS JOIN LATERAL (
@@ -571,15 +546,6 @@ func (t *Tokens) listOthers(ctx context.Context) ([]PrincipalTokens, error) {
 		WHERE NOT EXISTS (SELECT FROM public.api_principals p WHERE p.name = b.principal)
 			AND (b.most IS NOT NULL OR u.used > 0 OR b.lifted_until > now())
 		ORDER BY b.principal`)
-	results := t.db.pool.SendBatch(ctx, pipeline)
-	defer results.Close()
-	var list []PrincipalTokens
-	err := readRows(results, func(row pgx.CollectableRow) error {
-		var p PrincipalTokens
-		err := row.Scan(&p.Name, (*nullTime)(&p.LiftedUntil), &p.ByDefault, &p.Budget.Most, (*int64)(&p.Budget.Period), &p.Used)
-		list = append(list, p)
-		return err
-	})
 	return list, err
 }
 

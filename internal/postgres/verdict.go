@@ -136,7 +136,10 @@ func judge(err error, sent bool) verdict {
 		// The statements were about to be parsed, in a round trip of its own before
 		// that of the deletion. What held that up may hold it up again.
 		v := unavailable(alone)
-		if pg != nil {
+		switch {
+		case pg != nil && endsSession(pg):
+			v = unavailable(again)
+		case pg != nil:
 			v = judgeError(pg)
 		}
 		if v.next == ask {
@@ -158,11 +161,17 @@ func judge(err error, sent bool) verdict {
 		}
 		return unavailable(again)
 	case pg == nil,
-		pg.SeverityUnlocalized == "FATAL" || pg.SeverityUnlocalized == "PANIC",
+		endsSession(pg),
 		pg.Code[:2] == "08" && pg.Where == "": // within a function it is about another connection
 		return unavailable(ask)
 	}
 	return judgeError(pg)
+}
+
+// endsSession reports whether the server ended the session with an error, for whatever
+// reason: it says nothing of the statement that it came for.
+func endsSession(pg *pgconn.PgError) bool {
+	return pg.SeverityUnlocalized == "FATAL" || pg.SeverityUnlocalized == "PANIC"
 }
 
 // judgeError classifies an ERROR with which the server answered a deletion. It
@@ -289,6 +298,16 @@ func onlyRead(err error) verdict {
 		v.next = done
 	case v.next == ask:
 		v.next = again
+	}
+	return v
+}
+
+// onlyLooked is onlyRead for a look that was given a time limit. Like a deletion that takes
+// long, it goes on where it holds up its own kind only.
+func onlyLooked(err error) verdict {
+	v := onlyRead(err)
+	if sqlState(err) == "57014" { // query_canceled
+		v.next, v.what = alone, suspected
 	}
 	return v
 }

@@ -10,8 +10,32 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
+	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
 )
+
+// A session may be ended while its statements are parsed, before the deletion is sent.
+func TestASessionThatEndsWhileItParses(t *testing.T) {
+	t.Parallel()
+	s, l := newLink(t, pgtest.New(t), LeastConns, nil)
+	s.plant(t, 1)
+	conn, err := s.borrow(in(t, patience), retried, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	l.arm([]breach{{direction: toService, way: byFatal}})
+	_, _, _, err = deleteEach(in(t, patience), single{conn.Conn.Conn()}, turns(1), patience, patience)
+	if _, left := l.up(); left > 0 {
+		t.Fatalf("the session did not end: %v", err)
+	}
+	if got := judge(err, true); got.next != again || !errors.Is(got.err, plant.ErrUnavailable) {
+		t.Errorf("judge of %q: next step %d, %v; want %d, ErrUnavailable", err, got.next, got.err, again)
+	}
+	if !s.has(t, 1) {
+		t.Error("the plant is gone")
+	}
+}
 
 func TestJudge(t *testing.T) {
 	t.Parallel()

@@ -359,7 +359,12 @@ func (p *Plants) deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purp
 	case err == nil && deleted[0]:
 		return verdict{}
 	case err != nil:
-		v = sendOn(blame(ctx, conn, err), err)
+		v = blame(ctx, conn, err)
+		if tooEarly(v, err) && !d.atCommit {
+			d.atCommit = true
+			return p.deleteOn(ctx, conn, d, what, unsure)
+		}
+		v = sendOn(v, err)
 	}
 	if v.next == look {
 		v = explain(ctx, conn, d, v.err, unsure, statementTimeout)

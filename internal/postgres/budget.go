@@ -141,7 +141,7 @@ func (u *usedUp) tell(d plant.Deletion, err error) {
 // lookWithin explains why a deletion is refused whose principal has used its budget up:
 // because of that, or it would be refused anyway, or was done before. Each principal
 // has one look at a time.
-func (p *Plants) lookWithin(ctx context.Context, d plant.Deletion, why *plant.OverBudgetError) verdict {
+func (p *Plants) lookWithin(ctx context.Context, d plant.Deletion, why *plant.OverBudgetError, unsure bool) verdict {
 	p.used.mu.Lock()
 	turns := p.used.account(d.Principal).turn
 	p.used.mu.Unlock()
@@ -152,7 +152,7 @@ func (p *Plants) lookWithin(ctx context.Context, d plant.Deletion, why *plant.Ov
 		return verdict{err: p.db.shares.inVain(ctx.Err())}
 	}
 	return p.on(ctx, budgeted, 1, func(ctx context.Context, conn *pgx.Conn) verdict {
-		return explain(ctx, conn, turn{Deletion: d}, why, false, remaining(ctx))
+		return explain(ctx, conn, d, because(turn{Deletion: d}, why, unsure), remaining(ctx))
 	})
 }
 

@@ -21,6 +21,7 @@ type Plants struct {
 	budgeted *group // of those whose principals have a budget: others don't wait for them
 	refusals *group
 	looks    *group
+	fates    *group
 	used     usedUp
 	holds    holds
 	lines    lines
@@ -38,6 +39,7 @@ func (db *DB) Plants(inFlight int) *Plants {
 	p.budgeted = newGroup(db, budgeted, (*group).deleteBatch)
 	p.refusals = newGroup(db, retried, (*group).refuseBatch)
 	p.looks = newGroup(db, retried, (*group).lookBatch)
+	p.fates = newGroup(db, lost, (*group).lookBatch)
 	return p
 }
 
@@ -144,6 +146,8 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 	// unsure is set once an attempt may have been committed without our knowing.
 	// From then on the ledger is asked before anything else is tried or told.
 	unsure := false
+	losses := 0       // attempts that left us so
+	askAlone := false // as others are asked for no longer than commitTimeout
 	// what is what the deletion is tried as. It turns out to be harder, never easier.
 	what := p.hard.recall(d.Plant)
 	// number is that of the deletion's turn.
@@ -173,23 +177,30 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 		}
 		var v verdict
 		over := p.used.by(d, unsure)
-		switch {
-		case over != nil:
-		case unsure || what != together:
+		open := true
+		if unsure || what != together {
 			tries++
+		}
+		if unsure {
+			v, open = p.fate(ctx, d, tries, askAlone || what != together)
+			askAlone = askAlone || !open && time.Since(began) >= commitTimeout
+		}
+		switch {
+		case over != nil || !open:
+		case what != together || losses > 1:
 			v = p.deleteAlone(ctx, turn{Deletion: d, number: number}, tries, unsure, what)
 			p.used.note(d, v.err)
 		default:
 			v = g.join(ctx, d)
 			if over = p.used.note(d, v.err); over == nil && v.next == look {
 				waited, batch := v.waited, v.batch
-				v = p.lookAlone(ctx, d, v.err)
+				v = p.lookAlone(ctx, d, v.err, unsure)
 				v.waited, v.batch = v.waited+waited, batch
 			}
 		}
 		if over != nil {
 			land()
-			v = p.lookWithin(ctx, d, over)
+			v = p.lookWithin(ctx, d, over, unsure)
 		}
 		p.hard.note(d.Plant, v)
 		spender.note(v)
@@ -226,6 +237,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 			}
 		case ask:
 			unsure = true
+			losses++
 		}
 		if !rest(ctx, pause) {
 			if what == locked && ctx.Err() != nil {
@@ -308,32 +320,29 @@ func (p *Plants) on(ctx context.Context, what purpose, attempt int, try func(con
 	return v
 }
 
-// deleteAlone makes an attempt on a connection of what's share. The fate of those
-// before it is found out first, if that is not known, on one of a share of its own.
+// deleteAlone makes an attempt on a connection of what's share, or of the one for those
+// who lost answers in batches.
 func (p *Plants) deleteAlone(ctx context.Context, d turn, attempt int, unsure bool, what purpose) verdict {
-	if !unsure {
-		return p.on(ctx, what, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
-			return p.deleteOn(ctx, conn, d, what, unsure)
-		})
+	share := what
+	if share == together {
+		share = lost
 	}
-	v := p.on(ctx, lost, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
-		h, err := readHistory(ctx, conn, d.Deletion, remaining(ctx))
-		switch {
-		case err != nil:
-			return onlyRead(err)
-		case h.own:
-			return replay(ctx, conn, d.Deletion, h, unsure)
-		case what == together:
-			return p.deleteOn(ctx, conn, d, what, unsure)
-		}
-		return verdict{next: alone}
+	return p.on(ctx, share, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
+		return p.deleteOn(ctx, conn, d, what, unsure)
 	})
-	if v.next == alone && v.err == nil {
-		return p.on(ctx, what, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
-			return p.deleteOn(ctx, conn, d, what, unsure)
+}
+
+// fate finds out what became of attempts whose answers were lost. It is open if none of them
+// has come to anything so far: then another may be made.
+func (p *Plants) fate(ctx context.Context, d plant.Deletion, attempt int, onItsOwn bool) (v verdict, open bool) {
+	if !onItsOwn {
+		v = p.fates.await(ctx, &member{deletion: d, explains: fateOf(d)})
+	} else {
+		v = p.on(ctx, lost, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
+			return explain(ctx, conn, d, fateOf(d), remaining(ctx))
 		})
 	}
-	return v
+	return v, v.next == alone && v.err == nil
 }
 
 // deleteOn makes an attempt on a connection, within the limits of what.
@@ -367,7 +376,7 @@ func (p *Plants) deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purp
 		v = sendOn(v, err)
 	}
 	if v.next == look {
-		v = explain(ctx, conn, d, v.err, unsure, statementTimeout)
+		v = explain(ctx, conn, d.Deletion, because(d, v.err, unsure), statementTimeout)
 	}
 	if v.what == suspected {
 		v.what = slow // it was on its own
@@ -383,8 +392,8 @@ func (p *Plants) lockPatience() time.Duration {
 }
 
 // lookAlone explains why a deletion was refused (why) or found no row (nil).
-func (p *Plants) lookAlone(ctx context.Context, d plant.Deletion, why error) verdict {
-	return p.looks.await(ctx, &member{deletion: d, why: why})
+func (p *Plants) lookAlone(ctx context.Context, d plant.Deletion, why error, unsure bool) verdict {
+	return p.looks.await(ctx, &member{deletion: d, explains: because(turn{Deletion: d}, why, unsure)})
 }
 
 // sayNo makes a definite no true for good, before the client is told.
@@ -422,23 +431,42 @@ func (p *Plants) sayNo(ctx context.Context, d plant.Deletion, no error, unsure b
 	})
 }
 
-// explain finds out what a DELETE that found no row, or was taken back for the
-// reason why, means. It goes on alone if that takes longer than limit.
-func explain(ctx context.Context, conn *pgx.Conn, d turn, why error, unsure bool, limit time.Duration) verdict {
-	h, err := readHistory(ctx, conn, d.Deletion, limit)
+// An explanation is what the history of a plant means for a deletion of it. With settles,
+// that holds once what was read is settled: on the same connection, as another may lead to a
+// server that never had the entry.
+type explanation func(history) (v verdict, settles bool)
+
+// explain reads the history of a plant and tells what it means. It goes on alone if that takes
+// longer than limit.
+func explain(ctx context.Context, conn *pgx.Conn, d plant.Deletion, explains explanation, limit time.Duration) verdict {
+	h, err := readHistory(ctx, conn, d, limit)
 	if err != nil {
 		return onlyLooked(err)
 	}
-	v, settles := h.explains(d, why, unsure)
+	v, settles := explains(h)
 	if settles {
 		return settled(v, settle(ctx, conn))
 	}
 	return v
 }
 
-// explains is what a history tells of a DELETE, see explain. With settles, that holds once
-// what was read is settled: on the same connection, as another may lead to a server that
-// never had the entry.
+// fateOf tells whether an attempt of a deletion has come to something. If not, it goes on
+// alone, without an error.
+func fateOf(d plant.Deletion) explanation {
+	return func(h history) (v verdict, settles bool) {
+		if h.own {
+			return h.replays(d, true), true
+		}
+		return verdict{next: alone}, false
+	}
+}
+
+// because tells what a DELETE that found no row, or was taken back for the reason why, means.
+func because(d turn, why error, unsure bool) explanation {
+	return func(h history) (v verdict, settles bool) { return h.explains(d, why, unsure) }
+}
+
+// explains is what a history tells of a DELETE, see because.
 func (h history) explains(d turn, why error, unsure bool) (v verdict, settles bool) {
 	switch {
 	case h.own:

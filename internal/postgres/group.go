@@ -21,7 +21,7 @@ import (
 // A deletion that arrives when nothing is under way goes at once; nobody ever waits
 // for company. How many batches are under way at a time, and how far apart they start, is
 // told by lanes; while one is slow, others pass it. Refusals have a group, too, and so have
-// looks at the ledger.
+// looks at the ledger and lost answers.
 //
 // The members of a batch share a transaction but not a fate:
 //
@@ -39,8 +39,9 @@ import (
 //   - A deletion that was refused before under the same key has another turn than
 //     the first: it meets the refusal, like an entry, and goes on alone.
 //   - A batch whose connection is lost leaves the fate of every member unknown, and
-//     so of every other batch that is on the road there, see pipeline. Each request
-//     then asks the ledger for itself, as after any lost answer.
+//     so of every other batch that is on the road there, see pipeline. They ask the
+//     ledger together, too, and what is not there is tried in a batch once more. Who
+//     is lost again goes on alone: its plant may be what ends connections.
 //   - A batch that is refused goes on by itself, on a connection that no other shares.
 //
 // Batches lock rows in the order of the ids, so that two of them do not wait for
@@ -97,7 +98,7 @@ const (
 // A member is a deletion in a group.
 type member struct {
 	deletion plant.Deletion
-	why      error        // why the deletion was taken back that is to be explained, see explain
+	explains explanation  // of a member that looks at the ledger
 	until    time.Time    // the request's deadline, if it has one
 	verdict  chan verdict // takes one without blocking
 	// taken is set once, by the lane that takes the member or by the request
@@ -137,7 +138,7 @@ func (g *group) await(ctx context.Context, m *member) verdict {
 		return v
 	case <-ctx.Done():
 		v := verdict{err: g.db.shares.inVain(ctx.Err()), waited: time.Since(came)}
-		if !m.taken.CompareAndSwap(false, true) && g.what != retried { // a look or a refusal deletes nothing
+		if !m.taken.CompareAndSwap(false, true) && (g.what == together || g.what == budgeted) { // the others delete nothing
 			v.next = ask
 		}
 		return v
@@ -563,7 +564,7 @@ func (g *group) lookBatch(at *place, batch []*member) {
 func tellHistories(ctx context.Context, conn *pgx.Conn, batch []*member, histories []history) {
 	settling := make(map[*member]verdict)
 	for i, m := range batch {
-		v, settles := histories[i].explains(turn{Deletion: m.deletion}, m.why, false)
+		v, settles := m.explains(histories[i])
 		if settles {
 			settling[m] = v
 		} else {

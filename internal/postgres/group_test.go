@@ -357,40 +357,45 @@ func TestLooksAreTakenTogether(t *testing.T) {
 		for id := kind.first; id <= kind.last; id++ {
 			many++
 			all.Go(func() {
-				v := s.plants.lookAlone(in(t, patience), deletion(id, "k"), nil)
+				v := s.plants.lookAlone(in(t, patience), deletion(id, "k"), nil, false)
 				if !kind.told(v) {
 					t.Errorf("a look for plant %d, which was %s: %+v", id, kind.name, v)
 				}
 			})
 		}
 	}
-	for waited := in(t, patience); ; time.Sleep(time.Millisecond) {
-		s.plants.looks.mu.Lock()
-		waiting := len(s.plants.looks.waiting)
-		s.plants.looks.mu.Unlock()
-		if waiting == many {
-			break
-		}
-		if waited.Err() != nil {
-			t.Fatalf("%d of %d wait for a look", waiting, many)
-		}
-	}
-	before := s.looks(t)
+	s.plants.looks.awaitWaiting(t, many)
+	before := s.plants.looks.batches()
 	for _, conn := range conns {
 		conn.Release()
 	}
 	all.Wait()
-	if got := s.looks(t) - before; got == 0 || got > many/10 {
+	if got := s.plants.looks.batches() - before; got == 0 || got > many/10 {
 		t.Errorf("%d looks were taken in %d batches, want a fraction", many, got)
 	}
 }
 
-// looks is how many batches of looks there were.
-func (s store) looks(t *testing.T) int {
+// awaitWaiting returns when many wait for a batch.
+func (g *group) awaitWaiting(t *testing.T, many int) {
 	t.Helper()
-	s.plants.looks.mu.Lock()
-	defer s.plants.looks.mu.Unlock()
-	return s.plants.looks.lanes.count
+	for waited := in(t, patience); ; time.Sleep(time.Millisecond) {
+		g.mu.Lock()
+		waiting := len(g.waiting)
+		g.mu.Unlock()
+		if waiting == many {
+			return
+		}
+		if waited.Err() != nil {
+			t.Fatalf("%d of %d wait for a batch", waiting, many)
+		}
+	}
+}
+
+// batches is how many batches were completed.
+func (g *group) batches() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.lanes.count
 }
 
 // What fails, or takes long, as one plant is looked for says nothing of the others, and
@@ -428,7 +433,8 @@ func TestALookThatFailsIsNobodyElses(t *testing.T) {
 			told := func() (all []verdict) {
 				var batch []*member
 				for i := range 9 {
-					batch = append(batch, &member{deletion: request(int64(i+1), i), verdict: make(chan verdict, 1)})
+					d := request(int64(i+1), i)
+					batch = append(batch, &member{deletion: d, explains: because(turn{Deletion: d}, nil, false), verdict: make(chan verdict, 1)})
 				}
 				s.plants.looks.lookBatch(&at, batch)
 				for _, m := range batch {

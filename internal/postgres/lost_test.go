@@ -27,6 +27,9 @@ type wire struct {
 	// loseAnswers is how many of the next answers to a DELETE are thrown away
 	// with their connection: the server commits, and we are not told.
 	loseAnswers atomic.Int32
+	// late is how long the first part of each answer to a DELETE or a look takes to come,
+	// in nanoseconds.
+	late atomic.Int64
 	// sending, if set, is called before a DELETE is sent. It may wait.
 	sending func()
 	// preparing, if set, is called before a new session is prepared.
@@ -43,9 +46,10 @@ type faultyConn struct {
 	wire  *wire
 	made  int32 // the number of silences before it
 	armed atomic.Bool
-	// silence is one end of a pipe without anybody at the other: what is read
-	// once the connection is muted. It keeps the deadlines, in simulated time.
-	silence net.Conn
+	late  atomic.Int64 // what the next answer is
+	// silence is one end of a pipe: what is read once the connection is muted. It keeps
+	// the deadlines, in simulated time. At the other end is nobody but who ends a delay.
+	silence, other net.Conn
 }
 
 func (c *faultyConn) muted() bool { return c.made < c.wire.silences.Load() }
@@ -65,6 +69,7 @@ func (c *faultyConn) Write(b []byte) (int, error) {
 		if c.wire.loseAnswers.Add(-1) >= 0 {
 			c.armed.Store(true)
 		}
+		c.late.Store(c.wire.late.Load())
 	}
 	return c.Conn.Write(b)
 }
@@ -75,6 +80,12 @@ func (c *faultyConn) Read(b []byte) (int, error) {
 	}
 	for {
 		n, err := c.Conn.Read(b)
+		if late := time.Duration(c.late.Swap(0)); late > 0 {
+			time.AfterFunc(late, func() { _, _ = c.other.Write([]byte{0}) })
+			if _, err := c.silence.Read(make([]byte, 1)); err != nil {
+				return 0, err
+			}
+		}
 		if !c.armed.Load() {
 			return n, err
 		}
@@ -111,8 +122,8 @@ func lossy(t *testing.T, database pgtest.Database, parameters string) (store, *w
 			return nil, err
 		}
 		ours := conn.(*briefFarewell)
-		silence, _ := net.Pipe()
-		ours.Conn = &faultyConn{Conn: ours.Conn, wire: w, made: w.silences.Load(), silence: silence}
+		silence, other := net.Pipe()
+		ours.Conn = &faultyConn{Conn: ours.Conn, wire: w, made: w.silences.Load(), silence: silence, other: other}
 		return ours, nil
 	}
 	p, err := pgxpool.NewWithConfig(t.Context(), config)
@@ -362,4 +373,196 @@ func TestNoConnectionToADemotedPrimaryIsUsed(t *testing.T) {
 			before[0].Release()
 		})
 	}
+}
+
+// Those whose answers were lost ask the ledger together, and are told their own.
+func TestManyLostAnswers(t *testing.T) {
+	t.Parallel()
+	s, w := lossy(t, pgtest.New(t), "")
+	const many = 200
+	s.sample(t, many)
+	s.exec(t, `DELETE FROM plants WHERE id <= 20`) // by somebody else
+	conns := s.take(t, lost)
+	w.loseAnswers.Store(1 << 20)
+	var all sync.WaitGroup
+	for id := range int64(many) {
+		id++
+		all.Go(func() {
+			result, err := s.plants.Delete(in(t, patience), deletion(id, "k"))
+			_, earlier := errors.AsType[*plant.DeletedEarlierError](err)
+			if id <= 20 && !earlier || id > 20 && (err != nil || result.Replayed) {
+				t.Errorf("Delete of plant %d: %+v, %v; want that those up to 20 were deleted earlier, and the others now", id, result, err)
+			}
+		})
+	}
+	s.plants.fates.awaitWaiting(t, many)
+	w.loseAnswers.Store(0)
+	before := s.plants.fates.batches()
+	for _, conn := range conns {
+		conn.Release()
+	}
+	all.Wait()
+	if got := s.plants.fates.batches() - before; got == 0 || got > many/10 {
+		t.Errorf("%d asked in %d batches, want a fraction", many, got)
+	}
+	if got := len(s.ledger(t)); got != many {
+		t.Errorf("%d ledger rows, want %d", got, many)
+	}
+}
+
+// endSessions has each DELETE end its session until the returned function is called.
+func endSessions(t *testing.T, database pgtest.Database) (stop func()) {
+	t.Helper()
+	super := pgtest.Pool(t, database.Super)
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := super.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`CREATE FUNCTION public.end() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END$$;
+		CREATE TRIGGER "end" BEFORE DELETE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION public.end()`)
+	return func() { exec(`DROP TRIGGER "end" ON public.plants`) }
+}
+
+// What nothing came of is tried in a batch again.
+func TestManyLostRequests(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	const many = 200
+	s.sample(t, many)
+	stop := endSessions(t, database)
+	conns := s.take(t, lost)
+	var all sync.WaitGroup
+	for id := range int64(many) {
+		id++
+		all.Go(func() {
+			if result, err := s.plants.Delete(in(t, patience), deletion(id, "k")); err != nil || result.Replayed {
+				t.Errorf("Delete of plant %d: %+v, %v; want it deleted", id, result, err)
+			}
+		})
+	}
+	s.plants.fates.awaitWaiting(t, many)
+	stop()
+	for _, conn := range conns {
+		conn.Release()
+	}
+	all.Wait()
+	if got := stringsOf(t, s.owner, `SELECT count(*) || ' rows' FROM plant_deletions`); got[0] != "200 rows" {
+		t.Errorf("%s in the ledger, want %d", got[0], many)
+	}
+	if got := stringsOf(t, s.owner, `SELECT DISTINCT xmin::text FROM plant_deletions`); len(got) > many*3/4 {
+		t.Errorf("%d were deleted in %d transactions, want a fraction", many, len(got))
+	}
+}
+
+// An attempt that nothing came of when the ledger was asked may be committed before the next.
+func TestALostRequestThatArrivesLate(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s, w := lossy(t, database, "")
+	elsewhere := storeOn(t, database, "")
+	s.plant(t, 1)
+	stop := endSessions(t, database)
+	sent := 0
+	w.sending = func() {
+		if sent++; sent == 3 { // after the first attempt and the question what became of it
+			stop()
+			if _, err := elsewhere.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	result, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
+	if err != nil || result.Replayed || sent < 3 {
+		t.Errorf("Delete: %+v, %v, after %d messages; want it deleted by this request, after 3", result, err, sent)
+	}
+	if got := len(s.ledger(t)); got != 1 {
+		t.Errorf("%d ledger rows, want 1", got)
+	}
+}
+
+// A plant may be what ends connections. Who was in its batch is tried in a batch once more,
+// and then without it.
+func TestAPlantThatEndsSessions(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	s.sample(t, 40)
+	if _, err := pgtest.Pool(t, database.Super).Exec(t.Context(), `
+		CREATE FUNCTION public.end() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN old; END$$;
+		CREATE TRIGGER "end" BEFORE DELETE ON public.plants FOR EACH ROW WHEN (old.id = 1) EXECUTE FUNCTION public.end()`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(in(t, patience))
+	defer cancel()
+	var culprit, others sync.WaitGroup
+	culprit.Go(func() {
+		if _, err := s.plants.Delete(ctx, deletion(1, "k")); !errors.Is(err, plant.ErrUnknown) {
+			t.Errorf("Delete of the plant that ends sessions: %v, want ErrUnknown", err)
+		}
+	})
+	for id := int64(2); id <= 40; id++ {
+		others.Go(func() {
+			result, err := s.plants.Delete(in(t, patience), deletion(id, "k"))
+			losses := 0
+			for _, a := range result.Course.Attempts {
+				if a.Failed == failedLost {
+					losses++
+				}
+			}
+			if err != nil || losses > 2 {
+				t.Errorf("Delete of plant %d: %v, after %d lost answers; want no error and 2 at most", id, err, losses)
+			}
+		})
+	}
+	others.Wait()
+	cancel()
+	culprit.Wait()
+	if got := len(s.ledger(t)); got != 39 || !s.has(t, 1) {
+		t.Errorf("%d ledger rows, and plant 1 is there: %v; want 39, and that it is", got, s.has(t, 1))
+	}
+}
+
+// What became of a deletion is found out however long that takes, within the request's time.
+func TestALostAnswerIsAskedForLonger(t *testing.T) {
+	t.Parallel()
+	t.Run("where the server is slow to answer", func(t *testing.T) {
+		t.Parallel()
+		database := pgtest.New(t)
+		simulated(t, func(t *testing.T) {
+			s, w := lossy(t, database, "")
+			s.plant(t, 1)
+			w.loseAnswers.Store(1)
+			sent := 0
+			w.sending = func() {
+				if sent++; sent > 1 {
+					w.late.Store(int64(3 * commitTimeout / 2))
+				}
+			}
+			if result, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil || result.Replayed {
+				t.Errorf("Delete: %+v, %v; want it deleted by this request", result, err)
+			}
+			time.Sleep(20 * time.Second) // until every connection that was given up is closed
+		})
+	})
+	t.Run("where a policy of the store's is slow", func(t *testing.T) {
+		t.Parallel()
+		s, w := lossy(t, pgtest.New(t), "")
+		s.plant(t, 1)
+		s.exec(t, `CREATE FUNCTION public.see() RETURNS boolean LANGUAGE plpgsql AS $$BEGIN
+				IF coalesce(current_setting('plantstore.request', true), '') = '' THEN PERFORM pg_sleep(0.6); END IF;
+				RETURN true;
+			END$$;
+			ALTER TABLE plant_deletions ENABLE ROW LEVEL SECURITY;
+			CREATE POLICY see ON plant_deletions USING (public.see())`)
+		w.loseAnswers.Store(1)
+		if result, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil || result.Replayed {
+			t.Errorf("Delete: %+v, %v; want it deleted by this request", result, err)
+		}
+		if w.loseAnswers.Load() > 0 {
+			t.Error("no answer was lost: this test tests nothing")
+		}
+	})
 }

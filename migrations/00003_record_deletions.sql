@@ -3,20 +3,6 @@
 -- TRUNCATE, which would leave no record, is refused.
 
 -- +goose Up
--- The service calls this before the proof. What constraints and the store's triggers put
--- off until the commit is done here: for that a statement's time limit holds, which a commit
--- does not have, and what it does to the ledger is seen by the proof. It runs with the
--- rights and settings of the caller, as it would at the commit. (By itself, SET CONSTRAINTS
--- warns outside of an explicit transaction.)
--- +goose StatementBegin
-CREATE FUNCTION public.plantstore_run_deferred() RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    SET CONSTRAINTS ALL IMMEDIATE;
-END
-$$;
--- +goose StatementEnd
-
 -- The service calls this in each of its transactions, after the DELETE. It returns
 -- if the trigger below ran, and found no row, or the ledger has got entries for those:
 -- of this transaction, and under the plants, principals and keys that were asked for.
@@ -295,7 +281,7 @@ END
 $$;
 -- +goose StatementEnd
 
-REVOKE EXECUTE ON FUNCTION public.plantstore_run_deferred(), public.plantstore_prove(bigint[], text[], text[]), public.plantstore_record_deletion(),
+REVOKE EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[]), public.plantstore_record_deletion(),
     public.plantstore_refuse(bigint, text, text, text), public.plantstore_shape(oid, bigint), public.plantstore_refuse_truncate() FROM PUBLIC;
 
 -- Plain origin triggers: a logical replica gets the ledger's rows from the primary
@@ -315,4 +301,3 @@ DROP FUNCTION public.plantstore_record_deletion();
 DROP FUNCTION public.plantstore_shape(oid, bigint);
 DROP FUNCTION public.plantstore_refuse(bigint, text, text, text);
 DROP FUNCTION public.plantstore_prove(bigint[], text[], text[]);
-DROP FUNCTION public.plantstore_run_deferred();

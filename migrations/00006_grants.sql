@@ -19,7 +19,7 @@ BEGIN
             UNION ALL
             SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, p.proacl
             FROM pg_catalog.pg_proc p
-            WHERE p.pronamespace = 'public'::regnamespace AND p.proname IN ('plantstore_run_deferred', 'plantstore_prove', 'plantstore_record_deletion', 'plantstore_refuse',
+            WHERE p.pronamespace = 'public'::regnamespace AND p.proname IN ('plantstore_prove', 'plantstore_record_deletion', 'plantstore_refuse',
                 'plantstore_shape', 'plantstore_refuse_truncate', 'plantstore_spend', 'plantstore_token')
         ) o, LATERAL aclexplode(o.acl) a
         WHERE a.grantee <> o.owner
@@ -41,7 +41,6 @@ BEGIN
     GRANT SELECT (id, xmax), DELETE ON public.plants TO plantstore_app;
     GRANT SELECT ON public.plant_deletions TO plantstore_app;
     GRANT SELECT ON SEQUENCE public.plant_deletions_id_seq TO plantstore_app; -- whether it has fallen behind
-    GRANT EXECUTE ON FUNCTION public.plantstore_run_deferred() TO plantstore_app;
     GRANT EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[]) TO plantstore_app;
     GRANT EXECUTE ON FUNCTION public.plantstore_refuse(bigint, text, text, text) TO plantstore_app;
     GRANT EXECUTE ON FUNCTION public.plantstore_token(bytea) TO plantstore_app;
@@ -61,7 +60,6 @@ BEGIN
         REVOKE EXECUTE ON FUNCTION public.plantstore_token(bytea) FROM plantstore_app;
         REVOKE EXECUTE ON FUNCTION public.plantstore_refuse(bigint, text, text, text) FROM plantstore_app;
         REVOKE EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[]) FROM plantstore_app;
-        REVOKE EXECUTE ON FUNCTION public.plantstore_run_deferred() FROM plantstore_app;
         REVOKE SELECT ON SEQUENCE public.plant_deletions_id_seq FROM plantstore_app;
         REVOKE SELECT ON public.plant_deletions FROM plantstore_app;
         REVOKE SELECT (id, xmax), DELETE ON public.plants FROM plantstore_app;

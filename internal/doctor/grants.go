@@ -119,7 +119,7 @@ func granted(ctx context.Context, tx pgx.Tx) ([]grantedRight, error) {
 			UNION ALL
 			SELECT coalesce(proacl, acldefault('f', proowner)), proowner, '', 'FUNCTION ' || replace(oid::regprocedure::text, ',', ', '), true
 			FROM pg_proc WHERE oid IN (to_regprocedure('public.plantstore_record_deletion()'), to_regprocedure('public.plantstore_shape(oid, bigint)'),
-				to_regprocedure('public.plantstore_refuse_truncate()'), to_regprocedure('public.plantstore_run_deferred()'), to_regprocedure('public.plantstore_prove(bigint[], text[], text[])'),
+				to_regprocedure('public.plantstore_refuse_truncate()'), to_regprocedure('public.plantstore_prove(bigint[], text[], text[])'),
 				to_regprocedure('public.plantstore_refuse(bigint, text, text, text)'), to_regprocedure('public.plantstore_spend(text, bigint, bigint, interval, bigint)'), to_regprocedure('public.plantstore_token(bytea)'))
 			UNION ALL
 			SELECT coalesce(nspacl, acldefault('n', nspowner)), nspowner, '', format('SCHEMA %I', nspname), nspname = 'public' FROM pg_namespace

@@ -610,7 +610,6 @@ func TestReadinessNamesWhatIsMissing(t *testing.T) {
 		`REVOKE SELECT (id) ON plants FROM plantstore_app`:                                           "plantstore_app lacks SELECT (id) ON public.plants",
 		`REVOKE SELECT ON plant_deletions FROM plantstore_app`:                                       "plantstore_app lacks SELECT ON public.plant_deletions",
 		`REVOKE SELECT ON SEQUENCE plant_deletions_id_seq FROM plantstore_app`:                       "plantstore_app lacks SELECT ON SEQUENCE public.plant_deletions_id_seq",
-		`REVOKE EXECUTE ON FUNCTION plantstore_run_deferred() FROM plantstore_app`:                   "plantstore_app lacks EXECUTE ON FUNCTION public.plantstore_run_deferred()",
 		`REVOKE EXECUTE ON FUNCTION plantstore_prove(bigint[], text[], text[]) FROM plantstore_app`:  "plantstore_app lacks EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[])",
 		`REVOKE EXECUTE ON FUNCTION plantstore_refuse(bigint, text, text, text) FROM plantstore_app`: "plantstore_app lacks EXECUTE ON FUNCTION public.plantstore_refuse(bigint, text, text, text)",
 		`REVOKE EXECUTE ON FUNCTION plantstore_token(bytea) FROM plantstore_app`:                     "plantstore_app lacks EXECUTE ON FUNCTION public.plantstore_token(bytea)",

@@ -67,7 +67,6 @@ const serviceRights = `
 			(SELECT a.attnum FROM pg_attribute a WHERE a.attrelid = to_regclass('public.plants') AND a.attname = 'id' AND NOT a.attisdropped), 'SELECT')),
 		('SELECT', 'public.plant_deletions', has_table_privilege(@app::text, to_regclass('public.plant_deletions')::oid, 'SELECT')),
 		('SELECT', 'SEQUENCE public.plant_deletions_id_seq', has_sequence_privilege(@app::text, to_regclass('public.plant_deletions_id_seq')::oid, 'SELECT')),
-		('EXECUTE', 'FUNCTION public.plantstore_run_deferred()', has_function_privilege(@app::text, to_regprocedure('public.plantstore_run_deferred()')::oid, 'EXECUTE')),
 		('EXECUTE', 'FUNCTION public.plantstore_prove(bigint[], text[], text[])', has_function_privilege(@app::text, to_regprocedure('public.plantstore_prove(bigint[], text[], text[])')::oid, 'EXECUTE')),
 		('EXECUTE', 'FUNCTION public.plantstore_refuse(bigint, text, text, text)', has_function_privilege(@app::text, to_regprocedure('public.plantstore_refuse(bigint, text, text, text)')::oid, 'EXECUTE')),
 		('EXECUTE', 'FUNCTION public.plantstore_token(bytea)', has_function_privilege(@app::text, to_regprocedure('public.plantstore_token(bytea)')::oid, 'EXECUTE'))

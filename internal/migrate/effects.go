@@ -44,7 +44,7 @@ func effects() map[int64][]Effect {
 			makesTable, comments, comments, comments, comments, comments, comments, comments,
 		},
 		3: {
-			makesFunction, makesFunction, makesFunction, makesFunction, makesFunction, makesFunction, closesFunctions,
+			makesFunction, makesFunction, makesFunction, makesFunction, makesFunction, closesFunctions,
 			addsTrigger,
 			{Does: "adds a trigger, under the same lock", Manual: addsTrigger.Manual},
 		},

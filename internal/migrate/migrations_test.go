@@ -102,7 +102,7 @@ func upTo(t *testing.T, n int) []string {
 // Whatever the settings of a database are, it gets the same functions, and they can be told.
 func TestNoSettingChangesTheMigrations(t *testing.T) {
 	t.Parallel()
-	const functions = `SELECT proname || ' ' || coalesce(proconfig::text, '') FROM pg_proc WHERE proname ~ '^plantstore_' ORDER BY 1`
+	const functions = `SELECT proname || ' ' || proconfig::text FROM pg_proc WHERE proname ~ '^plantstore_' ORDER BY 1`
 	want := query(t, pgtest.Connect(t, pgtest.New(t).Owner), functions)
 	database := pgtest.Empty(t)
 	super := pgtest.Connect(t, database.Super)

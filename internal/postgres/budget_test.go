@@ -1125,7 +1125,12 @@ func TestABudgetWhereCommitsAreSlow(t *testing.T) {
 	plenty := plant.Budget{Most: 100_000, Period: time.Hour}
 	withBudget(t, database, plenty, "a")
 	s := storeOn(t, database, "")
-	s.exec(t, atCommit(`IF coalesce(current_setting('test.slept', true), '') = '' THEN PERFORM set_config('test.slept', 'yes', true), pg_sleep(0.04); END IF;`))
+	s.exec(t, `CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS $$
+			BEGIN
+				IF coalesce(current_setting('test.slept', true), '') = '' THEN PERFORM set_config('test.slept', 'yes', true), pg_sleep(0.04); END IF;
+				RETURN NULL;
+			END $$;
+		CREATE CONSTRAINT TRIGGER dawdle AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION dawdle()`)
 	took := func(budget plant.Budget) time.Duration {
 		s.sample(t, 320)
 		var next atomic.Int64

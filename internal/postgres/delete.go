@@ -368,12 +368,7 @@ func (p *Plants) deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purp
 	case err == nil && deleted[0]:
 		return verdict{}
 	case err != nil:
-		v = blame(ctx, conn, err)
-		if tooEarly(v, err) && !d.atCommit {
-			d.atCommit = true
-			return p.deleteOn(ctx, conn, d, what, unsure)
-		}
-		v = sendOn(v, err)
+		v = sendOn(blame(ctx, conn, err), err)
 	}
 	if v.next == look {
 		v = explain(ctx, conn, d.Deletion, because(d, v.err, unsure), statementTimeout)

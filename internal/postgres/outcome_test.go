@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -188,7 +189,9 @@ func TestAFailureAfterALostAnswer(t *testing.T) {
 	s, w := lossy(t, pgtest.New(t), "")
 	s.plant(t, 1)
 	// From the second attempt on the service's role may not even read.
-	s.exec(t, atCommit(`REVOKE SELECT ON public.plant_deletions FROM plantstore_app;`))
+	s.exec(t, `CREATE FUNCTION public.lock_out() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+			'BEGIN REVOKE SELECT ON public.plant_deletions FROM plantstore_app; RETURN NULL; END';
+		CREATE CONSTRAINT TRIGGER lock_out AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.lock_out()`)
 	w.loseAnswers.Store(1)
 	_, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
 	if !errors.Is(err, plant.ErrUnknown) {
@@ -347,6 +350,34 @@ func (s store) everyConn(t *testing.T) []*pgxpool.Conn {
 		if err := t.Context().Err(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+func TestDurabilityCannotBeTurnedOffForBatches(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	super := pgtest.Pool(t, database.Super)
+	if _, err := super.Exec(t.Context(),
+		`ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` SET synchronous_commit = off`); err != nil {
+		t.Fatal(err)
+	}
+	s := storeOn(t, database, "")
+	s.exec(t, `CREATE TABLE public.seen (setting text, transaction text DEFAULT pg_current_xact_id()::text);
+		CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+			$$BEGIN INSERT INTO public.seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$;
+		CREATE CONSTRAINT TRIGGER see AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.see()`)
+	s.sample(t, 200)
+	for _, err := range s.deleteAtOnce(t, ids(1, 200)) {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	got := stringsOf(t, s.owner, `SELECT DISTINCT setting FROM public.seen`)
+	if !slices.Equal(got, []string{"on"}) {
+		t.Errorf("deleted under synchronous_commit %v; want on", got)
+	}
+	if n := stringsOf(t, s.owner, `SELECT count(DISTINCT transaction)::text FROM public.seen`); n[0] == "200" {
+		t.Error("nothing was deleted together: this test tests nothing")
 	}
 }
 

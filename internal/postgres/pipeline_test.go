@@ -571,7 +571,8 @@ func TestASlowCommitHoldsOthersUpOnce(t *testing.T) {
 func testSlowCommit(t *testing.T, then string) {
 	s := newStore(t)
 	s.sample(t, 9)
-	s.exec(t, atCommit(`IF new.plant = 1 THEN PERFORM pg_catalog.pg_sleep(0.7); `+then+` END IF;`))
+	s.exec(t, `CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN IF old.id = 1 THEN PERFORM pg_catalog.pg_sleep(0.7); `+then+` END IF; RETURN NULL; END$$;
+		CREATE CONSTRAINT TRIGGER dawdle AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.dawdle()`)
 	g := s.plants.group
 	p := s.pipelineOn(t)
 	p.join(1)
@@ -613,7 +614,8 @@ func TestCommitsThatGetSlowAreNoticed(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	s.sample(t, 100)
-	s.exec(t, atCommit(`IF new.plant > 50 THEN PERFORM pg_catalog.pg_sleep(0.05); END IF;`))
+	s.exec(t, `CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN IF old.id > 50 THEN PERFORM pg_catalog.pg_sleep(0.05); END IF; RETURN NULL; END$$;
+		CREATE CONSTRAINT TRIGGER dawdle AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.dawdle()`)
 	g := s.plants.group
 	p := s.pipelineOn(t)
 	defer p.leave()

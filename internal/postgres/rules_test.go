@@ -421,9 +421,16 @@ func TestATriggerThatTurnsDurabilityOff(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	s.sample(t, 60)
-	hurry := `CREATE FUNCTION public.hurry() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN SET LOCAL synchronous_commit = off; RETURN OLD; END$$;
-		CREATE TRIGGER hurry BEFORE DELETE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.hurry()`
-	s.exec(t, witness+hurry)
+	s.exec(t, `CREATE TABLE public.seen (setting text);
+		CREATE FUNCTION public.hurry() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN SET LOCAL synchronous_commit = off; RETURN OLD; END$$;
+		CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+			$$BEGIN
+				INSERT INTO public.seen VALUES (current_setting('synchronous_commit'));
+				SET CONSTRAINTS public.see DEFERRED; -- again, where a batch made all immediate
+				RETURN NULL;
+			END$$;
+		CREATE TRIGGER hurry BEFORE DELETE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.hurry();
+		CREATE CONSTRAINT TRIGGER see AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.see()`)
 	errs := s.deleteAtOnce(t, ids(2, 60))
 	_, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
 	for _, err := range append(errs, err) {
@@ -431,123 +438,8 @@ func TestATriggerThatTurnsDurabilityOff(t *testing.T) {
 			t.Errorf("Delete: %v, want none", err)
 		}
 	}
-	s.checkDurable(t)
-}
-
-// What is put off until the commit is done before it in a batch. Who takes long then, or is
-// refused, holds up nobody else.
-func TestWhatIsDeferredIsNobodyElses(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		does string
-		own  verdict // but for its error
-	}{
-		{`PERFORM pg_sleep(600)`, verdict{next: alone, what: suspected}},
-		{`RAISE 'not this one'`, verdict{next: alone, what: retried}},
-	} {
-		t.Run(tt.does, func(t *testing.T) {
-			t.Parallel()
-			s := newStore(t)
-			s.exec(t, `CREATE FUNCTION public.hinder() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN `+tt.does+`; RETURN NULL; END$$;
-				CREATE CONSTRAINT TRIGGER hinder AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED
-				FOR EACH ROW WHEN (OLD.id = 2) EXECUTE FUNCTION public.hinder()`)
-			conn, err := s.borrow(in(t, patience), together, patience)
-			if err != nil {
-				t.Fatal(err)
-			}
-			at := place{s.plants.group.newPipeline(conn)}
-			defer func() { at.leave() }()
-			for try := range 10 {
-				s.exec(t, `DELETE FROM public.plants`)
-				s.exec(t, `DELETE FROM public.plant_deletions`)
-				s.sample(t, 5)
-				var batch []*member
-				for i := range 5 {
-					batch = append(batch, &member{deletion: request(int64(i+1), i), verdict: make(chan verdict, 1)})
-				}
-				s.plants.group.deleteBatch(&at, slices.Clone(batch))
-				var all []verdict
-				for _, m := range batch {
-					all = append(all, <-m.verdict)
-				}
-				others := slices.Delete(slices.Clone(all), 1, 2)
-				if try < 9 && slices.ContainsFunc(others, func(v verdict) bool { return v.what == suspected }) {
-					continue // on a busy machine they may take long, too
-				}
-				if v := all[1]; v.err == nil || v.next != tt.own.next || v.what != tt.own.what || !s.has(t, 2) {
-					t.Errorf("plant 2: %+v, there %v; want %+v, an error, and the plant there", v, s.has(t, 2), tt.own)
-				}
-				for i, v := range others {
-					if v.next != done || v.err != nil {
-						t.Errorf("one of the others, number %d: %+v; want it deleted", i, v)
-					}
-				}
-				break
-			}
-		})
-	}
-}
-
-// What is put off until the commit is done before the proof: no entry leaves with it.
-func TestADeferredTriggerThatForgets(t *testing.T) {
-	t.Parallel()
-	s := newStore(t)
-	s.sample(t, 60)
-	s.exec(t, `CREATE FUNCTION public.forget() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
-			$$BEGIN DELETE FROM public.plant_deletions WHERE plant_id = old.id; RETURN NULL; END$$;
-		CREATE CONSTRAINT TRIGGER forget AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED
-			FOR EACH ROW WHEN (OLD.id <= 10) EXECUTE FUNCTION public.forget()`)
-	for range 2 { // the second goes on its own at once
-		if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); !errors.Is(err, plant.ErrHindered) {
-			t.Errorf("Delete: %v, want ErrHindered", err)
-		}
-	}
-	// In a batch that is deleted one by one, the entry may come after it was to leave.
-	errs := s.deleteAtOnce(t, ids(2, 60))
-	for i, id := range ids(2, 60) {
-		if err := errs[i]; err != nil && (id > 10 || !errors.Is(err, plant.ErrHindered)) {
-			t.Errorf("Delete of %d: %v, want none or, up to 10, ErrHindered", id, err)
-		}
-		if there := s.has(t, id); there != (errs[i] != nil) || there == s.recorded(t, id) {
-			t.Errorf("plant %d, told %v: there %v, recorded %v", id, errs[i], there, s.recorded(t, id))
-		}
-	}
-}
-
-// Until the commit, triggers of the store's may leave a constraint violated. What is refused
-// when it is done early is done once more when it was meant to be.
-func TestAConstraintThatHoldsAtTheCommit(t *testing.T) {
-	t.Parallel()
-	for _, long := range []string{``, `PERFORM pg_sleep(0.3);`} {
-		t.Run(long, func(t *testing.T) {
-			t.Parallel()
-			s := newStore(t)
-			s.sample(t, 40)
-			s.exec(t, `CREATE TABLE public.shelves (id bigint PRIMARY KEY);
-				CREATE TABLE public.labels (shelf bigint REFERENCES public.shelves DEFERRABLE INITIALLY DEFERRED);
-				INSERT INTO public.shelves SELECT generate_series(1, 40);
-				INSERT INTO public.labels SELECT generate_series(1, 40);
-				CREATE FUNCTION public.clear() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN
-						`+long+`
-						DELETE FROM public.shelves WHERE id = old.id;
-						DELETE FROM public.labels WHERE shelf = old.id;
-						RETURN NULL;
-					END$$;
-				CREATE CONSTRAINT TRIGGER clear AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.clear()`)
-			for _, err := range s.deleteAtOnce(t, ids(1, 40)) {
-				if err != nil {
-					t.Errorf("Delete: %v, want none", err)
-				}
-			}
-			var want []ledgerRow
-			for i, id := range ids(1, 40) {
-				want = append(want, ledgered(id, request(id, i)))
-			}
-			s.checkLedger(t, want)
-			if left := stringsOf(t, s.owner, `SELECT 'shelf ' || id FROM public.shelves UNION ALL SELECT 'label of ' || shelf FROM public.labels`); len(left) > 0 {
-				t.Errorf("left: %v, want nothing", left)
-			}
-		})
+	if got := stringsOf(t, s.owner, `SELECT DISTINCT setting FROM public.seen`); !slices.Equal(got, []string{"on"}) {
+		t.Errorf("committed under synchronous_commit %v, want on", got)
 	}
 }
 

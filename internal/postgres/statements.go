@@ -75,25 +75,15 @@ const lockLimit = `GREATEST(1::bigint, LEAST($1::bigint, (500::pg_catalog.float8
 // may have made a commit of theirs a quick one.
 //
 // It also tells how many seconds the transaction took so far.
-const proof = `SELECT ` + proofColumns
-
-// deferredAndProof is a proof after what constraints and triggers put off until the commit. That
-// is done within the time limit of the statement. A commit has none.
-const deferredAndProof = `SELECT public.plantstore_run_deferred(), ` + proofColumns
-
-const proofColumns = `public.plantstore_prove($1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[]), ` + commitDurably + `,
+const proof = `SELECT public.plantstore_prove($1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[]), ` + commitDurably + `,
 	pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.transaction_timestamp())`
 
 // proves is the proof of some deletions, which are asked for by principals under keys, and
-// writes how long the database worked until then. atCommit: see turn.
-func proves(atCommit bool, ids []int64, principals, keys []string, work *time.Duration) statement {
-	var seconds float64
-	sql, columns := deferredAndProof, []any{nil, nil, nil, nil, &seconds}
-	if atCommit {
-		sql, columns = proof, columns[1:]
-	}
-	return statement{sql, []any{ids, principals, keys}, func(scan func(...any) error) error {
-		err := scan(columns...)
+// writes how long the database worked until then.
+func proves(ids []int64, principals, keys []string, work *time.Duration) statement {
+	return statement{proof, []any{ids, principals, keys}, func(scan func(...any) error) error {
+		var seconds float64
+		err := scan(nil, nil, nil, &seconds)
 		*work = time.Duration(seconds * float64(time.Second))
 		return err
 	}}
@@ -178,9 +168,6 @@ type turn struct {
 	// patience is how long an attempt waits for its principal's budget at the most; none
 	// leaves that to the trigger.
 	patience time.Duration
-	// atCommit leaves what triggers put off until the commit to the commit, see tooEarly.
-	// There is no limit for its time, and nobody else may wait for that.
-	atCommit bool
 }
 
 // A statement is one of a transaction.
@@ -253,8 +240,8 @@ func readResult(results pgx.BatchResults, st statement) (pgconn.CommandTag, erro
 //
 // What follows each DELETE is its proof, which takes the whole transaction back with
 // the error unrecorded when the ledger lacks a row. What the store's triggers put off
-// until the commit is done before that, and so before the next request's settings are made:
-// if it deletes plants, they are recorded under the request that made it.
+// until the commit is done before the next request's settings are made: if it
+// deletes plants, they are recorded under the request that made it.
 func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
 	var statements []statement
 	add := func(sql string, args ...any) { statements = append(statements, statement{sql: sql, args: args}) }
@@ -269,14 +256,15 @@ func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, s
 				pg_catalog.set_config('plantstore.request', $3::pg_catalog.text[]::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text, true)`,
 				milliseconds(lockTimeout), milliseconds(statementTimeout), request, budget)
 		} else {
+			add(`SET CONSTRAINTS ALL IMMEDIATE`)
 			add(`SELECT set_config('plantstore.recorded', '', true),
 				set_config('plantstore.request', $1::pg_catalog.text[]::pg_catalog.text, true), set_config('plantstore.budget', $2::pg_catalog.text, true)`,
 				request, budget)
 		}
 		add(`DELETE FROM public.plants WHERE id = $1::bigint`, int64(d.Plant))
-		statements = append(statements, proves(d.atCommit, []int64{int64(d.Plant)}, []string{d.Principal}, []string{d.Key}, &work))
+		statements = append(statements, proves([]int64{int64(d.Plant)}, []string{d.Principal}, []string{d.Key}, &work))
 	}
-	const apart = 3 // statements from one DELETE to the next
+	const apart = 4 // statements from one DELETE to the next
 	tags, err := on.run(ctx, statements)
 	deleted = make([]bool, len(deletions))
 	for i := range deletions {
@@ -286,7 +274,7 @@ func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, s
 	}
 	at = -1
 	if len(tags) < len(statements) {
-		at = len(tags) / apart
+		at = len(tags) / apart // what was put off is done with whose it is
 	}
 	return deleted, work, at, err
 }
@@ -324,7 +312,7 @@ func deleteTogether(ctx context.Context, on runner, deletions []turn, lockTimeou
 			deleted[asked.first[id]] = true
 			return err
 		}},
-		proves(false, asked.ids, asked.principals, asked.keys, &work),
+		proves(asked.ids, asked.principals, asked.keys, &work),
 	})
 	return deleted, work, -1, err
 }

@@ -71,7 +71,7 @@ func TestNothingIsLookedUpWhereOthersCanWrite(t *testing.T) {
 		`has_sequence_privilege(oid, text) RETURNS boolean`, `pg_sequence_last_value(regclass) RETURNS bigint`, `pg_current_snapshot() RETURNS pg_snapshot`,
 		`current_database() RETURNS name`, `pg_get_serial_sequence(text, text) RETURNS text`, `clock_timestamp() RETURNS timestamptz`, `octet_length(text) RETURNS integer`,
 		`plantstore_token(bytea) RETURNS TABLE (id uuid, principal text, scopes text[], created_at timestamptz, expires_at timestamptz, revoked_at timestamptz, last_used_at timestamptz, budget bigint, budget_nanoseconds bigint)`,
-		`plantstore_run_deferred() RETURNS void`, `plantstore_prove(bigint[], text[], text[]) RETURNS void`, `plantstore_refuse(bigint, text, text, text) RETURNS boolean`,
+		`plantstore_prove(bigint[], text[], text[]) RETURNS void`, `plantstore_refuse(bigint, text, text, text) RETURNS boolean`,
 	} {
 		sql.WriteString(`CREATE FUNCTION evil.` + f + ` LANGUAGE plpgsql AS 'BEGIN PERFORM evil.note(); RETURN` +
 			map[bool]string{true: "", false: " NULL"}[strings.Contains(f, "TABLE") || strings.HasSuffix(f, "void")] + `; END';`)

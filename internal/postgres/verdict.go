@@ -265,13 +265,7 @@ func blame(ctx context.Context, conn *pgx.Conn, err error) verdict {
 
 // sendOn makes a verdict that a deletion was locked or slow one that it goes on as
 // such. One that waited for a budget is neither: its plant is like any other.
-//
-// What was refused too early goes on alone, where it can be done in its time.
 func sendOn(v verdict, err error) verdict {
-	if tooEarly(v, err) {
-		v.next, v.what = alone, retried
-		return v
-	}
 	if v.next != again && v.next != alone || !errors.Is(v.err, plant.ErrBusy) {
 		return v
 	}
@@ -291,14 +285,6 @@ func sendOn(v verdict, err error) verdict {
 		v.what = retried
 	}
 	return v
-}
-
-// tooEarly reports whether a deletion was refused by what it had put off until the commit, and
-// what was done before. At the commit it may not be: until then constraints may be violated,
-// say by a trigger of the store's that deletes what refers to a row after the row.
-func tooEarly(v verdict, err error) bool {
-	pg := pgError(err)
-	return v.next == done && pg != nil && strings.Contains(pg.Where, "plantstore_run_deferred()")
 }
 
 // onlyRead judges the error of a statement that deletes nothing. Code of the store's

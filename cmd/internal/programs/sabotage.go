@@ -47,7 +47,7 @@ func sabotages() map[string][]edit {
 	return map[string][]edit{
 		ForgetLedger:    {forgetRefusal, {"internal/postgres/statements.go", "coalesce(l.own, false)", "false"}},
 		ForgetRefusal:   {forgetRefusal},
-		ForgetProof:     {{"internal/postgres/statements.go", "public.plantstore_prove(", "pg_catalog.concat("}},
+		ForgetProof:     {{"internal/postgres/statements.go", "SELECT public.plantstore_prove(", "SELECT pg_catalog.concat("}},
 		BelieveWarnings: {{"internal/postgres/statements.go", "err == nil && marks[warned] != nil", "false"}},
 		OneByOne:        {{"internal/postgres/delete.go", "what := p.hard.recall(d.Plant)", "what := max(p.hard.recall(d.Plant), retried)"}},
 	}

@@ -29,6 +29,8 @@ import (
 //     in the ledger already) takes the whole transaction back. The batch runs
 //     again with a DELETE for each member, which shows whose it was, and then
 //     without that member. If it is refused once more, its members run one by one.
+//     A refusal at the commit does not show whose it is: each half of the batch runs,
+//     until whoever is refused is alone.
 //   - A member whose row is locked, or whose delete is slow, may hold the others
 //     up for batchLockTimeout or statementTimeout only, and no second time: it is
 //     sent back to its request, which waits on a connection of another share. The
@@ -41,7 +43,8 @@ import (
 //   - A batch whose connection is lost leaves the fate of every member unknown, and
 //     so of every other batch that is on the road there, see pipeline. They ask the
 //     ledger together, too, and what is not there is tried in a batch once more. Who
-//     is lost again goes on alone: its plant may be what ends connections.
+//     is lost again goes on alone: its plant may be what ends connections. So does at
+//     once who waited for commitTimeout: no other time limit ends a deferred trigger.
 //   - A batch that is refused goes on by itself, on a connection that no other shares.
 //
 // Batches lock rows in the order of the ids, so that two of them do not wait for
@@ -421,6 +424,11 @@ func (g *group) deleteBatch(at *place, batch []*member) {
 		if _, _, settled := g.attempt(at, rest, deleteTogether, limit); !settled {
 			batch = append(batch, rest...)
 		}
+	case v.next == done: // at the commit, by what is put off until then
+		half := len(batch) / 2
+		g.deleteBatch(at, batch[:half])
+		g.deleteBatch(at, batch[half:])
+		return
 	}
 	// One by one: whoever is refused now is refused for reasons of its own.
 	for _, m := range batch {

@@ -416,6 +416,62 @@ func TestDeletionsThatAreDeferred(t *testing.T) {
 	s.checkLedger(t, want)
 }
 
+// What is put off until the commit is done then, whoever else is in the batch: what it finds
+// and what comes of it is as if each plant had been deleted by one statement of the store's.
+func TestWhatIsDeferredWaitsForTheCommit(t *testing.T) {
+	t.Parallel()
+	const seen = `CREATE TABLE public.seen (plant bigint, what text);`
+	const deferred = ` DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION `
+	function := func(name, does string) string {
+		return `CREATE FUNCTION public.` + name + `() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN ` + does + ` RETURN NULL; END$$;`
+	}
+	deleted := func(does string) string {
+		return function("deleted", does) + `CREATE CONSTRAINT TRIGGER deleted AFTER DELETE ON public.plants` + deferred + `public.deleted();`
+	}
+	for _, tt := range []struct {
+		name, sql string
+		refused   bool
+		seen      string // of each plant
+	}{
+		{"the entry in the ledger", seen + `ALTER TABLE public.plants ADD parent bigint REFERENCES public.plants ON DELETE CASCADE;
+			INSERT INTO public.plants (id, name, parent) SELECT id + 100, 'a child', id FROM public.plants;` + deleted(`INSERT INTO public.seen VALUES (old.id, (SELECT count(*) || ' entry' FROM public.plant_deletions WHERE plant_id = old.id));`), false, "1 entry"},
+		{"rows that come after one that counts them", seen + `CREATE TABLE public.lines (plant bigint);
+			CREATE TABLE public.orders (plant bigint);` +
+			function("total", `INSERT INTO public.seen VALUES (new.plant, (SELECT count(*) || ' lines' FROM public.lines WHERE plant = new.plant));`) +
+			`CREATE CONSTRAINT TRIGGER total AFTER INSERT ON public.orders` + deferred + `public.total();` +
+			deleted(`INSERT INTO public.orders VALUES (old.id); INSERT INTO public.lines VALUES (old.id), (old.id);`), false, "2 lines"},
+		{"a check of rows that go after it", seen + `CREATE TABLE public.lines AS SELECT id AS plant FROM public.plants;
+			CREATE TABLE public.orders (plant bigint);` +
+			function("check_lines", `IF NOT EXISTS (SELECT FROM public.lines WHERE plant = new.plant) THEN RAISE 'an order without lines'; END IF;`) +
+			`CREATE CONSTRAINT TRIGGER check_lines AFTER INSERT ON public.orders` + deferred + `public.check_lines();` +
+			deleted(`INSERT INTO public.orders VALUES (old.id); DELETE FROM public.lines WHERE plant = old.id;`), true, ""},
+		{"what refers to a row that comes later", `CREATE TABLE public.whole (id bigint PRIMARY KEY);
+			CREATE TABLE public.seen (plant bigint REFERENCES public.whole DEFERRABLE INITIALLY DEFERRED, what text DEFAULT 'part');` +
+			deleted(`INSERT INTO public.seen VALUES (old.id); INSERT INTO public.whole VALUES (old.id);`), false, "part"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t)
+			s.sample(t, 41)
+			s.exec(t, tt.sql+`
+				CREATE TABLE public.baskets (plant bigint REFERENCES public.plants);
+				INSERT INTO public.baskets VALUES (41)`) // so they are deleted one by one
+			if _, err := s.owner.Exec(t.Context(), `DELETE FROM public.plants WHERE id = 1`); (err != nil) != tt.refused {
+				t.Fatalf("DELETE of the store's: %v; want it refused: %v", err, tt.refused)
+			}
+			errs := s.deleteAtOnce(t, ids(2, 41))
+			for i, id := range ids(2, 40) {
+				if err := errs[i]; errors.Is(err, plant.ErrStoreRule) != tt.refused || err != nil && !tt.refused {
+					t.Errorf("Delete of %d: %v; want it refused: %v", id, err, tt.refused)
+				}
+			}
+			if got := stringsOf(t, s.owner, `SELECT DISTINCT what FROM public.seen`); strings.Join(got, ", ") != tt.seen {
+				t.Errorf("seen: %v, want %q for each", got, tt.seen)
+			}
+		})
+	}
+}
+
 // A trigger of the store's makes its commits quick ones. Ours are made after it.
 func TestATriggerThatTurnsDurabilityOff(t *testing.T) {
 	t.Parallel()

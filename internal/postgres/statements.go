@@ -240,8 +240,9 @@ func readResult(results pgx.BatchResults, st statement) (pgconn.CommandTag, erro
 //
 // What follows each DELETE is its proof, which takes the whole transaction back with
 // the error unrecorded when the ledger lacks a row. What the store's triggers put off
-// until the commit is done before the next request's settings are made: if it
-// deletes plants, they are recorded under the request that made it.
+// until the commit is done there, as a check may hold at the commit only. If it deletes
+// plants, nobody knows for whom among several: in the end the settings are those of a batch
+// that asked for none, and the ledger refuses them.
 func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
 	var statements []statement
 	add := func(sql string, args ...any) { statements = append(statements, statement{sql: sql, args: args}) }
@@ -256,7 +257,6 @@ func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, s
 				pg_catalog.set_config('plantstore.request', $3::pg_catalog.text[]::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text, true)`,
 				milliseconds(lockTimeout), milliseconds(statementTimeout), request, budget)
 		} else {
-			add(`SET CONSTRAINTS ALL IMMEDIATE`)
 			add(`SELECT set_config('plantstore.recorded', '', true),
 				set_config('plantstore.request', $1::pg_catalog.text[]::pg_catalog.text, true), set_config('plantstore.budget', $2::pg_catalog.text, true)`,
 				request, budget)
@@ -264,7 +264,10 @@ func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, s
 		add(`DELETE FROM public.plants WHERE id = $1::bigint`, int64(d.Plant))
 		statements = append(statements, proves([]int64{int64(d.Plant)}, []string{d.Principal}, []string{d.Key}, &work))
 	}
-	const apart = 4 // statements from one DELETE to the next
+	if len(deletions) > 1 {
+		add(`SELECT set_config('plantstore.request', '', true), set_config('plantstore.batch', '[]', true)`)
+	}
+	const apart = 3 // statements from one DELETE to the next
 	tags, err := on.run(ctx, statements)
 	deleted = make([]bool, len(deletions))
 	for i := range deletions {
@@ -273,8 +276,8 @@ func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, s
 		}
 	}
 	at = -1
-	if len(tags) < len(statements) {
-		at = len(tags) / apart // what was put off is done with whose it is
+	if whose := len(tags) / apart; whose < len(deletions) {
+		at = whose
 	}
 	return deleted, work, at, err
 }

@@ -146,7 +146,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 	// unsure is set once an attempt may have been committed without our knowing.
 	// From then on the ledger is asked before anything else is tried or told.
 	unsure := false
-	losses := 0       // attempts that left us so
+	losses := 0       // attempts that left us so; from the second on it is tried alone
 	askAlone := false // as others are asked for no longer than commitTimeout
 	// what is what the deletion is tried as. It turns out to be harder, never easier.
 	what := p.hard.recall(d.Plant)
@@ -237,7 +237,9 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 			}
 		case ask:
 			unsure = true
-			losses++
+			if losses++; time.Since(began) >= commitTimeout {
+				losses++ // by what takes long at the commit, perhaps: no other is to wait for that again
+			}
 		}
 		if !rest(ctx, pause) {
 			if what == locked && ctx.Err() != nil {

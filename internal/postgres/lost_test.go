@@ -525,6 +525,29 @@ func TestAPlantThatEndsSessions(t *testing.T) {
 	}
 }
 
+// What takes long at the commit, as a deferred trigger does, holds a batch up once.
+func TestADeferredTriggerThatTakesLong(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 1)
+	s.exec(t, `CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(1.5); RETURN NULL; END$$;
+		CREATE CONSTRAINT TRIGGER dawdle AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.dawdle()`)
+	batches := 0
+	s.plants.group.perform = func(g *group, at *place, batch []*member) {
+		batches++
+		g.deleteBatch(at, batch)
+	}
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+		t.Errorf("Delete: %v, want none", err)
+	}
+	if batches != 1 {
+		t.Errorf("it was in %d batches, want 1", batches)
+	}
+	if got := len(s.ledger(t)); got != 1 {
+		t.Errorf("%d ledger rows, want 1", got)
+	}
+}
+
 // What became of a deletion is found out however long that takes, within the request's time.
 func TestALostAnswerIsAskedForLonger(t *testing.T) {
 	t.Parallel()

@@ -30,7 +30,7 @@ import (
 //     again with a DELETE for each member, which shows whose it was, and then
 //     without that member. If it is refused once more, its members run one by one.
 //     A refusal at the commit does not show whose it is: each half of the batch runs,
-//     until whoever is refused is alone.
+//     until whoever is refused is alone. Where that takes long, the rest go on alone.
 //   - A member whose row is locked, or whose delete is slow, may hold the others
 //     up for batchLockTimeout or statementTimeout only, and no second time: it is
 //     sent back to its request, which waits on a connection of another share. The
@@ -90,9 +90,8 @@ const (
 	// leastStatementTimeout is the least of these bounds, many times what a batch
 	// takes as a rule.
 	leastStatementTimeout = 30 * time.Millisecond
-	// commitTimeout bounds each commit of a batch, of which there is one as a rule,
-	// and one for each member at the most. A peer that does not answer for so long
-	// is taken for gone.
+	// commitTimeout bounds each commit of a batch, of which there is one as a rule. A peer
+	// that does not answer for so long is taken for gone.
 	commitTimeout = time.Second
 	// leastToGoAlone is more time than a batch of one may take, connecting included.
 	leastToGoAlone = 3 * commitTimeout
@@ -425,16 +424,34 @@ func (g *group) deleteBatch(at *place, batch []*member) {
 			batch = append(batch, rest...)
 		}
 	case v.next == done: // at the commit, by what is put off until then
-		half := len(batch) / 2
-		g.deleteBatch(at, batch[:half])
-		g.deleteBatch(at, batch[half:])
+		g.deleteParts(at, [][]*member{batch[:len(batch)/2], batch[len(batch)/2:]}, limit)
 		return
 	}
 	// One by one: whoever is refused now is refused for reasons of its own.
-	for _, m := range batch {
-		one := []*member{m}
-		if _, v, settled := g.attempt(at, one, deleteEach, each); !settled {
-			tell(one, v)
+	g.deleteParts(at, slices.Collect(slices.Chunk(batch, 1)), each)
+}
+
+// deleteParts brings every member of parts of a batch to its verdict. A part that is refused
+// is tried in halves, until whoever is refused is alone. Halves of halves come last: those who
+// are told first wait for none of them. Whoever is left after commitTimeout goes on alone: each
+// refusal may take long, at a commit without a time limit.
+func (g *group) deleteParts(at *place, parts [][]*member, limit time.Duration) {
+	for until := time.Now().Add(commitTimeout); len(parts) > 0; parts = parts[1:] {
+		part, del := parts[0], deleteTogether
+		if len(part) == 1 {
+			del = deleteEach
+		}
+		if time.Now().After(until) {
+			tell(part, verdict{next: alone, what: suspected, err: wrap(plant.ErrBusy, context.DeadlineExceeded)})
+			continue
+		}
+		_, v, settled := g.attempt(at, part, del, limit)
+		switch half := len(part) / 2; {
+		case settled:
+		case half > 0 && !v.unparsed && !v.held:
+			parts = append(parts, part[:half], part[half:])
+		default:
+			tell(part, v)
 		}
 	}
 }

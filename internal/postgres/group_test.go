@@ -249,6 +249,40 @@ func TestARefusalAtTheCommit(t *testing.T) {
 	}
 }
 
+// Refusals that take long, at a commit without a time limit, hold their batch up for a moment
+// only.
+func TestRefusalsAtTheCommitThatTakeLong(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 16)
+	s.exec(t, `CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(0.3); RAISE 'no'; END$$;
+		CREATE CONSTRAINT TRIGGER refuse AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (old.id < 16) EXECUTE FUNCTION public.refuse()`)
+	conn, err := s.borrow(in(t, patience), together, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := place{s.plants.group.newPipeline(conn)}
+	defer func() { at.leave() }()
+	var batch []*member
+	for i := range 16 {
+		batch = append(batch, &member{deletion: request(int64(i+1), i), verdict: make(chan verdict, 1)})
+	}
+	s.plants.group.deleteBatch(&at, slices.Clone(batch))
+	sentOn := 0
+	for _, m := range batch {
+		v := <-m.verdict
+		switch id := m.deletion.Plant; {
+		case v.next == alone && v.what == suspected:
+			sentOn++
+		case errors.Is(v.err, plant.ErrStoreRule) == (id == 16), id == 16 && v.err != nil:
+			t.Errorf("plant %d: %+v; want those under 16 refused, or that it goes on alone", id, v)
+		}
+	}
+	if sentOn == 0 {
+		t.Error("all were brought to an end in one batch, which takes seconds; want that some go on alone")
+	}
+}
+
 func TestLateRetriesInABatch(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)

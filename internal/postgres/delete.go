@@ -146,7 +146,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 	// unsure is set once an attempt may have been committed without our knowing.
 	// From then on the ledger is asked before anything else is tried or told.
 	unsure := false
-	losses := 0       // attempts that left us so; from the second on it is tried alone
+	onItsOwn := false // others would be lost with it again, or wait for it
 	askAlone := false // as others are asked for no longer than commitTimeout
 	// what is what the deletion is tried as. It turns out to be harder, never easier.
 	what := p.hard.recall(d.Plant)
@@ -187,7 +187,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 		}
 		switch {
 		case over != nil || !open:
-		case what != together || losses > 1:
+		case what != together || onItsOwn:
 			v = p.deleteAlone(ctx, turn{Deletion: d, number: number}, tries, unsure, what)
 			p.used.note(d, v.err)
 		default:
@@ -236,10 +236,8 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 				}
 			}
 		case ask:
+			onItsOwn = unsure || time.Since(began) >= commitTimeout // of which its commit may be the cause
 			unsure = true
-			if losses++; time.Since(began) >= commitTimeout {
-				losses++ // by what takes long at the commit, perhaps: no other is to wait for that again
-			}
 		}
 		if !rest(ctx, pause) {
 			if what == locked && ctx.Err() != nil {
@@ -336,8 +334,8 @@ func (p *Plants) deleteAlone(ctx context.Context, d turn, attempt int, unsure bo
 
 // fate finds out what became of attempts whose answers were lost. It is open if none of them
 // has come to anything so far: then another may be made.
-func (p *Plants) fate(ctx context.Context, d plant.Deletion, attempt int, onItsOwn bool) (v verdict, open bool) {
-	if !onItsOwn {
+func (p *Plants) fate(ctx context.Context, d plant.Deletion, attempt int, askAlone bool) (v verdict, open bool) {
+	if !askAlone {
 		v = p.fates.await(ctx, &member{deletion: d, explains: fateOf(d)})
 	} else {
 		v = p.on(ctx, lost, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {

@@ -806,15 +806,9 @@ func TestATableThatIsLockedBetweenTwoAttempts(t *testing.T) {
 // deleteWhileItComesToBeLocked runs a batch of five beside lock.
 func deleteWhileItComesToBeLocked(t *testing.T, s store, lock func(context.Context)) (batch []*member) {
 	t.Helper()
-	conn, err := s.plants.db.borrow(t.Context(), together, patience)
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := place{s.plants.group.newPipeline(conn)}
+	at := place{s.pipelineOn(t)}
 	defer func() { at.leave() }()
-	for i := range 5 {
-		batch = append(batch, &member{deletion: request(int64(i+1), i), verdict: make(chan verdict, 1)})
-	}
+	batch = batchOf(5)
 	ctx, cancel := context.WithCancel(t.Context())
 	var locker sync.WaitGroup
 	defer locker.Wait()

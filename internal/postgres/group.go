@@ -432,26 +432,37 @@ func (g *group) deleteBatch(at *place, batch []*member) {
 }
 
 // deleteParts brings every member of parts of a batch to its verdict. A part that is refused
-// is tried in halves, until whoever is refused is alone. Halves of halves come last: those who
-// are told first wait for none of them. Whoever is left after commitTimeout goes on alone: each
-// refusal may take long, at a commit without a time limit.
+// is tried in halves, until whoever is refused is alone. Whoever is left after commitTimeout
+// goes on alone: each refusal may take long, at a commit without a time limit.
 func (g *group) deleteParts(at *place, parts [][]*member, limit time.Duration) {
-	for until := time.Now().Add(commitTimeout); len(parts) > 0; parts = parts[1:] {
-		part, del := parts[0], deleteTogether
+	until := time.Now().Add(commitTimeout)
+	tryParts(parts, func(part []*member) (divide bool) {
+		if time.Now().After(until) {
+			tell(part, outOfTime)
+			return false
+		}
+		del := deleteTogether
 		if len(part) == 1 {
 			del = deleteEach
 		}
-		if time.Now().After(until) {
-			tell(part, verdict{next: alone, what: suspected, err: wrap(plant.ErrBusy, context.DeadlineExceeded)})
-			continue
-		}
 		_, v, settled := g.attempt(at, part, del, limit)
-		switch half := len(part) / 2; {
-		case settled:
-		case half > 0 && !v.unparsed && !v.held:
-			parts = append(parts, part[:half], part[half:])
-		default:
+		if divide = !settled && len(part) > 1 && !v.unparsed && !v.held; !settled && !divide {
 			tell(part, v)
+		}
+		return divide
+	})
+}
+
+// outOfTime is told who is left of a batch that took its time.
+var outOfTime = verdict{next: alone, what: suspected, err: wrap(plant.ErrBusy, context.DeadlineExceeded)}
+
+// tryParts calls try for parts of a batch, and for both halves of each that it wants divided.
+// Halves of halves come last: those who are told first wait for none of them.
+func tryParts(parts [][]*member, try func(part []*member) (divide bool)) {
+	for ; len(parts) > 0; parts = parts[1:] {
+		if part := parts[0]; try(part) {
+			half := len(part) / 2
+			parts = append(parts, part[:half], part[half:])
 		}
 	}
 }
@@ -558,31 +569,30 @@ func (g *group) refuseBatch(at *place, batch []*member) {
 
 // lookBatch explains what deletions met. Where the server refuses the look, as it takes long
 // or because of code of the store's that runs with it, each half is tried, until whoever that
-// comes from is alone. Halves of halves come last: those who are told first wait for none of
-// them. Who can't be told within commitTimeout goes on alone.
+// comes from is alone. Who can't be told within commitTimeout goes on alone.
 func (g *group) lookBatch(at *place, batch []*member) {
 	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 	defer cancel()
 	conn, whole := at.Conn.Conn(), g.statementTimeout()
-	for parts := [][]*member{batch}; len(parts) > 0; parts = parts[1:] {
-		part := parts[0]
+	tryParts([][]*member{batch}, func(part []*member) (divide bool) {
 		limit := max(whole*time.Duration(len(part))/time.Duration(len(batch)), leastStatementTimeout)
 		if remaining(ctx) < limit+margin/2 { // it would be cut off, and with it the connection
-			tell(part, verdict{next: alone, what: suspected, err: wrap(plant.ErrBusy, context.DeadlineExceeded)})
-			continue
+			tell(part, outOfTime)
+			return false
 		}
 		began := time.Now()
 		histories, work, err := readHistories(ctx, conn, deletionsOf(part), limit)
-		switch half := len(part) / 2; {
+		switch {
 		case err == nil:
 			g.took(time.Since(began), work)
 			tellHistories(ctx, conn, part, histories)
-		case half > 0 && pgError(err) != nil && !conn.IsClosed() && sqlState(err) != lockNotAvailable:
-			parts = append(parts, part[:half], part[half:])
+		case len(part) > 1 && pgError(err) != nil && !conn.IsClosed() && sqlState(err) != lockNotAvailable:
+			return true
 		default:
 			tell(part, onlyLooked(err))
 		}
-	}
+		return false
+	})
 }
 
 // tellHistories tells each what its history means, and settles once what has to be.

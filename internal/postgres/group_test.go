@@ -31,6 +31,14 @@ func request(id int64, i int) plant.Deletion {
 	return d
 }
 
+// batchOf returns requests for the plants from 1 to n.
+func batchOf(n int) (batch []*member) {
+	for i := range n {
+		batch = append(batch, &member{deletion: request(int64(i+1), i), verdict: make(chan verdict, 1)})
+	}
+	return batch
+}
+
 // deleteAtOnce deletes ids concurrently, the i-th by request i, and returns what
 // came of each.
 func (s store) deleteAtOnce(t *testing.T, ids []int64) []error {
@@ -216,11 +224,7 @@ func TestARefusalAtTheCommit(t *testing.T) {
 	s.sample(t, maxBatch)
 	s.exec(t, `CREATE TABLE baskets (plant_id bigint REFERENCES plants DEFERRABLE INITIALLY DEFERRED);
 		INSERT INTO baskets VALUES (20)`)
-	conn, err := s.borrow(in(t, patience), together, patience)
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := place{s.plants.group.newPipeline(conn)}
+	at := place{s.pipelineOn(t)}
 	defer func() { at.leave() }()
 	var batch []*member
 	var told []verdict
@@ -228,10 +232,7 @@ func TestARefusalAtTheCommit(t *testing.T) {
 	for try := 0; try == 0 || try < 10 && slices.ContainsFunc(told, slow); try++ { // on a busy machine a batch may take long
 		s.exec(t, `DELETE FROM plants WHERE id <> 20`)
 		s.exec(t, `DELETE FROM plant_deletions; INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, 64) i WHERE i <> 20`)
-		batch, told = nil, nil
-		for i := range maxBatch {
-			batch = append(batch, &member{deletion: request(int64(i+1), i), verdict: make(chan verdict, 1)})
-		}
+		batch, told = batchOf(maxBatch), nil
 		s.plants.group.deleteBatch(&at, slices.Clone(batch))
 		for _, m := range batch {
 			told = append(told, <-m.verdict)
@@ -257,16 +258,9 @@ func TestRefusalsAtTheCommitThatTakeLong(t *testing.T) {
 	s.sample(t, 16)
 	s.exec(t, `CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(0.3); RAISE 'no'; END$$;
 		CREATE CONSTRAINT TRIGGER refuse AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (old.id < 16) EXECUTE FUNCTION public.refuse()`)
-	conn, err := s.borrow(in(t, patience), together, patience)
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := place{s.plants.group.newPipeline(conn)}
+	at := place{s.pipelineOn(t)}
 	defer func() { at.leave() }()
-	var batch []*member
-	for i := range 16 {
-		batch = append(batch, &member{deletion: request(int64(i+1), i), verdict: make(chan verdict, 1)})
-	}
+	batch := batchOf(16)
 	s.plants.group.deleteBatch(&at, slices.Clone(batch))
 	sentOn := 0
 	for _, m := range batch {
@@ -502,10 +496,9 @@ func TestALookThatFailsIsNobodyElses(t *testing.T) {
 			at := place{s.plants.looks.newPipeline(conn)}
 			defer func() { at.leave() }()
 			told := func() (all []verdict) {
-				var batch []*member
-				for i := range 9 {
-					d := request(int64(i+1), i)
-					batch = append(batch, &member{deletion: d, explains: because(turn{Deletion: d}, nil, false), verdict: make(chan verdict, 1)})
+				batch := batchOf(9)
+				for _, m := range batch {
+					m.explains = because(turn{Deletion: m.deletion}, nil, false)
 				}
 				s.plants.looks.lookBatch(&at, batch)
 				for _, m := range batch {

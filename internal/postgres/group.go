@@ -360,6 +360,16 @@ func (g *group) take(most int) []*member {
 
 // deleteBatch brings every member of a batch to its verdict.
 func (g *group) deleteBatch(at *place, batch []*member) {
+	g.deleteUntil(at, batch, time.Now().Add(commitTimeout))
+}
+
+// deleteUntil is deleteBatch. No part is begun after a time: whoever is left then goes on alone.
+// Each refusal may take long, at a commit without a time limit.
+func (g *group) deleteUntil(at *place, batch []*member, until time.Time) {
+	if time.Now().After(until) {
+		tell(batch, outOfTime)
+		return
+	}
 	limit := g.statementTimeout()
 	batch = slices.DeleteFunc(batch, func(m *member) bool {
 		if m.until.IsZero() {
@@ -397,8 +407,8 @@ func (g *group) deleteBatch(at *place, batch []*member) {
 				return
 			}
 			// As many as fit, and the rest: some of the first may have no plant to delete.
-			g.deleteBatch(at, batch[:over.Left])
-			g.deleteBatch(at, batch[over.Left:])
+			g.deleteUntil(at, batch[:over.Left], until)
+			g.deleteUntil(at, batch[over.Left:], until)
 			return
 		}
 	}
@@ -424,18 +434,16 @@ func (g *group) deleteBatch(at *place, batch []*member) {
 			batch = append(batch, rest...)
 		}
 	case v.next == done: // at the commit, by what is put off until then
-		g.deleteParts(at, [][]*member{batch[:len(batch)/2], batch[len(batch)/2:]}, limit)
+		g.deleteParts(at, [][]*member{batch[:len(batch)/2], batch[len(batch)/2:]}, limit, until)
 		return
 	}
 	// One by one: whoever is refused now is refused for reasons of its own.
-	g.deleteParts(at, slices.Collect(slices.Chunk(batch, 1)), each)
+	g.deleteParts(at, slices.Collect(slices.Chunk(batch, 1)), each, until)
 }
 
 // deleteParts brings every member of parts of a batch to its verdict. A part that is refused
-// is tried in halves, until whoever is refused is alone. Whoever is left after commitTimeout
-// goes on alone: each refusal may take long, at a commit without a time limit.
-func (g *group) deleteParts(at *place, parts [][]*member, limit time.Duration) {
-	until := time.Now().Add(commitTimeout)
+// is tried in halves, until whoever is refused is alone.
+func (g *group) deleteParts(at *place, parts [][]*member, limit time.Duration, until time.Time) {
 	tryParts(parts, func(part []*member) (divide bool) {
 		if time.Now().After(until) {
 			tell(part, outOfTime)

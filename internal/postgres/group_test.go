@@ -254,13 +254,29 @@ func TestARefusalAtTheCommit(t *testing.T) {
 // only.
 func TestRefusalsAtTheCommitThatTakeLong(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
+	for _, budget := range []plant.Budget{{}, {Most: 2, Period: time.Hour}} {
+		t.Run(fmt.Sprint("a budget of ", budget.Most), func(t *testing.T) {
+			t.Parallel()
+			testSlowRefusals(t, budget)
+		})
+	}
+}
+
+func testSlowRefusals(t *testing.T, budget plant.Budget) {
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
 	s.sample(t, 16)
 	s.exec(t, `CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(0.3); RAISE 'no'; END$$;
 		CREATE CONSTRAINT TRIGGER refuse AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (old.id < 16) EXECUTE FUNCTION public.refuse()`)
+	batch := batchOf(16)
+	if budget != (plant.Budget{}) {
+		withBudget(t, database, budget, "a")
+		for _, m := range batch {
+			m.deletion = by("a", int64(m.deletion.Plant), budget)
+		}
+	}
 	at := place{s.pipelineOn(t)}
 	defer func() { at.leave() }()
-	batch := batchOf(16)
 	s.plants.group.deleteBatch(&at, slices.Clone(batch))
 	sentOn := 0
 	for _, m := range batch {

@@ -155,7 +155,7 @@ func TestMadeUpTokensCostThoseWhoSendThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := start(t, "serve", "--database-url="+distant(t, database.App), "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s",
-		"--token-cache-ttl=500ms")
+		"--token-cache-ttl=500ms", "--request-timeout=1m", "--shutdown-timeout=1m") // the machine may be busy
 	public, _ := p.addresses(t)
 	transport := &http.Transport{MaxIdleConnsPerHost: clients + forgers}
 	defer transport.CloseIdleConnections()

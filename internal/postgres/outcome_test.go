@@ -187,17 +187,24 @@ func TestARequestThatWasGivenUpIsNotDeleted(t *testing.T) {
 func TestAFailureAfterALostAnswer(t *testing.T) {
 	t.Parallel()
 	s, w := lossy(t, pgtest.New(t), "")
-	s.plant(t, 1)
 	// From the second attempt on the service's role may not even read.
 	s.exec(t, `CREATE FUNCTION public.lock_out() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
 			'BEGIN REVOKE SELECT ON public.plant_deletions FROM plantstore_app; RETURN NULL; END';
 		CREATE CONSTRAINT TRIGGER lock_out AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.lock_out()`)
-	w.loseAnswers.Store(1)
-	_, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
+	var err error
+	id := int64(1)
+	for ; id <= 10; id++ { // on a busy machine the lost answer may be that a statement took too long
+		s.plant(t, id)
+		s.exec(t, `GRANT SELECT ON public.plant_deletions TO plantstore_app`)
+		w.loseAnswers.Store(1)
+		if _, err = s.plants.Delete(in(t, patience), deletion(id, "k")); err != nil {
+			break
+		}
+	}
 	if !errors.Is(err, plant.ErrUnknown) {
 		t.Errorf("Delete: %v, want ErrUnknown", err)
 	}
-	if s.has(t, 1) {
+	if s.has(t, id) {
 		t.Error("the plant is there: this test tests nothing")
 	}
 }

@@ -28,7 +28,7 @@ func TestNew(t *testing.T) {
 func TestURLOfAServerWithABlank(t *testing.T) {
 	t.Parallel()
 	s := &Server{URL: "postgres://postgres@/postgres?host=/a/b%20c&port=5432"}
-	if got, want := s.databaseURL(nil, "plants"), "postgres://postgres@/plants?host=%2Fa%2Fb%20c&port=5432"; got != want {
+	if got, want := s.databaseURL(nil, "plants"), "postgres://postgres@/plants?connect_timeout=60&host=%2Fa%2Fb%20c&port=5432"; got != want {
 		t.Errorf("URL %s, want %s", got, want)
 	}
 }
@@ -118,13 +118,13 @@ func TestDatabaseURL(t *testing.T) {
 	for _, test := range []struct{ server, super, app string }{
 		{
 			"postgres://postgres:secret@localhost:5432/postgres?sslmode=disable",
-			"postgres://postgres:secret@localhost:5432/a%20b?sslmode=disable",
-			"postgres://plantstore_app:plantstore-test@localhost:5432/a%20b?sslmode=disable",
+			"postgres://postgres:secret@localhost:5432/a%20b?connect_timeout=60&sslmode=disable",
+			"postgres://plantstore_app:plantstore-test@localhost:5432/a%20b?connect_timeout=60&sslmode=disable",
 		},
 		{
 			"postgresql:///postgres?host=/tmp/x&user=postgres&dbname=postgres",
-			"postgresql:///a%20b?host=%2Ftmp%2Fx&user=postgres",
-			"postgresql://plantstore_app:plantstore-test@/a%20b?host=%2Ftmp%2Fx",
+			"postgresql:///a%20b?connect_timeout=60&host=%2Ftmp%2Fx&user=postgres",
+			"postgresql://plantstore_app:plantstore-test@/a%20b?connect_timeout=60&host=%2Ftmp%2Fx",
 		},
 	} {
 		got := (&Server{URL: test.server}).database("a b")

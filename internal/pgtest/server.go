@@ -226,6 +226,9 @@ func (s *Server) databaseURL(role *url.Userinfo, database string) string {
 		query.Del("user")
 		query.Del("password")
 	}
+	if !query.Has("connect_timeout") {
+		query.Set("connect_timeout", "60") // what is tested can wait on a busy machine, too
+	}
 	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // libpq takes no plus for a blank
 	return u.String()
 }

@@ -108,12 +108,17 @@ func TestTheServerLimitsABatch(t *testing.T) {
 			RETURN NULL;
 		END$$;
 		CREATE TRIGGER see BEFORE DELETE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION public.see()`)
-	if err := errors.Join(s.deleteAtOnce(t, ids(1, 60))...); err != nil {
-		t.Error(err)
-	}
 	var seen int64
-	if err := s.owner.QueryRow(t.Context(), `SELECT last_value FROM public.seen`).Scan(&seen); err != nil {
-		t.Fatal(err)
+	for range 10 { // on a busy machine a batch may take too long before its trigger is run
+		at, batch := place{s.pipelineOn(t)}, batchOf(60)
+		s.plants.group.deleteBatch(&at, slices.Clone(batch))
+		at.leave()
+		if err := s.owner.QueryRow(t.Context(), `SELECT last_value FROM public.seen`).Scan(&seen); err != nil {
+			t.Fatal(err)
+		}
+		if seen > 0 {
+			break
+		}
 	}
 	if seen == 0 || seen > batchStatementTimeout.Milliseconds() {
 		t.Errorf("batches ran under a statement_timeout of %d ms, want one of at most %s (0: there was no batch; 2147483647: no limit)", seen, batchStatementTimeout)
@@ -220,34 +225,38 @@ func TestWhoseDeletionIsRefused(t *testing.T) {
 // don't go one by one.
 func TestARefusalAtTheCommit(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
-	s.sample(t, maxBatch)
-	s.exec(t, `CREATE TABLE baskets (plant_id bigint REFERENCES plants DEFERRABLE INITIALLY DEFERRED);
-		INSERT INTO baskets VALUES (20)`)
-	at := place{s.pipelineOn(t)}
-	defer func() { at.leave() }()
-	var batch []*member
-	var told []verdict
-	slow := func(v verdict) bool { return v.what == suspected }
-	for try := 0; try == 0 || try < 10 && slices.ContainsFunc(told, slow); try++ { // on a busy machine a batch may take long
-		s.exec(t, `DELETE FROM plants WHERE id <> 20`)
-		s.exec(t, `DELETE FROM plant_deletions; INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, 64) i WHERE i <> 20`)
-		batch, told = batchOf(maxBatch), nil
-		s.plants.group.deleteBatch(&at, slices.Clone(batch))
-		for _, m := range batch {
-			told = append(told, <-m.verdict)
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) { // so that no commit takes too long
+		s := storeOn(t, database, "")
+		s.sample(t, maxBatch)
+		s.exec(t, `CREATE TABLE baskets (plant_id bigint REFERENCES plants DEFERRABLE INITIALLY DEFERRED);
+			INSERT INTO baskets VALUES (20)`)
+		at := place{s.pipelineOn(t)}
+		defer func() { at.leave() }()
+		var batch []*member
+		var told []verdict
+		slow := func(v verdict) bool { return v.what == suspected }
+		for try := 0; try == 0 || try < 10 && slices.ContainsFunc(told, slow); try++ { // on a busy machine a statement may take too long
+			s.exec(t, `DELETE FROM plants WHERE id <> 20`)
+			s.exec(t, `DELETE FROM plant_deletions; INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, 64) i WHERE i <> 20`)
+			batch, told = batchOf(maxBatch), nil
+			s.plants.group.lanes.work = 0 // statements may take as long as in any batch
+			s.plants.group.deleteBatch(&at, slices.Clone(batch))
+			for _, m := range batch {
+				told = append(told, <-m.verdict)
+			}
 		}
-	}
-	for i, m := range batch {
-		v := told[i]
-		_, referenced := errors.AsType[*plant.ReferencedError](v.err)
-		if referenced != (m.deletion.Plant == 20) || v.next != done || v.err != nil && !referenced {
-			t.Errorf("plant %d: %+v; want 20 referenced, and the others deleted", m.deletion.Plant, v)
+		for i, m := range batch {
+			v := told[i]
+			_, referenced := errors.AsType[*plant.ReferencedError](v.err)
+			if referenced != (m.deletion.Plant == 20) || v.next != done || v.err != nil && !referenced {
+				t.Errorf("plant %d: %+v (%v); want 20 referenced, and the others deleted", m.deletion.Plant, v, v.err)
+			}
 		}
-	}
-	if got := stringsOf(t, s.owner, `SELECT DISTINCT xmin::text FROM plant_deletions`); len(got) > 6 {
-		t.Errorf("%d plants were deleted in %d transactions, want 6", maxBatch-1, len(got))
-	}
+		if got := stringsOf(t, s.owner, `SELECT DISTINCT xmin::text FROM plant_deletions`); len(got) > 6 {
+			t.Errorf("%d plants were deleted in %d transactions, want 6", maxBatch-1, len(got))
+		}
+	})
 }
 
 // Refusals that take long, at a commit without a time limit, hold their batch up for a moment

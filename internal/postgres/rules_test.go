@@ -416,6 +416,24 @@ func TestDeletionsThatAreDeferred(t *testing.T) {
 	s.checkLedger(t, want)
 }
 
+// Nor did anybody in the batch ask for what one of its plants takes along at the commit.
+func TestADeletionThatIsDeferredInABatch(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		s.sample(t, 20)
+		s.exec(t, `CREATE FUNCTION public.along() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+				$$BEGIN DELETE FROM public.plants WHERE id = 20; RETURN NULL; END$$;
+			CREATE CONSTRAINT TRIGGER along AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED
+				FOR EACH ROW WHEN (OLD.id = 1) EXECUTE FUNCTION public.along()`)
+		along := ledgered(20, request(1, 0))
+		along.Key = nil
+		s.deleteInABatch(t, 3)
+		s.checkLedger(t, append(ledgeredAll(ids(1, 3)), along))
+	})
+}
+
 // What is put off until the commit is done then, whoever else is in the batch: what it finds
 // and what comes of it is as if each plant had been deleted by one statement of the store's.
 func TestWhatIsDeferredWaitsForTheCommit(t *testing.T) {

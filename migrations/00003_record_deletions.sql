@@ -26,11 +26,11 @@ DECLARE
     batch text := nullif(current_setting('plantstore.batch', true), '');
     told text;
 BEGIN
-    IF batch = '[]' THEN -- see plantstore_record_deletion
+    IF batch = '[{}]' THEN -- see plantstore_record_deletion
         RAISE EXCEPTION 'nobody in the batch asked for plants that left with it'
             USING ERRCODE = 'not_null_violation', SCHEMA = 'public', TABLE = 'plant_deletions', COLUMN = 'deleted_by';
     ELSIF batch IS NOT NULL THEN
-        told := set_config('plantstore.batch', '[]', true); -- for what is put off until the commit nobody has asked
+        told := set_config('plantstore.batch', '[]', true); -- nobody asks for what is put off until the commit
     END IF;
     IF recorded = '0' THEN
         -- Anybody's trigger can say so. The lock of the DELETE keeps ours as it is. (With a
@@ -97,7 +97,6 @@ DECLARE
     over json;
     known_shape bigint;
     has_virtual boolean := false;
-    nested boolean; -- in a batch: a trigger of the store's deletes, or a foreign key
     recorded bigint;
     told text;
 BEGIN
@@ -107,13 +106,6 @@ BEGIN
         batch := nullif(current_setting('plantstore.batch', true), '');
         budget := nullif(current_setting('plantstore.budget', true), '');
     END IF;
-    -- Whose a cascade is among several requests is not known here. The plant has no
-    -- principal, so deleted_by refuses it, and with it the statement. The service then
-    -- deletes for one request at a time. A trigger of the store's that deletes may catch
-    -- such an error, and go on without. So what it deletes is recorded for the role for
-    -- now, and the batch is emptied: that refuses the statement of the service, when it is
-    -- recorded or, if that came before, when it is proved.
-    nested := batch IS NOT NULL AND pg_trigger_depth() > 1 AND json_array_length(batch) > 0;
 
     -- The columns that the rows have. The lock of the statement that fired us keeps
     -- ALTER TABLE out.
@@ -135,14 +127,16 @@ BEGIN
     END IF;
     IF has_virtual THEN
         EXECUTE format('INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key, turn)
-            SELECT g.id, $1, ROW(%s)::text, CASE WHEN $4 THEN session_user WHEN $2 IS NOT NULL THEN r.principal WHEN $3 IS NOT NULL THEN $3[2] ELSE session_user END, session_user,
+            SELECT g.id, $1, ROW(%s)::text, CASE
+                    WHEN $2 IS NOT NULL THEN coalesce(r.principal, CASE WHEN json_array_length($2) > 0 AND set_config(''plantstore.batch'', ''[{}]'', true) <> '''' THEN session_user END)
+                    WHEN $3 IS NOT NULL THEN $3[2] ELSE session_user END, session_user,
                 CASE WHEN $2 IS NOT NULL THEN coalesce(r.request_id, '''') WHEN $3 IS NOT NULL THEN coalesce($3[3], '''') END,
                 CASE WHEN $2 IS NOT NULL THEN r.key WHEN g.id::text = $3[1] THEN nullif($3[4], '''') END,
                 CASE WHEN $2 IS NULL AND g.id::text = $3[1] THEN coalesce($3[5]::integer, 0) ELSE 0 END
             FROM gone g LEFT JOIN json_to_recordset($2) AS r (plant bigint, principal text, request_id text, key text) ON r.plant = g.id',
             (SELECT string_agg(CASE a.attgenerated WHEN 'v' THEN 'NULL' ELSE 'g.' || quote_ident(a.attname) END, ', ' ORDER BY a.attnum)
                 FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum > 0 AND NOT a.attisdropped))
-            USING known_shape, batch, request, nested;
+            USING known_shape, batch, request;
     ELSIF batch IS NULL THEN
         -- A plant that left by a cascade of the request belongs to it, too, but the
         -- request's key is about another plant.
@@ -153,22 +147,26 @@ BEGIN
             CASE WHEN g.id::text = request[1] THEN coalesce(request[5]::integer, 0) ELSE 0 END
         FROM gone g;
     ELSE
+        -- Whose a cascade is among several requests is not known here. The service then has
+        -- to delete for one request at a time. To refuse the cascade is not enough: code of
+        -- the store's that deletes may catch the error, and go on without. So it is recorded
+        -- for the role for now, and the batch becomes one that plantstore_prove refuses. What
+        -- comes after the proof, at the commit, is refused by deleted_by.
         INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key)
-        SELECT g.id, known_shape, ROW(g.*)::text, CASE WHEN nested THEN session_user ELSE r.principal END, session_user, coalesce(r.request_id, ''), r.key
+        SELECT g.id, known_shape, ROW(g.*)::text,
+            coalesce(r.principal, CASE WHEN json_array_length(batch) > 0 AND set_config('plantstore.batch', '[{}]', true) <> '' THEN session_user END),
+            session_user, coalesce(r.request_id, ''), r.key
         FROM gone g
         LEFT JOIN json_to_recordset(batch) AS r (plant bigint, principal text, request_id text, key text) ON r.plant = g.id;
     END IF;
     GET DIAGNOSTICS recorded = ROW_COUNT;
-    IF nested AND recorded > 0 THEN
-        told := set_config('plantstore.batch', '[]', true);
-    END IF;
     IF recorded <> 1 THEN -- in two steps, as counting takes a statement of its own
         IF recorded <> (SELECT count(*) FROM gone) THEN
             RAISE EXCEPTION 'public.plant_deletions took only % of the rows that left public.plants', recorded
                 USING ERRCODE = 'PST01', HINT = 'Run plantstore doctor.';
         END IF;
     END IF;
-    IF budget IS NOT NULL AND recorded > 0 THEN
+    IF budget IS NOT NULL AND recorded > 0 AND current_setting('plantstore.batch', true) IS DISTINCT FROM '[{}]' THEN
         over := public.plantstore_spend(budget ->> 'principal', recorded, (budget ->> 'most')::bigint, (budget ->> 'period')::interval,
             (budget ->> 'patience')::bigint);
         IF over IS NOT NULL THEN

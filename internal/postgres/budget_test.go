@@ -1157,3 +1157,44 @@ func TestABudgetWhereCommitsAreSlow(t *testing.T) {
 	}
 	t.Errorf("320 deletions of 32 clients with a budget take %.1f times as long as without, want less than 8", ratio)
 }
+
+// Code of the store's may also catch the error that a budget is used up. In a batch, nothing
+// is spent for plants that nobody asked for: each request spends what it takes along.
+func TestABudgetWhoseErrorIsCaught(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	budget := plant.Budget{Most: 10, Period: time.Hour}
+	withBudget(t, database, budget, "a")
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		s.exec(t, `INSERT INTO plants (id, name) SELECT 100 * g + i, 'Boston fern' FROM generate_series(0, 1) g, generate_series(1, 7) i;
+			CREATE FUNCTION public.along() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN
+				DELETE FROM public.plants WHERE id IN (SELECT id + 100 FROM old_table);
+				RETURN NULL;
+			EXCEPTION WHEN others THEN
+				RETURN NULL;
+			END$$;
+			CREATE TRIGGER z AFTER DELETE ON public.plants REFERENCING OLD TABLE AS old_table FOR EACH STATEMENT EXECUTE FUNCTION public.along()`)
+		at, batch := place{s.pipelineOn(t)}, batchOf(7)
+		defer func() { at.leave() }()
+		for _, m := range batch {
+			m.deletion = by("a", int64(m.deletion.Plant), budget)
+		}
+		s.plants.budgeted.deleteBatch(&at, slices.Clone(batch))
+		refused := 0
+		for _, m := range batch {
+			err := (<-m.verdict).err
+			if errors.Is(err, plant.ErrBusy) { // it goes on alone
+				_, err = s.plants.Delete(in(t, patience), m.deletion)
+			}
+			if isOver(err) {
+				refused++
+			} else if err != nil {
+				t.Errorf("plant %d: %v, want it deleted, or its budget used up", m.deletion.Plant, err)
+			}
+		}
+		if left := len(stringsOf(t, s.owner, `SELECT id::text FROM plants`)); refused != 2 || left != 4 {
+			t.Errorf("%d requests were refused, %d plants are left; want 2, and 4: those of the two", refused, left)
+		}
+	})
+}

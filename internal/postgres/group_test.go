@@ -187,40 +187,57 @@ func TestCascadesInABatch(t *testing.T) {
 	s.checkLedger(t, want)
 }
 
-// A trigger of the store's that deletes other plants may go on without where that fails. In a
-// batch nobody knows for whom they are deleted, which it may not take for such a failure.
+// Code of the store's that deletes other plants may go on without where that fails. In a batch
+// nobody knows for whom they are deleted, which it may not take for such a failure.
 func TestDeletionsWhoseErrorsAreCaught(t *testing.T) {
 	t.Parallel()
-	for name, trigger := range map[string]string{
-		"before the row":      "CREATE TRIGGER along BEFORE DELETE ON public.plants FOR EACH ROW",
-		"after the row":       "CREATE TRIGGER along AFTER DELETE ON public.plants FOR EACH ROW",
-		"after the statement": "CREATE TRIGGER zzz AFTER DELETE ON public.plants REFERENCING OLD TABLE AS old_table FOR EACH STATEMENT",
+	// Each plant takes along two, the second one by itself or by the first one.
+	const along = `
+		CREATE FUNCTION public.take(ids bigint[]) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN
+			FOR i IN 1 .. cardinality(ids) LOOP
+				DELETE FROM public.plants WHERE id = ids[i] + 100;
+				DELETE FROM public.plants WHERE id = ids[i] + 200;
+			END LOOP;
+			RETURN true;
+		EXCEPTION WHEN others THEN
+			RETURN true;
+		END$$;
+		CREATE FUNCTION public.along() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+			IF tg_level = 'STATEMENT' THEN
+				PERFORM public.take(ARRAY(SELECT id FROM old_table));
+			ELSE
+				PERFORM public.take(ARRAY[old.id]);
+			END IF;
+			RETURN old;
+		END$$;`
+	for name, code := range map[string]string{
+		"before the row": `CREATE TRIGGER along BEFORE DELETE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.along()`,
+		"after the row":  `CREATE TRIGGER along AFTER DELETE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.along()`,
+		"with a virtual column, which is of PostgreSQL 18": `CREATE TRIGGER along AFTER DELETE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.along();
+			DO $$BEGIN
+				IF current_setting('server_version_num')::int >= 180000 THEN
+					EXECUTE 'ALTER TABLE public.plants ADD n int GENERATED ALWAYS AS (length(name)) VIRTUAL';
+				END IF;
+			END$$`,
+		"before it is recorded":    `CREATE TRIGGER along AFTER DELETE ON public.plants REFERENCING OLD TABLE AS old_table FOR EACH STATEMENT EXECUTE FUNCTION public.along()`,
+		"after it is recorded":     `CREATE TRIGGER z AFTER DELETE ON public.plants REFERENCING OLD TABLE AS old_table FOR EACH STATEMENT EXECUTE FUNCTION public.along()`,
+		"by a trigger's condition": `CREATE TRIGGER along AFTER DELETE ON public.plants FOR EACH ROW WHEN (public.take(ARRAY[old.id])) EXECUTE FUNCTION public.along()`,
+		"by a rule":                `CREATE TABLE public.log (taken boolean); CREATE RULE along AS ON DELETE TO public.plants DO ALSO INSERT INTO public.log VALUES (public.take(ARRAY[old.id]))`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			database := pgtest.New(t)
 			simulated(t, func(t *testing.T) {
 				s := storeOn(t, database, "")
-				s.sample(t, 110)
-				s.exec(t, `DELETE FROM plants WHERE id BETWEEN 11 AND 100; DELETE FROM plant_deletions`)
-				s.exec(t, `CREATE FUNCTION public.along() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN
-						IF pg_trigger_depth() = 1 THEN
-							IF tg_level = 'STATEMENT' THEN
-								DELETE FROM public.plants WHERE id IN (SELECT id + 100 FROM old_table);
-							ELSE
-								DELETE FROM public.plants WHERE id = old.id + 100;
-							END IF;
-						END IF;
-						RETURN old;
-					EXCEPTION WHEN others THEN
-						RETURN old;
-					END$$;
-					`+trigger+` EXECUTE FUNCTION public.along()`)
+				s.exec(t, `INSERT INTO plants (id, name) SELECT 100 * g + i, 'Boston fern' FROM generate_series(0, 2) g, generate_series(1, 10) i;`+
+					along+code)
 				want := ledgeredAll(ids(1, 10))
 				for i, id := range ids(1, 10) {
-					along := ledgered(id+100, request(id, i))
-					along.Key = nil
-					want = append(want, along)
+					for _, more := range []int64{100, 200} {
+						taken := ledgered(id+more, request(id, i))
+						taken.Key = nil
+						want = append(want, taken)
+					}
 				}
 				s.deleteInABatch(t, 10)
 				s.checkLedger(t, want)

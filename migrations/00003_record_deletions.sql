@@ -6,8 +6,9 @@
 -- The service calls this in each of its transactions, after the DELETE. It returns
 -- if the trigger below ran, and found no row, or the ledger has got entries for those:
 -- of this transaction, and under the plants, principals and keys that were asked for.
--- (Of one request the trigger may find more rows: those of a cascade.) Otherwise it
--- raises an error, and with it all is taken back.
+-- (Of one request the trigger may find more rows: those of a cascade. Of several it may
+-- not, as nobody knows whose they are.) Otherwise it raises an error, and with it all is
+-- taken back.
 --
 -- A plan is kept for the life of a connection. One that was made while the ledger was
 -- empty would scan it for each deletion until the next ANALYZE, so no plan may scan, nor

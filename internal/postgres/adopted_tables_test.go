@@ -9,7 +9,7 @@ import (
 func columnNames() []string {
 	return append([]string{
 		"g", "gone", "s", "r", "i", "a", "p", "d", "t", "c", "k", "v", "later", "part", "today",
-		"shape", "plant", "plant_id", "plants", "principal", "request", "batch", "recorded", "told", "nested", "has_virtual", "known_shape", "todays_names", "seen_names",
+		"shape", "plant", "plant_id", "plants", "principal", "request", "batch", "recorded", "told", "has_virtual", "known_shape", "todays_names", "seen_names",
 		"request_id", "key", "attributes", "names", "types", "generated", "deleted_at", "deleted_by", "session_role",
 		"idempotency_key", "restored_at", "restored_by", "plant_deletions", "plant_shapes", "session_user", "tg_relid", "old", "new",
 		"select", "user", "row", "null", "ctid_", "plantstore.request",

@@ -38,6 +38,15 @@ func by(principal string, id int64, budget plant.Budget) plant.Deletion {
 	return d
 }
 
+// batchBy is batchOf for a principal that has a budget.
+func batchBy(principal string, n int, budget plant.Budget) []*member {
+	batch := batchOf(n)
+	for _, m := range batch {
+		m.deletion = by(principal, int64(m.deletion.Plant), budget)
+	}
+	return batch
+}
+
 // isOver reports whether a deletion was refused because of a budget.
 func isOver(err error) bool {
 	return isA[*plant.OverBudgetError](err)
@@ -1175,22 +1184,12 @@ func TestABudgetWhoseErrorIsCaught(t *testing.T) {
 				RETURN NULL;
 			END$$;
 			CREATE TRIGGER z AFTER DELETE ON public.plants REFERENCING OLD TABLE AS old_table FOR EACH STATEMENT EXECUTE FUNCTION public.along()`)
-		at, batch := place{s.pipelineOn(t)}, batchOf(7)
-		defer func() { at.leave() }()
-		for _, m := range batch {
-			m.deletion = by("a", int64(m.deletion.Plant), budget)
-		}
-		s.plants.budgeted.deleteBatch(&at, slices.Clone(batch))
 		refused := 0
-		for _, m := range batch {
-			err := (<-m.verdict).err
-			if errors.Is(err, plant.ErrBusy) { // it goes on alone
-				_, err = s.plants.Delete(in(t, patience), m.deletion)
-			}
+		for i, err := range s.inABatch(t, s.plants.budgeted, batchBy("a", 7, budget)) {
 			if isOver(err) {
 				refused++
 			} else if err != nil {
-				t.Errorf("plant %d: %v, want it deleted, or its budget used up", m.deletion.Plant, err)
+				t.Errorf("plant %d: %v, want it deleted, or its budget used up", i+1, err)
 			}
 		}
 		if left := len(stringsOf(t, s.owner, `SELECT id::text FROM plants`)); refused != 2 || left != 4 {

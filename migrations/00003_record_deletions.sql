@@ -27,10 +27,11 @@ DECLARE
     batch text := nullif(current_setting('plantstore.batch', true), '');
     told text;
 BEGIN
-    IF batch = '[{}]' THEN -- see plantstore_record_deletion
-        RAISE EXCEPTION 'nobody in the batch asked for plants that left with it'
-            USING ERRCODE = 'not_null_violation', SCHEMA = 'public', TABLE = 'plant_deletions', COLUMN = 'deleted_by';
-    ELSIF batch IS NOT NULL THEN
+    IF batch IS NOT NULL THEN
+        IF current_setting('plantstore.along', true) = 'on' THEN -- see plantstore_record_deletion
+            RAISE EXCEPTION 'nobody in the batch asked for plants that left with it'
+                USING ERRCODE = 'not_null_violation', SCHEMA = 'public', TABLE = 'plant_deletions', COLUMN = 'deleted_by';
+        END IF;
         told := set_config('plantstore.batch', '[]', true); -- nobody asks for what is put off until the commit
     END IF;
     IF recorded = '0' THEN
@@ -129,9 +130,9 @@ BEGIN
     IF has_virtual THEN
         EXECUTE format('INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key, turn)
             SELECT g.id, $1, ROW(%s)::text, CASE
-                    WHEN $2 IS NOT NULL THEN coalesce(r.principal, CASE WHEN json_array_length($2) > 0 AND set_config(''plantstore.batch'', ''[{}]'', true) <> '''' THEN session_user END)
+                    WHEN $2 IS NOT NULL THEN coalesce(r.principal, CASE WHEN set_config(''plantstore.along'', ''on'', true) = ''on'' THEN $2 -> 0 ->> ''principal'' END)
                     WHEN $3 IS NOT NULL THEN $3[2] ELSE session_user END, session_user,
-                CASE WHEN $2 IS NOT NULL THEN coalesce(r.request_id, '''') WHEN $3 IS NOT NULL THEN coalesce($3[3], '''') END,
+                CASE WHEN $2 IS NOT NULL THEN coalesce(r.request_id, $2 -> 0 ->> ''request_id'', '''') WHEN $3 IS NOT NULL THEN coalesce($3[3], '''') END,
                 CASE WHEN $2 IS NOT NULL THEN r.key WHEN g.id::text = $3[1] THEN nullif($3[4], '''') END,
                 CASE WHEN $2 IS NULL AND g.id::text = $3[1] THEN coalesce($3[5]::integer, 0) ELSE 0 END
             FROM gone g LEFT JOIN json_to_recordset($2) AS r (plant bigint, principal text, request_id text, key text) ON r.plant = g.id',
@@ -151,12 +152,13 @@ BEGIN
         -- Whose a cascade is among several requests is not known here. The service then has
         -- to delete for one request at a time. To refuse the cascade is not enough: code of
         -- the store's that deletes may catch the error, and go on without. So it is recorded
-        -- for the role for now, and the batch becomes one that plantstore_prove refuses. What
-        -- comes after the proof, at the commit, is refused by deleted_by.
+        -- for the first of them for now, and plantstore_prove refuses the batch. (For a role,
+        -- a constraint of the store's might refuse it.) After the proof, at the commit, the
+        -- batch has nobody, and deleted_by refuses it.
         INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key)
         SELECT g.id, known_shape, ROW(g.*)::text,
-            coalesce(r.principal, CASE WHEN json_array_length(batch) > 0 AND set_config('plantstore.batch', '[{}]', true) <> '' THEN session_user END),
-            session_user, coalesce(r.request_id, ''), r.key
+            coalesce(r.principal, CASE WHEN set_config('plantstore.along', 'on', true) = 'on' THEN batch -> 0 ->> 'principal' END),
+            session_user, coalesce(r.request_id, batch -> 0 ->> 'request_id', ''), r.key
         FROM gone g
         LEFT JOIN json_to_recordset(batch) AS r (plant bigint, principal text, request_id text, key text) ON r.plant = g.id;
     END IF;
@@ -167,7 +169,7 @@ BEGIN
                 USING ERRCODE = 'PST01', HINT = 'Run plantstore doctor.';
         END IF;
     END IF;
-    IF budget IS NOT NULL AND recorded > 0 AND current_setting('plantstore.batch', true) IS DISTINCT FROM '[{}]' THEN
+    IF budget IS NOT NULL AND recorded > 0 AND current_setting('plantstore.along', true) IS DISTINCT FROM 'on' THEN
         over := public.plantstore_spend(budget ->> 'principal', recorded, (budget ->> 'most')::bigint, (budget ->> 'period')::interval,
             (budget ->> 'patience')::bigint);
         IF over IS NOT NULL THEN

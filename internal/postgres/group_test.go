@@ -228,7 +228,10 @@ func TestDeletionsWhoseErrorsAreCaught(t *testing.T) {
 		"before it is recorded":    `CREATE TRIGGER along AFTER DELETE ON public.plants REFERENCING OLD TABLE AS old_table FOR EACH STATEMENT EXECUTE FUNCTION public.along()`,
 		"after it is recorded":     `CREATE TRIGGER z AFTER DELETE ON public.plants REFERENCING OLD TABLE AS old_table FOR EACH STATEMENT EXECUTE FUNCTION public.along()`,
 		"by a trigger's condition": `CREATE TRIGGER along AFTER DELETE ON public.plants FOR EACH ROW WHEN (public.take(ARRAY[old.id])) EXECUTE FUNCTION public.along()`,
-		"by a rule":                `CREATE TABLE public.log (taken boolean); CREATE RULE along AS ON DELETE TO public.plants DO ALSO INSERT INTO public.log VALUES (public.take(ARRAY[old.id]))`,
+		"where the ledger's principals are looked up": `CREATE TABLE public.staff (name text PRIMARY KEY); INSERT INTO public.staff VALUES ('shop 0'), ('shop 1'), ('shop 2');
+			ALTER TABLE public.plant_deletions ADD FOREIGN KEY (deleted_by) REFERENCES public.staff, ADD CHECK (request_id LIKE 'request-%');
+			CREATE TRIGGER along AFTER DELETE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.along()`,
+		"by a rule": `CREATE TABLE public.log (taken boolean); CREATE RULE along AS ON DELETE TO public.plants DO ALSO INSERT INTO public.log VALUES (public.take(ARRAY[old.id]))`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -22,6 +22,7 @@ CREATE TABLE public.plant_shapes (
     names text[] NOT NULL,
     types text[] NOT NULL,
     generated boolean[] NOT NULL,
+    has_virtual boolean NOT NULL DEFAULT false,
     -- The columns' numbers in that table, which a column keeps whatever it is called.
     relation oid,
     attnums smallint[]
@@ -29,6 +30,7 @@ CREATE TABLE public.plant_shapes (
 COMMENT ON TABLE public.plant_shapes IS 'The columns that plants had when rows were deleted.';
 COMMENT ON COLUMN public.plant_shapes.attributes IS 'What the trigger knows the shape again by: each column''s number, type, type modifier, kind of generation and name.';
 COMMENT ON COLUMN public.plant_shapes.generated IS 'True: the column computed itself, and its value is not kept.';
+COMMENT ON COLUMN public.plant_shapes.has_virtual IS 'True: some of them were computed only when they were read (PostgreSQL 18).';
 
 CREATE TABLE public.plant_deletions (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -97,8 +97,9 @@ DECLARE
     batch json;
     budget json;
     over json;
+    attributes text[];
     known_shape bigint;
-    has_virtual boolean := false;
+    has_virtual boolean;
     recorded bigint;
     told text;
 BEGIN
@@ -109,24 +110,20 @@ BEGIN
         budget := nullif(current_setting('plantstore.budget', true), '');
     END IF;
 
-    -- The columns that the rows have. The lock of the statement that fired us keeps
-    -- ALTER TABLE out.
-    SELECT s.id INTO known_shape FROM public.plant_shapes s
-        WHERE s.relation = TG_RELID AND s.attributes = ARRAY(
-                SELECT a.attnum::text || ' ' || a.atttypid::text || ' ' || a.atttypmod::text || ' ' || a.attgenerated::text || ' ' || a.attname::text
-                FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum)
-            AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = TG_RELID)
-        ORDER BY s.id LIMIT 1;
-    IF known_shape IS NULL OR current_setting('transaction_isolation') <> 'read committed' THEN
-        known_shape := public.plantstore_shape(TG_RELID, known_shape);
+    -- Which columns the rows have. The lock of the statement that fired us keeps ALTER TABLE
+    -- out. A transaction that sees the past has to look twice, and a table that is not
+    -- public.plants any more is not what plantstore_planned_columns tells of.
+    IF current_setting('transaction_isolation') = 'read committed' AND TG_RELID = to_regclass('public.plants') THEN
+        attributes := public.plantstore_planned_columns('public.plants');
+        SELECT s.id, s.has_virtual INTO known_shape, has_virtual FROM public.plant_shapes s WHERE s.relation = TG_RELID AND s.attributes = attributes;
+    END IF;
+    IF known_shape IS NULL THEN
+        known_shape := public.plantstore_shape(TG_RELID);
+        SELECT s.has_virtual INTO has_virtual FROM public.plant_shapes s WHERE s.id = known_shape;
     END IF;
 
     -- Virtual columns, of PostgreSQL 18, have no value in gone and may not even be
-    -- named there: such rows are written column by column. (AND would not spare an
-    -- earlier server the look at the catalogue.)
-    IF current_setting('server_version_num')::integer >= 180000 THEN
-        has_virtual := EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attgenerated = 'v' AND NOT a.attisdropped);
-    END IF;
+    -- named there: such rows are written column by column.
     IF has_virtual THEN
         EXECUTE format('INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key, turn)
             SELECT g.id, $1, ROW(%s)::text, CASE
@@ -239,17 +236,57 @@ END
 $$;
 -- +goose StatementEnd
 
+-- The columns that a table has, as plant_shapes.attributes has them, or null if other
+-- tables inherit from it. It is volatile, so that it looks with a snapshot of its own: that
+-- of a statement may be older than its lock on the table (EXPLAIN ANALYZE EXECUTE).
+-- +goose StatementBegin
+CREATE FUNCTION public.plantstore_columns(plants oid) RETURNS text[]
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = plants) THEN
+        RETURN NULL;
+    END IF;
+    RETURN ARRAY(SELECT a.attnum::text || ' ' || a.atttypid::text || ' ' || a.atttypmod::text || ' ' || a.attgenerated::text || ' ' || a.attname::text
+        FROM pg_attribute a WHERE a.attrelid = plants AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum);
+END
+$$;
+-- +goose StatementEnd
+
+-- The same as of the last change to the table, to be called in PL/pgSQL with a constant.
+-- To look at the catalogue for each deletion would cost a tenth of what the whole
+-- deletion costs the database.
+--
+-- It is declared immutable, which it is not, so that PostgreSQL calls it when it plans the
+-- expression that calls it, and keeps the result with the plan. A plan that names a table
+-- as a constant of type regclass is made anew after each change to that table or to its
+-- columns, and where somebody comes to inherit from it: also in the session that did so,
+-- and when that is rolled back.
+-- +goose StatementBegin
+CREATE FUNCTION public.plantstore_planned_columns(plants regclass) RETURNS text[]
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN public.plantstore_columns(plants);
+END
+$$;
+-- +goose StatementEnd
+
 -- The rare part of the trigger: a new shape, or one to be looked at twice.
 -- +goose StatementBegin
-CREATE FUNCTION public.plantstore_shape(plants oid, known_shape bigint) RETURNS bigint
+CREATE FUNCTION public.plantstore_shape(plants oid) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    todays_attributes text[] := public.plantstore_columns(plants);
     todays_names text[];
     seen_names text[];
+    known_shape bigint;
 BEGIN
-    IF EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = plants) THEN
+    IF todays_attributes IS NULL THEN
         RAISE EXCEPTION 'other tables inherit from public.plants: their rows would leave without a full record'
             USING ERRCODE = 'PST01', HINT = 'Run plantstore doctor.';
     END IF;
@@ -272,11 +309,12 @@ BEGIN
             RAISE EXCEPTION 'public.plants was altered after this transaction began' USING ERRCODE = 'serialization_failure';
         END IF;
     END IF;
+    SELECT s.id INTO known_shape FROM public.plant_shapes s WHERE s.relation = plants AND s.attributes = todays_attributes ORDER BY s.id LIMIT 1;
     IF known_shape IS NULL THEN
-        INSERT INTO public.plant_shapes (attributes, names, types, generated, relation, attnums)
-        SELECT array_agg(a.attnum::text || ' ' || a.atttypid::text || ' ' || a.atttypmod::text || ' ' || a.attgenerated::text || ' ' || a.attname::text ORDER BY a.attnum),
+        INSERT INTO public.plant_shapes (attributes, names, types, generated, has_virtual, relation, attnums)
+        SELECT todays_attributes,
             array_agg(a.attname::text ORDER BY a.attnum), array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY a.attnum),
-            array_agg(a.attgenerated <> '' ORDER BY a.attnum), plants, array_agg(a.attnum ORDER BY a.attnum)
+            array_agg(a.attgenerated <> '' ORDER BY a.attnum), bool_or(a.attgenerated = 'v'), plants, array_agg(a.attnum ORDER BY a.attnum)
         FROM pg_attribute a WHERE a.attrelid = plants AND a.attnum > 0 AND NOT a.attisdropped
         RETURNING id INTO known_shape;
     END IF;
@@ -299,7 +337,8 @@ $$;
 -- +goose StatementEnd
 
 REVOKE EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[]), public.plantstore_record_deletion(),
-    public.plantstore_refuse(bigint, text, text, text), public.plantstore_shape(oid, bigint), public.plantstore_refuse_truncate() FROM PUBLIC;
+    public.plantstore_refuse(bigint, text, text, text), public.plantstore_shape(oid), public.plantstore_columns(oid),
+    public.plantstore_planned_columns(regclass), public.plantstore_refuse_truncate() FROM PUBLIC;
 
 -- Plain origin triggers: a logical replica gets the ledger's rows from the primary
 -- and must not write others.
@@ -315,6 +354,8 @@ DROP TRIGGER IF EXISTS plantstore_refuse_truncate ON public.plants;
 DROP TRIGGER IF EXISTS plantstore_record_deletion ON public.plants;
 DROP FUNCTION public.plantstore_refuse_truncate();
 DROP FUNCTION public.plantstore_record_deletion();
-DROP FUNCTION public.plantstore_shape(oid, bigint);
+DROP FUNCTION public.plantstore_shape(oid);
+DROP FUNCTION public.plantstore_planned_columns(regclass);
+DROP FUNCTION public.plantstore_columns(oid);
 DROP FUNCTION public.plantstore_refuse(bigint, text, text, text);
 DROP FUNCTION public.plantstore_prove(bigint[], text[], text[]);

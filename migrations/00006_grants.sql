@@ -20,7 +20,7 @@ BEGIN
             SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, p.proacl
             FROM pg_catalog.pg_proc p
             WHERE p.pronamespace = 'public'::regnamespace AND p.proname IN ('plantstore_prove', 'plantstore_record_deletion', 'plantstore_refuse',
-                'plantstore_shape', 'plantstore_refuse_truncate', 'plantstore_spend', 'plantstore_token')
+                'plantstore_shape', 'plantstore_columns', 'plantstore_planned_columns', 'plantstore_refuse_truncate', 'plantstore_spend', 'plantstore_token')
         ) o, LATERAL aclexplode(o.acl) a
         WHERE a.grantee <> o.owner
     LOOP

@@ -129,7 +129,7 @@ func newStore(ctx context.Context, server *localpg.Server, spec storeSpec) (_ *s
 		if _, err := s.control.Exec(ctx, `
 			INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, request_id, idempotency_key)
 			SELECT p.id, s.id, ROW(p.*)::text, 'somebody', gen_random_uuid(), gen_random_uuid()
-			FROM (SELECT public.plantstore_shape('public.plants'::regclass, NULL) AS id OFFSET 0) s,
+			FROM (SELECT public.plantstore_shape('public.plants'::regclass) AS id OFFSET 0) s,
 				generate_series(1, $1::bigint) i JOIN public.plants p ON p.id = 1 + i % $2::bigint`,
 			s.ledger, s.plants); err != nil {
 			return nil, err

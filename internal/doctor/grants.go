@@ -118,7 +118,8 @@ func granted(ctx context.Context, tx pgx.Tx) ([]grantedRight, error) {
 			WHERE a.attacl IS NOT NULL AND NOT a.attisdropped AND c.relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
 			UNION ALL
 			SELECT coalesce(proacl, acldefault('f', proowner)), proowner, '', 'FUNCTION ' || replace(oid::regprocedure::text, ',', ', '), true
-			FROM pg_proc WHERE oid IN (to_regprocedure('public.plantstore_record_deletion()'), to_regprocedure('public.plantstore_shape(oid, bigint)'),
+			FROM pg_proc WHERE oid IN (to_regprocedure('public.plantstore_record_deletion()'), to_regprocedure('public.plantstore_shape(oid)'),
+				to_regprocedure('public.plantstore_columns(oid)'), to_regprocedure('public.plantstore_planned_columns(regclass)'),
 				to_regprocedure('public.plantstore_refuse_truncate()'), to_regprocedure('public.plantstore_prove(bigint[], text[], text[])'),
 				to_regprocedure('public.plantstore_refuse(bigint, text, text, text)'), to_regprocedure('public.plantstore_spend(text, bigint, bigint, interval, bigint)'), to_regprocedure('public.plantstore_token(bytea)'))
 			UNION ALL

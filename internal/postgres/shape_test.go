@@ -2,7 +2,9 @@ package postgres
 
 import (
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -70,5 +72,119 @@ func TestDeletionsShareAShape(t *testing.T) {
 		if err := s.owner.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM plant_shapes), (SELECT count(DISTINCT shape) FROM plant_deletions)`).Scan(&got, &used); err != nil || got != tt.want || used != tt.want {
 			t.Errorf("after %s: %d shapes, %d of them used, %v; want %d", tt.sql, got, used, err, tt.want)
 		}
+	}
+}
+
+// A session keeps the columns with a plan. Whatever happens to the table afterwards, each
+// row is recorded with the columns that it had.
+func TestAShapeIsThatOfTheRow(t *testing.T) {
+	t.Parallel()
+	const remove = `DELETE FROM public.plants WHERE id = (SELECT min(id) FROM public.plants)`
+	for _, tt := range []struct {
+		name  string
+		setUp string
+		// Statements of the session. What begins with "another: " is another session's; what
+		// begins with "waits: " has to wait for that one's next statement, and what begins with
+		// "refused" fails with that SQLSTATE.
+		statements []string
+		want       []string // the columns of each plant that was deleted
+	}{
+		{"altered by another session", "", []string{remove, "another: ALTER TABLE plants RENAME name TO label", remove, "another: ALTER TABLE plants ADD size int", remove},
+			[]string{"id,name,created_at", "id,label,created_at", "id,label,created_at,size"}},
+		{"altered and taken back", "", []string{remove, "BEGIN; ALTER TABLE plants ADD size int;" + remove, "ROLLBACK", remove, "BEGIN; ALTER TABLE plants ADD size int;" + remove, "COMMIT", remove},
+			[]string{"id,name,created_at", "id,name,created_at", "id,name,created_at,size", "id,name,created_at,size"}},
+		{"altered back to a savepoint", "", []string{"BEGIN;" + remove, "SAVEPOINT a; ALTER TABLE plants DROP name;" + remove, "ROLLBACK TO a;" + remove, "ALTER TABLE plants RENAME name TO label;" + remove + "; COMMIT"},
+			[]string{"id,name,created_at", "id,name,created_at", "id,label,created_at"}},
+		{"a transaction that sees the past", "", []string{remove, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM plant_shapes", "another: ALTER TABLE plants ADD size int",
+			"refused 40001: " + remove, "ROLLBACK", remove}, []string{"id,name,created_at", "id,name,created_at,size"}},
+		{"a plan for each call", "", []string{"SET plan_cache_mode = force_custom_plan", remove, "another: ALTER TABLE plants ADD size int", remove},
+			[]string{"id,name,created_at", "id,name,created_at,size"}},
+		{"a statement whose snapshot is older than its lock", "", []string{remove, "PREPARE remove AS " + remove, "another: BEGIN; ALTER TABLE plants ADD size int",
+			"waits: EXPLAIN ANALYZE EXECUTE remove", "another: COMMIT", remove}, []string{"id,name,created_at", "id,name,created_at,size", "id,name,created_at,size"}},
+		{"another table in its place", "", []string{remove, `another: ALTER TABLE plants RENAME TO ferns; CREATE TABLE plants (id bigint PRIMARY KEY, label text); INSERT INTO plants VALUES (7);
+			CREATE TRIGGER plantstore_record_deletion AFTER DELETE ON plants REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION plantstore_record_deletion()`,
+			remove, "another: ALTER TABLE ferns ADD size int", `DELETE FROM ferns WHERE id = 2`, "another: DROP TABLE plants", `DELETE FROM ferns WHERE id = 3`},
+			[]string{"id,name,created_at", "id,label", "id,name,created_at,size", "id,name,created_at,size"}},
+		{"a child", "", []string{remove, "another: CREATE TABLE ferns () INHERITS (plants)", "refused PST01: " + remove, "another: DROP TABLE ferns", remove, "another: ALTER TABLE plants ADD size int", remove},
+			[]string{"id,name,created_at", "id,name,created_at", "id,name,created_at,size"}},
+		{"a shape that was taken back", "", []string{"BEGIN;" + remove, "ROLLBACK", remove, "another: DELETE FROM plant_shapes", remove},
+			[]string{"", "id,name,created_at"}},
+		{"deleted by a cascade", `CREATE TABLE shelves (id int PRIMARY KEY); INSERT INTO shelves VALUES (1), (2), (3);
+			ALTER TABLE plants ADD shelf int REFERENCES shelves ON DELETE CASCADE; UPDATE plants SET shelf = id WHERE id <= 3`,
+			[]string{"DELETE FROM shelves WHERE id = 1", "another: ALTER TABLE plants DROP name", "DELETE FROM shelves WHERE id = 2", "another: ALTER TABLE plants ADD name text", "DELETE FROM shelves WHERE id = 3"},
+			[]string{"id,name,created_at,shelf", "id,created_at,shelf", "id,created_at,shelf,name"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			s := storeOn(t, database, "")
+			s.sample(t, 6)
+			if tt.setUp != "" {
+				s.exec(t, tt.setUp)
+			}
+			session, another := pgtest.Connect(t, database.Owner), pgtest.Connect(t, database.Owner)
+			waited := make(chan error, 1)
+			waits := false
+			for _, statement := range tt.statements {
+				how, sql, marked := strings.Cut(statement, ": ")
+				if !marked {
+					how, sql = "", statement
+				}
+				refused, _ := strings.CutPrefix(how, "refused ")
+				switch how {
+				case "waits":
+					go func() { _, err := session.Exec(t.Context(), sql); waited <- err }()
+					s.seeWaits(t, 1)
+					waits = true
+				case "another":
+					if _, err := another.Exec(t.Context(), sql); err != nil {
+						t.Fatalf("%s: %v", statement, err)
+					}
+					if waits {
+						if err := <-waited; err != nil {
+							t.Fatalf("the statement that waited: %v, want no error", err)
+						}
+						waits = false
+					}
+				default:
+					if _, err := session.Exec(t.Context(), sql); sqlState(err) != refused || refused == "" && err != nil {
+						t.Fatalf("%s: %v, want SQLSTATE %q", sql, err, refused)
+					}
+				}
+			}
+			got := stringsOf(t, s.owner, `SELECT coalesce(array_to_string(s.names, ','), '') FROM public.plant_deletions d LEFT JOIN public.plant_shapes s ON s.id = d.shape ORDER BY d.id`)
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("the columns of the plants that were deleted: %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// To look at the catalogue for each deletion would cost the database a tenth more.
+func TestColumnsAreLookedAtOnce(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	if _, err := pgtest.Pool(t, database.Super).Exec(t.Context(), `DO $$ BEGIN
+			EXECUTE format('ALTER DATABASE %I SET track_functions = %L', current_database(), 'all'); END $$`); err != nil {
+		t.Fatal(err)
+	}
+	s := storeOn(t, database, "")
+	const many = 40
+	s.sample(t, many)
+	conn, err := s.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id := range int64(many) {
+		turns := []turn{{Deletion: deletion(id+1, "k")}}
+		if deleted, _, _, err := deleteEach(t.Context(), single{conn.Conn()}, turns, time.Second, time.Minute); err != nil || !deleted[0] {
+			t.Fatalf("deleteEach: %v, %v; want a deletion", deleted, err)
+		}
+	}
+	conn.Release()
+	// Autovacuum, and the new shape, make some more.
+	calls := s.statistic(t, `SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions WHERE funcname = 'plantstore_columns'`)
+	if calls < 1 || calls > many/4 {
+		t.Errorf("%d looks at the columns in %d deletions of one session, want a few", calls, many)
 	}
 }

@@ -32,7 +32,7 @@ BEGIN
             RAISE EXCEPTION 'nobody in the batch asked for plants that left with it'
                 USING ERRCODE = 'not_null_violation', SCHEMA = 'public', TABLE = 'plant_deletions', COLUMN = 'deleted_by';
         END IF;
-        told := set_config('plantstore.batch', '[]', true); -- nobody asks for what is put off until the commit
+        told := set_config('plantstore.batch', '{}', true); -- nobody asks for what is put off until the commit
     END IF;
     IF recorded = '0' THEN
         -- Anybody's trigger can say so. The lock of the DELETE keeps ours as it is. (With a
@@ -64,8 +64,8 @@ $$;
 
 -- Who deletes for others (members of plantstore_app) says in settings who asked:
 -- plantstore.request for one request: an array of plant, principal, request id, key and
--- turn; or plantstore.batch for several: a JSON array of objects with plant, principal,
--- request_id and key, each in its first turn. For everybody else the
+-- turn; or plantstore.batch for several, each in its first turn: an array of four, with
+-- all plants, principals, request ids and keys. For everybody else the
 -- settings mean nothing, and the record names the role that logged in. The record of a
 -- principal has a request id, if need be an empty one; that of a role has none.
 -- If all are of one principal that has a deletion budget, plantstore.budget is a JSON
@@ -94,7 +94,7 @@ AS $$
 #variable_conflict use_variable -- the store may call its columns like our variables
 DECLARE
     request text[];
-    batch json;
+    batch text[];
     budget json;
     over json;
     attributes text[];
@@ -127,12 +127,13 @@ BEGIN
     IF has_virtual THEN
         EXECUTE format('INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key, turn)
             SELECT g.id, $1, ROW(%s)::text, CASE
-                    WHEN $2 IS NOT NULL THEN coalesce(r.principal, CASE WHEN set_config(''plantstore.along'', ''on'', true) = ''on'' THEN $2 -> 0 ->> ''principal'' END)
+                    WHEN $2 IS NOT NULL THEN coalesce(r.principal, CASE WHEN set_config(''plantstore.along'', ''on'', true) = ''on'' THEN $2[2][1] END)
                     WHEN $3 IS NOT NULL THEN $3[2] ELSE session_user END, session_user,
-                CASE WHEN $2 IS NOT NULL THEN coalesce(r.request_id, $2 -> 0 ->> ''request_id'', '''') WHEN $3 IS NOT NULL THEN coalesce($3[3], '''') END,
+                CASE WHEN $2 IS NOT NULL THEN coalesce(r.request_id, $2[3][1], '''') WHEN $3 IS NOT NULL THEN coalesce($3[3], '''') END,
                 CASE WHEN $2 IS NOT NULL THEN r.key WHEN g.id::text = $3[1] THEN nullif($3[4], '''') END,
                 CASE WHEN $2 IS NULL AND g.id::text = $3[1] THEN coalesce($3[5]::integer, 0) ELSE 0 END
-            FROM gone g LEFT JOIN json_to_recordset($2) AS r (plant bigint, principal text, request_id text, key text) ON r.plant = g.id',
+            FROM gone g LEFT JOIN (SELECT $2[1][i]::bigint AS plant, $2[2][i] AS principal, $2[3][i] AS request_id, $2[4][i] AS key
+                FROM generate_subscripts($2, 2) i) r ON r.plant = g.id',
             (SELECT string_agg(CASE a.attgenerated WHEN 'v' THEN 'NULL' ELSE 'g.' || quote_ident(a.attname) END, ', ' ORDER BY a.attnum)
                 FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum > 0 AND NOT a.attisdropped))
             USING known_shape, batch, request;
@@ -154,10 +155,10 @@ BEGIN
         -- batch has nobody, and deleted_by refuses it.
         INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key)
         SELECT g.id, known_shape, ROW(g.*)::text,
-            coalesce(r.principal, CASE WHEN set_config('plantstore.along', 'on', true) = 'on' THEN batch -> 0 ->> 'principal' END),
-            session_user, coalesce(r.request_id, batch -> 0 ->> 'request_id', ''), r.key
-        FROM gone g
-        LEFT JOIN json_to_recordset(batch) AS r (plant bigint, principal text, request_id text, key text) ON r.plant = g.id;
+            coalesce(r.principal, CASE WHEN set_config('plantstore.along', 'on', true) = 'on' THEN batch[2][1] END),
+            session_user, coalesce(r.request_id, batch[3][1], ''), r.key
+        FROM gone g LEFT JOIN (SELECT batch[1][i]::bigint AS plant, batch[2][i] AS principal, batch[3][i] AS request_id, batch[4][i] AS key
+            FROM generate_subscripts(batch, 2) i) r ON r.plant = g.id;
     END IF;
     GET DIAGNOSTICS recorded = ROW_COUNT;
     IF recorded <> 1 THEN -- in two steps, as counting takes a statement of its own

@@ -65,7 +65,7 @@ func TestMigratePlan(t *testing.T) {
 		`MIGRATION +VERDICT +LOCKS ON TABLES IN USE\n.*`+
 		`00003_record_deletions.sql +blocks writes briefly +SHARE ROW EXCLUSIVE on public.plants \(about 1,500 rows, \d+ kB\)\n.*`+
 		`\n00003_record_deletions.sql: blocks writes briefly \(in one transaction\)\n.*`+
-		`\n  7. blocks writes briefly: adds a trigger, in the catalogue only: no row is read\n`+
+		`\n  9. blocks writes briefly: adds a trigger, in the catalogue only: no row is read\n`+
 		`     lock: SHARE ROW EXCLUSIVE on public.plants \(about 1,500 rows, \d+ kB\)\n`+
 		`     see: https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-TABLES\n\n`+
 		`       \| CREATE TRIGGER plantstore_record_deletion AFTER DELETE ON public.plants\n.*`)
@@ -78,7 +78,7 @@ func TestMigratePlan(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &plan); err != nil || code != 3 || len(plan.Pending) != len(migrate.All()) {
 		t.Errorf("as JSON: %d pending, exit code %d, %v; want all, 3", len(plan.Pending), code, err)
 	}
-	lock := plan.Pending[2].Statements[6].Locks[0]
+	lock := plan.Pending[2].Statements[8].Locks[0]
 	if lock.Mode != "SHARE ROW EXCLUSIVE" || lock.Table != "public.plants" || *lock.Rows != 1500 {
 		t.Errorf("lock %+v, want that of the trigger on 1500 rows", lock)
 	}

@@ -40,11 +40,11 @@ func effects() map[int64][]Effect {
 			{Does: "makes the table plants; one that exists is looked at in the catalogue only, and kept as it is", Manual: "sql-do.html"},
 		},
 		2: {
-			makesTable, comments, comments, comments,
+			makesTable, comments, comments, comments, comments,
 			makesTable, comments, comments, comments, comments, comments, comments, comments,
 		},
 		3: {
-			makesFunction, makesFunction, makesFunction, makesFunction, makesFunction, closesFunctions,
+			makesFunction, makesFunction, makesFunction, makesFunction, makesFunction, makesFunction, makesFunction, closesFunctions,
 			addsTrigger,
 			{Does: "adds a trigger, under the same lock", Manual: addsTrigger.Manual},
 		},

@@ -59,9 +59,19 @@ func TestEveryFault(t *testing.T) {
 	everyByte := os.Getenv("PLANTSTORE_TEST_EVERY_FAULT") != ""
 	onStage(t, prepared, func(t *testing.T, s *stage) {
 		for _, p := range plays() {
-			passed, told := s.give(t, p, nil)
-			for _, lie := range told {
-				lies[p.name+", without a breach: "+lie] = nil
+			// In some runs a connection has idled for so long that it is pinged first. What
+			// comes twice in a row is what comes usually.
+			var passed traffic
+			for runs, messages := 0, [2]int{}; runs < 20; runs++ {
+				var told []string
+				passed, told = s.give(t, p, nil)
+				for _, lie := range told {
+					lies[p.name+", without a breach: "+lie] = nil
+				}
+				before := messages
+				if messages = [2]int{len(passed.starts[toServer]), len(passed.starts[toService])}; messages == before {
+					break
+				}
 			}
 			cases = append(cases, casesOf(p, passed, everyByte)...)
 		}

@@ -128,7 +128,7 @@ func TestExportMissesNothingThatIsCommittedLate(t *testing.T) {
 		{name: "by the service", as: database.App, open: `BEGIN; SELECT set_config('plantstore.request', '{1,shop}', true);
 			DELETE FROM public.plants WHERE id = 1`, end: `COMMIT`, who: "process ", want: []int64{1, 2}},
 		{name: "by the service, in a batch", as: database.App, open: `BEGIN; SELECT set_config('plantstore.batch',
-			'[{"plant": 1, "principal": "shop", "request_id": "r", "key": "k"}, {"plant": 3, "principal": "shop", "request_id": "r", "key": "k"}]', true);
+			'{{1,3},{shop,shop},{r,r},{k,k}}', true);
 			DELETE FROM public.plants WHERE id = ANY ('{1,3}') RETURNING id`, end: `COMMIT`, who: "process ", want: []int64{1, 3, 2}},
 		{name: "after a refusal", as: database.App, open: `BEGIN; SELECT plantstore_refuse(1, 'shop', 'r', 'key');
 			DELETE FROM public.plants WHERE id = 1`, end: `COMMIT`, who: "process ", want: []int64{1, 2}},

@@ -370,14 +370,14 @@ func TestTheTriggerCannotBeMisled(t *testing.T) {
 		`CREATE TEMPORARY TABLE plant_deletions (LIKE public.plant_deletions INCLUDING ALL)`,
 		`CREATE TABLE evil.plant_deletions (LIKE public.plant_deletions INCLUDING ALL)`,
 		`CREATE TEMPORARY TABLE gone (id bigint, name text)`,
-		`CREATE FUNCTION evil.json_to_recordset(json) RETURNS SETOF record LANGUAGE sql AS $$ SELECT bigint '2', 'nobody', '', '' $$`,
+		`CREATE FUNCTION evil.generate_subscripts(text[], integer) RETURNS SETOF integer LANGUAGE sql AS $$ SELECT 2 $$`,
 		`CREATE FUNCTION evil.current_setting(text, boolean) RETURNS text LANGUAGE sql AS $$ SELECT 'nobody' $$`,
 		`CREATE FUNCTION evil.to_jsonb(anyelement) RETURNS jsonb LANGUAGE sql AS $$ SELECT jsonb '{}' $$`,
 		`CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT timestamptz '1999-01-01' $$`,
 		`CREATE TYPE pg_temp.jsonb AS (n int)`,
 		`SET search_path = pg_temp, evil, pg_catalog, public`,
 		`DELETE FROM public.plants WHERE id = 1`,
-		`SET plantstore.batch = '[{"plant": 2, "principal": "shop"}]'`,
+		`SET plantstore.batch = '{{2},{shop}}'`,
 		`DELETE FROM public.plants WHERE id = 2`,
 	} {
 		if _, err := s.pool.Exec(t.Context(), sql); err != nil {

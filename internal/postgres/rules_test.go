@@ -527,13 +527,13 @@ func TestNobodyElseNamesAPrincipal(t *testing.T) {
 	}
 	s.exec(t, `SET plantstore.request = '{1,shop,r,k}';
 		DELETE FROM public.plants WHERE id = 1`)
-	s.exec(t, `SET plantstore.batch = '[{"plant": 2, "principal": "shop", "request_id": "r", "key": "k"}]'; DELETE FROM public.plants WHERE id = 2`)
+	s.exec(t, `SET plantstore.batch = '{{2},{shop},{r},{k}}'; DELETE FROM public.plants WHERE id = 2`)
 	// Not even what can't be read, and nobody's budget is spent.
 	s.exec(t, `SET plantstore.request = 'x'; SET plantstore.batch = 'x'; SET plantstore.budget = '{"principal": "shop", "most": 0, "period": "1h"}';
 		DELETE FROM public.plants WHERE id = 4`)
 	// Nor does the service's role get more than one entry for a plant.
 	app := pgtest.Pool(t, database.App)
-	_, err := app.Exec(t.Context(), `SET plantstore.batch = '[{"plant": 3, "principal": "a", "key": "k"}, {"plant": 3, "principal": "b", "key": "k"}]';
+	_, err := app.Exec(t.Context(), `SET plantstore.batch = '{{3,3},{a,b},{r,r},{k,k}}';
 		DELETE FROM public.plants WHERE id = 3`)
 	if sqlState(err) != unrecorded {
 		t.Errorf("two entries for one plant: %v, want SQLSTATE %s", err, unrecorded)

@@ -2,9 +2,7 @@ package postgres
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -265,7 +263,7 @@ func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, s
 		statements = append(statements, proves([]int64{int64(d.Plant)}, []string{d.Principal}, []string{d.Key}, &work))
 	}
 	if len(deletions) > 1 {
-		add(`SELECT set_config('plantstore.request', '', true), set_config('plantstore.batch', '[]', true)`)
+		add(`SELECT set_config('plantstore.request', '', true), set_config('plantstore.batch', '{}', true)`)
 	}
 	const apart = 3 // statements from one DELETE to the next
 	tags, err := on.run(ctx, statements)
@@ -296,10 +294,6 @@ const deletePlants = `DELETE FROM public.plants WHERE id = ANY (ARRAY(SELECT pg_
 // has to be less than deadlock_timeout. All have to be in their first turn.
 func deleteTogether(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
 	asked := newRequests(deletions)
-	batch, err := json.Marshal(asked.requests)
-	if err != nil {
-		return nil, 0, -1, fmt.Errorf("encode batch: %w", err)
-	}
 	budget, err := budgetOf(deletions[0]) // all are of one principal, or of principals without
 	if err != nil {
 		return nil, 0, -1, err
@@ -307,8 +301,9 @@ func deleteTogether(ctx context.Context, on runner, deletions []turn, lockTimeou
 	deleted = make([]bool, len(deletions))
 	_, err = on.run(ctx, []statement{
 		{bounds + `, ` + noPlanOfASmallTable + `, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.request', '', true),
-		pg_catalog.set_config('plantstore.batch', $3::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text, true)`,
-			[]any{milliseconds(lockTimeout), milliseconds(statementTimeout), string(batch), budget}, nil},
+		pg_catalog.set_config('plantstore.batch', ARRAY[$3::bigint[]::pg_catalog.text[], $4::pg_catalog.text[], $5::pg_catalog.text[], $6::pg_catalog.text[]]::pg_catalog.text, true),
+		pg_catalog.set_config('plantstore.budget', $7::pg_catalog.text, true)`,
+			[]any{milliseconds(lockTimeout), milliseconds(statementTimeout), asked.ids, asked.principals, asked.requestIDs, asked.keys, budget}, nil},
 		{deletePlants, []any{asked.ids}, func(scan func(...any) error) error {
 			var id int64
 			err := scan(&id)
@@ -350,19 +345,11 @@ func commit(conn *pgx.Conn, results pgx.BatchResults) error {
 // requests are the deletions of a batch, one for each plant: of those who ask for
 // the same plant the first gets it.
 type requests struct {
-	requests   []requestJSON
 	ids        []int64
 	principals []string
+	requestIDs []string
 	keys       []string
 	first      map[int64]int // index of the deletion by plant
-}
-
-// A requestJSON is one of them as the trigger reads it.
-type requestJSON struct {
-	Plant     plant.ID `json:"plant"`
-	Principal string   `json:"principal"`
-	RequestID string   `json:"request_id"`
-	Key       string   `json:"key"`
 }
 
 func newRequests(deletions []turn) requests {
@@ -372,9 +359,9 @@ func newRequests(deletions []turn) requests {
 			continue
 		}
 		r.first[int64(d.Plant)] = i
-		r.requests = append(r.requests, requestJSON{d.Plant, d.Principal, d.RequestID, d.Key})
 		r.ids = append(r.ids, int64(d.Plant))
 		r.principals = append(r.principals, d.Principal)
+		r.requestIDs = append(r.requestIDs, d.RequestID)
 		r.keys = append(r.keys, d.Key)
 	}
 	return r

@@ -620,7 +620,7 @@ func TestAPrincipalIsNoRole(t *testing.T) {
 	}
 	for i, sql := range []string{
 		`SELECT set_config('plantstore.request', ARRAY['1', $1]::text, true)`,
-		`SELECT set_config('plantstore.batch', json_build_array(json_build_object('plant', 2, 'principal', $1::text, 'key', 'k'))::text, true)`,
+		`SELECT set_config('plantstore.batch', ARRAY[ARRAY['2'], ARRAY[$1], ARRAY[NULL], ARRAY['k']]::text, true)`,
 	} { // as the service says it, but without a request id
 		err := pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(t.Context(), sql, role); err != nil {

@@ -285,6 +285,7 @@ DECLARE
     todays_attributes text[] := public.plantstore_columns(plants);
     todays_names text[];
     seen_names text[];
+    us bigint;
     known_shape bigint;
 BEGIN
     IF todays_attributes IS NULL THEN
@@ -296,17 +297,18 @@ BEGIN
             USING ERRCODE = 'PST01', HINT = 'Run plantstore doctor.';
     END IF;
     -- A transaction that sees the catalogue as of an earlier moment may not see the
-    -- columns that its rows have by now. The row type is always today's. No value
-    -- is looked at, and so no cast is called: all of them are null. EXECUTE, as a
-    -- plan that was kept would go on with the row type that it was made for.
+    -- columns that its rows have by now. The row type is always today's: it tells which
+    -- have come. No value is looked at, and so no cast is called: all of them are null.
+    -- EXECUTE, as a plan that was kept would go on with the row type that it was made for.
+    -- Those that have gone since, or were changed, have an xmax that was committed. An xmax
+    -- is the lower half of a transaction's id, and the whole one is near ours.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         EXECUTE 'SELECT ARRAY(SELECT json_object_keys(row_to_json(today.*))) FROM (SELECT (NULL::public.plants).*) today' INTO todays_names;
+        us := pg_current_xact_id()::text::bigint;
         seen_names := ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = plants AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum);
-        -- An expression is described as of now: that of a column which is not generated
-        -- any more has no description.
         IF seen_names <> todays_names OR EXISTS (
-                SELECT FROM pg_attribute a JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-                WHERE a.attrelid = plants AND a.attgenerated <> '' AND pg_describe_object('pg_attrdef'::regclass, d.oid, 0) IS NULL) THEN
+                SELECT FROM pg_attribute a WHERE a.attrelid = plants AND a.attnum > 0 AND a.xmax <> '0'::xid
+                    AND pg_xact_status((us + ((a.xmax::text::bigint - us + 2147483648) & 4294967295) - 2147483648)::text::xid8) = 'committed') THEN
             RAISE EXCEPTION 'public.plants was altered after this transaction began' USING ERRCODE = 'serialization_failure';
         END IF;
     END IF;

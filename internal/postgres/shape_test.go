@@ -97,6 +97,13 @@ func TestAShapeIsThatOfTheRow(t *testing.T) {
 			[]string{"id,name,created_at", "id,name,created_at", "id,label,created_at"}},
 		{"a transaction that sees the past", "", []string{remove, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM plant_shapes", "another: ALTER TABLE plants ADD size int",
 			"refused 40001: " + remove, "ROLLBACK", remove}, []string{"id,name,created_at", "id,name,created_at,size"}},
+		{"a column made again that a transaction can't see", "ALTER TABLE plants ADD v text", []string{remove, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM plant_shapes",
+			"another: ALTER TABLE plants DROP v, ADD v text", "refused 40001: " + remove, "ROLLBACK", remove}, []string{"id,name,created_at,v", "id,name,created_at,v"}},
+		{"a type that a transaction can't see", "ALTER TABLE plants ADD v varchar(10)", []string{remove, "BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT FROM plant_shapes",
+			"another: ALTER TABLE plants ALTER v TYPE text", "refused 40001: " + remove, "ROLLBACK", remove}, []string{"id,name,created_at,v", "id,name,created_at,v"}},
+		{"a change that was taken back, in a transaction that sees the past", "ALTER TABLE plants ADD v text", []string{"BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM plant_shapes",
+			"another: BEGIN; ALTER TABLE plants DROP v, ADD v text; ROLLBACK", remove, "SAVEPOINT a; ALTER TABLE plants DROP v", remove, "ROLLBACK TO a", remove, "COMMIT"},
+			[]string{"id,name,created_at,v", "id,name,created_at,v"}},
 		{"a plan for each call", "", []string{"SET plan_cache_mode = force_custom_plan", remove, "another: ALTER TABLE plants ADD size int", remove},
 			[]string{"id,name,created_at", "id,name,created_at,size"}},
 		{"a statement whose snapshot is older than its lock", "", []string{remove, "PREPARE remove AS " + remove, "another: BEGIN; ALTER TABLE plants ADD size int",
@@ -187,4 +194,70 @@ func TestColumnsAreLookedAtOnce(t *testing.T) {
 	if calls < 1 || calls > many/4 {
 		t.Errorf("%d looks at the columns in %d deletions of one session, want a few", calls, many)
 	}
+}
+
+// A DELETE that waits while a child is taken away would go on with the child's rows, of
+// which the trigger knows nothing any more. The service deletes from plants alone.
+func TestATableThatInheritsNoMore(t *testing.T) {
+	t.Parallel()
+	for kind, ids := range map[string][]int64{"one by one": {30}, "in a batch": {1, 30}} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t)
+			s.sample(t, 3)
+			s.exec(t, `CREATE TABLE ferns (fronds int) INHERITS (plants); INSERT INTO ferns VALUES (30, 'Boston fern', now(), 7)`)
+			var turns []turn
+			for _, id := range ids {
+				turns = append(turns, turn{Deletion: deletion(id, "k")})
+			}
+			conn, err := s.pool.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Release()
+			remove := func() error {
+				_, _, _, err := deleting(turns)(t.Context(), single{conn.Conn()}, turns, time.Minute, time.Minute)
+				return err
+			}
+			if err := remove(); sqlState(err) != unrecorded {
+				t.Errorf("a deletion while a table inherits: %v, want SQLSTATE %s", err, unrecorded)
+			}
+			tx, err := s.owner.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), `ALTER TABLE ferns NO INHERIT plants`); err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan error, 1)
+			go func() { done <- remove() }()
+			for waits := 0; waits == 0; { // or it does not wait
+				select {
+				case err := <-done:
+					done <- err
+					waits = 1
+				default:
+					waits = int(s.count(t, `SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE l.waitstart IS NOT NULL AND a.datname = current_database()`))
+				}
+			}
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			<-done
+			if err := remove(); err != nil {
+				t.Errorf("a deletion when none inherits any more: %v, want none", err)
+			}
+			if n := s.count(t, `SELECT count(*) FROM ferns`); n != 1 {
+				t.Errorf("%d rows in the table that inherits no more, want the one that it had", n)
+			}
+		})
+	}
+}
+
+func (s store) count(t *testing.T, sql string) (n int64) {
+	t.Helper()
+	if err := s.owner.QueryRow(t.Context(), sql).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
 }

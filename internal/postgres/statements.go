@@ -230,7 +230,11 @@ func readResult(results pgx.BatchResults, st statement) (pgconn.CommandTag, erro
 // deletion at which it came, or -1 if it came with the commit; nothing was deleted
 // if the error is the database's, and nobody knows if the connection was lost.
 //
-// Each DELETE locks its row and, by their foreign keys, looks for rows that refer
+// Each DELETE is of plants ONLY. The trigger refuses where a table inherits from it. But a
+// DELETE that waited while somebody took a child away would go on with the child's rows, and
+// the trigger would see no child any more.
+//
+// It locks its row and, by their foreign keys, looks for rows that refer
 // to it (a scan of the referring table if that has no index on the column). The
 // trigger plantstore_record_deletion writes the ledger from the settings made
 // before it. Somebody else deleting the same row is waited for, up to
@@ -259,7 +263,7 @@ func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, s
 				set_config('plantstore.request', $1::pg_catalog.text[]::pg_catalog.text, true), set_config('plantstore.budget', $2::pg_catalog.text, true)`,
 				request, budget)
 		}
-		add(`DELETE FROM public.plants WHERE id = $1::bigint`, int64(d.Plant))
+		add(`DELETE FROM ONLY public.plants WHERE id = $1::bigint`, int64(d.Plant))
 		statements = append(statements, proves([]int64{int64(d.Plant)}, []string{d.Principal}, []string{d.Key}, &work))
 	}
 	if len(deletions) > 1 {
@@ -284,7 +288,7 @@ func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, s
 // takes that for the array at hand to be no cheaper. It believes a short array to be cheaper
 // where it can see the length, and would plan each small batch anew, for 3 to 5 % of what
 // the batch costs the database. Through a subquery it sees no length.
-const deletePlants = `DELETE FROM public.plants WHERE id = ANY (ARRAY(SELECT pg_catalog.unnest($1::bigint[]))) RETURNING id`
+const deletePlants = `DELETE FROM ONLY public.plants WHERE id = ANY (ARRAY(SELECT pg_catalog.unnest($1::bigint[]))) RETURNING id`
 
 // deleteTogether is deleteEach for many at about half the cost for the database:
 // one DELETE for all of them, which the trigger records in one go. It can't tell

@@ -32,7 +32,7 @@ BEGIN
             RAISE EXCEPTION 'nobody in the batch asked for plants that left with it'
                 USING ERRCODE = 'not_null_violation', SCHEMA = 'public', TABLE = 'plant_deletions', COLUMN = 'deleted_by';
         END IF;
-        told := set_config('plantstore.batch', '{}', true); -- nobody asks for what is put off until the commit
+        told := set_config('plantstore.proved', 'on', true); -- nobody asks for what is put off until the commit
     END IF;
     IF recorded = '0' THEN
         -- Anybody's trigger can say so. The lock of the DELETE keeps ours as it is. (With a
@@ -97,6 +97,8 @@ DECLARE
     batch text[];
     budget json;
     over json;
+    of_the_moment text[];
+    proved boolean := false;
     attributes text[];
     known_shape bigint;
     has_virtual boolean;
@@ -108,6 +110,13 @@ BEGIN
         request := nullif(current_setting('plantstore.request', true), '');
         batch := nullif(current_setting('plantstore.batch', true), '');
         budget := nullif(current_setting('plantstore.budget', true), '');
+        IF batch IS NOT NULL THEN
+            of_the_moment := ARRAY[batch[2][1], coalesce(batch[3][1], '')];
+            proved := current_setting('plantstore.proved', true) = 'on';
+            IF proved THEN
+                batch := '{}';
+            END IF;
+        END IF;
     END IF;
 
     -- Which columns the rows have. The lock of the statement that fired us keeps ALTER TABLE
@@ -127,16 +136,16 @@ BEGIN
     IF has_virtual THEN
         EXECUTE format('INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key, turn)
             SELECT g.id, $1, ROW(%s)::text, CASE
-                    WHEN $2 IS NOT NULL THEN coalesce(r.principal, CASE WHEN set_config(''plantstore.along'', ''on'', true) = ''on'' THEN $2[2][1] END)
+                    WHEN $2 IS NOT NULL THEN coalesce(r.principal, CASE WHEN set_config(''plantstore.along'', ''on'', true) = ''on'' THEN $4[1] END)
                     WHEN $3 IS NOT NULL THEN $3[2] ELSE session_user END, session_user,
-                CASE WHEN $2 IS NOT NULL THEN coalesce(r.request_id, $2[3][1], '''') WHEN $3 IS NOT NULL THEN coalesce($3[3], '''') END,
+                CASE WHEN $2 IS NOT NULL THEN coalesce(r.request_id, $4[2]) WHEN $3 IS NOT NULL THEN coalesce($3[3], '''') END,
                 CASE WHEN $2 IS NOT NULL THEN r.key WHEN g.id::text = $3[1] THEN nullif($3[4], '''') END,
                 CASE WHEN $2 IS NULL AND g.id::text = $3[1] THEN coalesce($3[5]::integer, 0) ELSE 0 END
             FROM gone g LEFT JOIN (SELECT $2[1][i]::bigint AS plant, $2[2][i] AS principal, $2[3][i] AS request_id, $2[4][i] AS key
                 FROM generate_subscripts($2, 2) i) r ON r.plant = g.id',
             (SELECT string_agg(CASE a.attgenerated WHEN 'v' THEN 'NULL' ELSE 'g.' || quote_ident(a.attname) END, ', ' ORDER BY a.attnum)
                 FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum > 0 AND NOT a.attisdropped))
-            USING known_shape, batch, request;
+            USING known_shape, batch, request, of_the_moment;
     ELSIF batch IS NULL THEN
         -- A plant that left by a cascade of the request belongs to it, too, but the
         -- request's key is about another plant.
@@ -151,16 +160,21 @@ BEGIN
         -- to delete for one request at a time. To refuse the cascade is not enough: code of
         -- the store's that deletes may catch the error, and go on without. So it is recorded
         -- for the first of them for now, and plantstore_prove refuses the batch. (For a role,
-        -- a constraint of the store's might refuse it.) After the proof, at the commit, the
-        -- batch has nobody, and deleted_by refuses it.
+        -- a constraint of the store's might refuse it.)
         INSERT INTO public.plant_deletions (plant_id, shape, plant, deleted_by, session_role, request_id, idempotency_key)
         SELECT g.id, known_shape, ROW(g.*)::text,
-            coalesce(r.principal, CASE WHEN set_config('plantstore.along', 'on', true) = 'on' THEN batch[2][1] END),
-            session_user, coalesce(r.request_id, batch[3][1], ''), r.key
+            coalesce(r.principal, CASE WHEN set_config('plantstore.along', 'on', true) = 'on' THEN of_the_moment[1] END),
+            session_user, coalesce(r.request_id, of_the_moment[2]), r.key
         FROM gone g LEFT JOIN (SELECT batch[1][i]::bigint AS plant, batch[2][i] AS principal, batch[3][i] AS request_id, batch[4][i] AS key
             FROM generate_subscripts(batch, 2) i) r ON r.plant = g.id;
     END IF;
     GET DIAGNOSTICS recorded = ROW_COUNT;
+    -- After the proof, at the commit, a batch has nobody, and is refused where no code of the
+    -- store's can catch that, either: PostgreSQL runs the query of a cursor WITH HOLD when all
+    -- that was deferred is done. What takes the deletion back takes the cursor with it.
+    IF proved AND recorded > 0 AND NOT EXISTS (SELECT FROM pg_cursors c WHERE c.name = 'plantstore_along') THEN
+        EXECUTE 'DECLARE plantstore_along CURSOR WITH HOLD FOR SELECT public.plantstore_prove(NULL, NULL, NULL)';
+    END IF;
     IF recorded <> 1 THEN -- in two steps, as counting takes a statement of its own
         IF recorded <> (SELECT count(*) FROM gone) THEN
             RAISE EXCEPTION 'public.plant_deletions took only % of the rows that left public.plants', recorded

@@ -419,19 +419,41 @@ func TestDeletionsThatAreDeferred(t *testing.T) {
 // Nor did anybody in the batch ask for what one of its plants takes along at the commit.
 func TestADeletionThatIsDeferredInABatch(t *testing.T) {
 	t.Parallel()
-	database := pgtest.New(t)
-	simulated(t, func(t *testing.T) {
-		s := storeOn(t, database, "")
-		s.sample(t, 20)
-		s.exec(t, `CREATE FUNCTION public.along() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
-				$$BEGIN DELETE FROM public.plants WHERE id = 20; RETURN NULL; END$$;
-			CREATE CONSTRAINT TRIGGER along AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED
-				FOR EACH ROW WHEN (OLD.id = 1) EXECUTE FUNCTION public.along()`)
-		along := ledgered(20, request(1, 0))
-		along.Key = nil
-		s.deleteInABatch(t, 3)
-		s.checkLedger(t, append(ledgeredAll(ids(1, 3)), along))
-	})
+	for _, tt := range []struct {
+		name, does string
+		along      []int64 // the plants that leave along with the third
+	}{
+		{name: "plainly", does: `DELETE FROM public.plants WHERE id = 20;`, along: []int64{20}},
+		{name: "whose error is caught", does: `BEGIN DELETE FROM public.plants WHERE id = 20; EXCEPTION WHEN others THEN NULL; END;`, along: []int64{20}},
+		{name: "twice", does: `BEGIN DELETE FROM public.plants WHERE id = 20; INSERT INTO public.plants (id, name) VALUES (20, 'Boston fern');
+			DELETE FROM public.plants WHERE id = 20; EXCEPTION WHEN others THEN NULL; END;`, along: []int64{20, 20}},
+		{name: "that is rolled back", does: `BEGIN DELETE FROM public.plants WHERE id = 20; RAISE 'no'; EXCEPTION WHEN others THEN NULL; END;`},
+		{name: "of one of the batch, which is back", does: `BEGIN INSERT INTO public.plants (id, name) VALUES (2, 'Boston fern');
+			DELETE FROM public.plants WHERE id = 2; EXCEPTION WHEN others THEN NULL; END;`, along: []int64{2}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			simulated(t, func(t *testing.T) {
+				s := storeOn(t, database, "")
+				s.sample(t, 20)
+				s.exec(t, `CREATE FUNCTION public.along() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$BEGIN `+tt.does+` RETURN NULL; END$$;
+					CREATE CONSTRAINT TRIGGER along AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED
+						FOR EACH ROW WHEN (OLD.id = 3) EXECUTE FUNCTION public.along()`)
+				s.deleteInABatch(t, 3)
+				want := ledgeredAll(ids(1, 3))
+				for _, id := range tt.along {
+					along := ledgered(id, request(3, 2))
+					along.Key = nil
+					want = append(want, along)
+				}
+				s.checkLedger(t, want)
+				if gone := !s.has(t, 20); gone != slices.Contains(tt.along, 20) {
+					t.Errorf("the plant that the trigger deletes is gone: %v", gone)
+				}
+			})
+		})
+	}
 }
 
 // What is put off until the commit is done then, whoever else is in the batch: what it finds

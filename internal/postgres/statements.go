@@ -244,7 +244,7 @@ func readResult(results pgx.BatchResults, st statement) (pgconn.CommandTag, erro
 // the error unrecorded when the ledger lacks a row. What the store's triggers put off
 // until the commit is done there, as a check may hold at the commit only. If it deletes
 // plants, nobody knows for whom among several: in the end the settings are those of a batch
-// that asked for none, and the ledger refuses them.
+// of which all was proved, so that the commit is refused.
 func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
 	var statements []statement
 	add := func(sql string, args ...any) { statements = append(statements, statement{sql: sql, args: args}) }
@@ -267,7 +267,8 @@ func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, s
 		statements = append(statements, proves([]int64{int64(d.Plant)}, []string{d.Principal}, []string{d.Key}, &work))
 	}
 	if len(deletions) > 1 {
-		add(`SELECT set_config('plantstore.request', '', true), set_config('plantstore.batch', '{}', true)`)
+		add(`SELECT set_config('plantstore.request', '', true), set_config('plantstore.proved', 'on', true), set_config('plantstore.batch',
+			ARRAY[ARRAY['0'], ARRAY[$1::pg_catalog.text], ARRAY[$2::pg_catalog.text], ARRAY['']]::pg_catalog.text, true)`, deletions[0].Principal, deletions[0].RequestID)
 	}
 	const apart = 3 // statements from one DELETE to the next
 	tags, err := on.run(ctx, statements)

@@ -74,7 +74,9 @@ $$;
 --
 -- The function runs as its owner, so it must run nothing that the store can
 -- define. A cast can be defined by the owner of a type, also one of a table's row
--- type, and JSON functions call such casts. ROW(...)::text can't be redefined:
+-- type, and JSON functions call such casts. A function of the name of one of ours, whose
+-- parameters fit better, would be called instead: so all arguments have the very types of
+-- the parameters. ROW(...)::text can't be redefined:
 -- record is a pseudo-type, and writing one calls the types' output functions only.
 -- The id is used as it is: a shape is known only if its id is a bigint.
 -- +goose StatementBegin
@@ -123,7 +125,7 @@ BEGIN
     -- out. A transaction that sees the past has to look twice, and a table that is not
     -- public.plants any more is not what plantstore_planned_columns tells of.
     IF current_setting('transaction_isolation') = 'read committed' AND TG_RELID = to_regclass('public.plants') THEN
-        attributes := public.plantstore_planned_columns('public.plants');
+        attributes := public.plantstore_planned_columns('public.plants'::regclass);
         SELECT s.id, s.has_virtual INTO known_shape, has_virtual FROM public.plant_shapes s WHERE s.relation = TG_RELID AND s.attributes = attributes;
     END IF;
     IF known_shape IS NULL THEN
@@ -173,7 +175,7 @@ BEGIN
     -- store's can catch that, either: PostgreSQL runs the query of a cursor WITH HOLD when all
     -- that was deferred is done. What takes the deletion back takes the cursor with it.
     IF proved AND recorded > 0 AND NOT EXISTS (SELECT FROM pg_cursors c WHERE c.name = 'plantstore_along') THEN
-        EXECUTE 'DECLARE plantstore_along CURSOR WITH HOLD FOR SELECT public.plantstore_prove(NULL, NULL, NULL)';
+        EXECUTE 'DECLARE plantstore_along CURSOR WITH HOLD FOR SELECT public.plantstore_prove(NULL::bigint[], NULL::text[], NULL::text[])';
     END IF;
     IF recorded <> 1 THEN -- in two steps, as counting takes a statement of its own
         IF recorded <> (SELECT count(*) FROM gone) THEN
@@ -284,7 +286,7 @@ LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN public.plantstore_columns(plants);
+    RETURN public.plantstore_columns(plants::oid);
 END
 $$;
 -- +goose StatementEnd

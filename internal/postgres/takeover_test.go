@@ -221,3 +221,48 @@ func TestTheTriggerCallsNoCast(t *testing.T) {
 		t.Errorf("code of others ran as:\n%s", strings.Join(got, "\n"))
 	}
 }
+
+// Who may make functions in the schema of ours can make some of the same names, for
+// parameters that fit a call better than ours do.
+func TestFunctionsThatFitBetter(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	s.sample(t, 80)
+	super := pgtest.Pool(t, database.Super)
+	_, err := super.Exec(t.Context(), spy+`
+		DO $$
+		DECLARE
+			ours record;
+			type text;
+		BEGIN
+			FOR ours IN SELECT proname, pronargs FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname LIKE 'plantstore\_%' AND pronargs > 0 LOOP
+				FOREACH type IN ARRAY ARRAY['text', 'regclass', 'varchar', 'integer', 'integer[]', 'varchar[]', 'text[]', 'anyelement', 'anyarray', 'json', 'interval'] LOOP
+					BEGIN
+						EXECUTE format('CREATE FUNCTION public.%I(%s) RETURNS text LANGUAGE plpgsql AS ''BEGIN PERFORM evil.note(); RETURN NULL; END''',
+							ours.proname, (SELECT string_agg(type, ', ') FROM generate_series(1, ours.pronargs)));
+					EXCEPTION WHEN duplicate_function THEN -- ours
+					END;
+				END LOOP;
+			END LOOP;
+		END
+		$$`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	deleteEveryWay(t, s, database)
+	s.exec(t, `CREATE FUNCTION along() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN DELETE FROM plants WHERE id = OLD.id + 10; RETURN NULL; END';
+		CREATE CONSTRAINT TRIGGER along AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (OLD.id BETWEEN 61 AND 63) EXECUTE FUNCTION along()`)
+	s.exec(t, `BEGIN ISOLATION LEVEL REPEATABLE READ; DELETE FROM plants WHERE id = 80; COMMIT`)
+	for i, err := range s.deleteAtOnce(t, ids(61, 65)) {
+		if err != nil {
+			t.Errorf("Delete(%d) beside others: %v, want none", i+61, err)
+		}
+	}
+	if got := len(s.ledger(t)); got != 69 {
+		t.Errorf("%d ledger rows, want 69", got)
+	}
+	if got := stringsOf(t, super, `SELECT DISTINCT who FROM evil.log`); len(got) > 0 {
+		t.Errorf("code of others ran as:\n%s", strings.Join(got, "\n"))
+	}
+}

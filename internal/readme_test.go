@@ -188,7 +188,7 @@ func TestTheMapLeadsThere(t *testing.T) {
 		{"An error code", "internal/server/errors.go", "var catalogue = "},
 		{"Why are deletions committed in groups?", "internal/postgres/group.go", "A group commits deletions together."},
 		{"How do I write a migration?", "migrations/README.md", "## How to write a migration"},
-		{"What does a deletion send to PostgreSQL?", "internal/postgres/statements.go", "DELETE FROM public.plants"},
+		{"What does a deletion send to PostgreSQL?", "internal/postgres/statements.go", "DELETE FROM ONLY public.plants"},
 	} {
 		led := false
 		for _, manual := range []string{"README.md", "internal/README.md"} {

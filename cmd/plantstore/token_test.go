@@ -142,7 +142,7 @@ func TestRotationWithAnOpenDeletion(t *testing.T) {
 	// From the DELETE on the database is not heard of any more.
 	var armed, silent atomic.Bool
 	url := relayed(t, database.App, func(b []byte, answer bool) bool {
-		if armed.Load() && !answer && bytes.Contains(b, []byte("DELETE FROM public.plants")) {
+		if armed.Load() && !answer && bytes.Contains(b, []byte("DELETE FROM ONLY public.plants")) {
 			silent.Store(true)
 		}
 		return !answer || !silent.Load()

@@ -10,6 +10,7 @@ func columnNames() []string {
 	return append([]string{
 		"g", "gone", "s", "r", "i", "a", "p", "d", "t", "c", "k", "v", "later", "part", "today",
 		"shape", "plant", "plant_id", "plants", "principal", "request", "batch", "recorded", "told", "has_virtual", "known_shape", "todays_names", "seen_names",
+		"todays_attributes", "us", "proved", "of_the_moment", "over", "budget",
 		"request_id", "key", "attributes", "names", "types", "generated", "deleted_at", "deleted_by", "session_role",
 		"idempotency_key", "restored_at", "restored_by", "plant_deletions", "plant_shapes", "session_user", "tg_relid", "old", "new",
 		"select", "user", "row", "null", "ctid_", "plantstore.request",

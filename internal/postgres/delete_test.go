@@ -391,12 +391,7 @@ func (s store) seeWaits(t *testing.T, n int) {
 	t.Helper()
 	ctx := in(t, patience)
 	for seen := make(map[time.Time]bool); len(seen) < n; time.Sleep(time.Millisecond) {
-		rows, err := s.owner.Query(ctx, `SELECT l.waitstart FROM pg_locks l JOIN pg_stat_activity a USING (pid)
-			WHERE l.waitstart IS NOT NULL AND a.datname = current_database()`)
-		if err != nil {
-			t.Fatalf("%d statements seen that wait for a lock, want %d: %v", len(seen), n, err)
-		}
-		since, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
+		since, err := s.waits(ctx)
 		if err != nil {
 			t.Fatalf("%d statements seen that wait for a lock, want %d: %v", len(seen), n, err)
 		}
@@ -404,6 +399,16 @@ func (s store) seeWaits(t *testing.T, n int) {
 			seen[at] = true
 		}
 	}
+}
+
+// waits returns since when statements wait for locks.
+func (s store) waits(ctx context.Context) ([]time.Time, error) {
+	rows, err := s.owner.Query(ctx, `SELECT l.waitstart FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+		WHERE l.waitstart IS NOT NULL AND a.datname = current_database()`)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[time.Time])
 }
 
 // lock locks the row of a plant until unlock is called or the test ends.

@@ -298,7 +298,8 @@ const deletePlants = `DELETE FROM ONLY public.plants WHERE id = ANY (ARRAY(SELEC
 // It takes the same locks, in whatever order the plan finds the rows: lockTimeout
 // has to be less than deadlock_timeout. All have to be in their first turn.
 func deleteTogether(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
-	asked := newRequests(deletions)
+	asked, first := firstOfEach(deletions)
+	ids, principals, requestIDs, keys := columns(asked)
 	budget, err := budgetOf(deletions[0]) // all are of one principal, or of principals without
 	if err != nil {
 		return nil, 0, -1, err
@@ -308,14 +309,14 @@ func deleteTogether(ctx context.Context, on runner, deletions []turn, lockTimeou
 		{bounds + `, ` + noPlanOfASmallTable + `, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.request', '', true),
 		pg_catalog.set_config('plantstore.batch', ARRAY[$3::bigint[]::pg_catalog.text[], $4::pg_catalog.text[], $5::pg_catalog.text[], $6::pg_catalog.text[]]::pg_catalog.text, true),
 		pg_catalog.set_config('plantstore.budget', $7::pg_catalog.text, true)`,
-			[]any{milliseconds(lockTimeout), milliseconds(statementTimeout), asked.ids, asked.principals, asked.requestIDs, asked.keys, budget}, nil},
-		{deletePlants, []any{asked.ids}, func(scan func(...any) error) error {
+			[]any{milliseconds(lockTimeout), milliseconds(statementTimeout), ids, principals, requestIDs, keys, budget}, nil},
+		{deletePlants, []any{ids}, func(scan func(...any) error) error {
 			var id int64
 			err := scan(&id)
-			deleted[asked.first[id]] = true
+			deleted[first[id]] = true
 			return err
 		}},
-		proves(asked.ids, asked.principals, asked.keys, &work),
+		proves(ids, principals, keys, &work),
 	})
 	return deleted, work, -1, err
 }
@@ -347,29 +348,17 @@ func commit(conn *pgx.Conn, results pgx.BatchResults) error {
 	return err
 }
 
-// requests are the deletions of a batch, one for each plant: of those who ask for
-// the same plant the first gets it.
-type requests struct {
-	ids        []int64
-	principals []string
-	requestIDs []string
-	keys       []string
-	first      map[int64]int // index of the deletion by plant
-}
-
-func newRequests(deletions []turn) requests {
-	r := requests{first: make(map[int64]int, len(deletions))}
+// firstOfEach returns the deletions of a batch, one for each plant: of those who ask for
+// the same plant the first gets it. It also tells the index of that by plant.
+func firstOfEach(deletions []turn) (asked []plant.Deletion, first map[int64]int) {
+	first = make(map[int64]int, len(deletions))
 	for i, d := range deletions {
-		if _, taken := r.first[int64(d.Plant)]; taken {
-			continue
+		if _, taken := first[int64(d.Plant)]; !taken {
+			first[int64(d.Plant)] = i
+			asked = append(asked, d.Deletion)
 		}
-		r.first[int64(d.Plant)] = i
-		r.ids = append(r.ids, int64(d.Plant))
-		r.principals = append(r.principals, d.Principal)
-		r.requestIDs = append(r.requestIDs, d.RequestID)
-		r.keys = append(r.keys, d.Key)
 	}
-	return r
+	return asked, first
 }
 
 // milliseconds writes a duration as PostgreSQL's time settings have it. None is

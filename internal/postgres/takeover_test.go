@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"plantstore/internal/auth"
 	"plantstore/internal/migrate"
@@ -20,6 +21,14 @@ const spy = `
 	GRANT USAGE ON SCHEMA evil TO PUBLIC;
 	GRANT ALL ON evil.log TO PUBLIC;
 	CREATE FUNCTION evil.note() RETURNS void LANGUAGE plpgsql AS 'BEGIN INSERT INTO evil.log VALUES (current_user || '' '' || current_query()); END';`
+
+// spiedOnNobody reports with whose rights a spy ran.
+func spiedOnNobody(t *testing.T, super *pgxpool.Pool) {
+	t.Helper()
+	if got := stringsOf(t, super, `SELECT DISTINCT who::pg_catalog.text FROM evil.log`); len(got) > 0 {
+		t.Errorf("code of others ran as:\n%s", strings.Join(got, "\n"))
+	}
+}
 
 // deleteEveryWay uses the service in each way that reaches the database.
 func deleteEveryWay(t *testing.T, s store, database pgtest.Database) {
@@ -109,9 +118,7 @@ func TestNothingIsLookedUpWhereOthersCanWrite(t *testing.T) {
 			t.Errorf("%d plants exported, want 60", len(x.plants()))
 		}
 	}
-	if got := stringsOf(t, super, `SELECT DISTINCT who::pg_catalog.text FROM evil.log`); len(got) > 0 {
-		t.Errorf("code of others ran as:\n%s", strings.Join(got, "\n"))
-	}
+	spiedOnNobody(t, super)
 }
 
 // A schema named like our role comes first in everybody's default search path.
@@ -171,9 +178,7 @@ func TestTheLookUpOfTokensCannotBeMisled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := stringsOf(t, super, `SELECT DISTINCT who FROM evil.log`); len(got) > 0 {
-		t.Errorf("code of others ran as:\n%s", strings.Join(got, "\n"))
-	}
+	spiedOnNobody(t, super)
 }
 
 // The owner of an adopted table can define casts for its types and for its rows, and
@@ -217,9 +222,7 @@ func TestTheTriggerCallsNoCast(t *testing.T) {
 			t.Errorf("%s with an id of another type: %v, want SQLSTATE %s", sql, err, unrecorded)
 		}
 	}
-	if got := stringsOf(t, super, `SELECT DISTINCT who FROM evil.log`); len(got) > 0 {
-		t.Errorf("code of others ran as:\n%s", strings.Join(got, "\n"))
-	}
+	spiedOnNobody(t, super)
 }
 
 // Who may make functions in the schema of ours can make some of the same names, for
@@ -262,7 +265,5 @@ func TestFunctionsThatFitBetter(t *testing.T) {
 	if got := len(s.ledger(t)); got != 69 {
 		t.Errorf("%d ledger rows, want 69", got)
 	}
-	if got := stringsOf(t, super, `SELECT DISTINCT who FROM evil.log`); len(got) > 0 {
-		t.Errorf("code of others ran as:\n%s", strings.Join(got, "\n"))
-	}
+	spiedOnNobody(t, super)
 }

@@ -319,7 +319,10 @@ BEGIN
     -- Those that have gone since, or were changed, have an xmax that was committed. An xmax
     -- is the lower half of a transaction's id, and the whole one is near ours.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        EXECUTE 'SELECT ARRAY(SELECT json_object_keys(row_to_json(today.*))) FROM (SELECT (NULL::public.plants).*) today' INTO todays_names;
+        -- (By the name of the table that fired us: public.plants may be a domain by now, whose
+        -- check a null of it would run.)
+        EXECUTE format('SELECT ARRAY(SELECT json_object_keys(row_to_json(today.*))) FROM (SELECT (NULL::%s).*) today',
+            (SELECT c.reltype::regtype FROM pg_class c WHERE c.oid = plants)) INTO todays_names;
         us := pg_current_xact_id()::text::bigint;
         seen_names := ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = plants AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum);
         IF seen_names <> todays_names OR EXISTS (

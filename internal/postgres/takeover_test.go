@@ -267,3 +267,27 @@ func TestFunctionsThatFitBetter(t *testing.T) {
 	}
 	spiedOnNobody(t, super)
 }
+
+// The trigger goes with a table that is renamed, and the name can then be that of a domain:
+// a null of it would run the domain's check.
+func TestADomainInPlaceOfTheTable(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	s.sample(t, 3)
+	super := pgtest.Pool(t, database.Super)
+	if _, err := super.Exec(t.Context(), spy+`
+		CREATE FUNCTION evil.check(anyelement) RETURNS boolean LANGUAGE plpgsql AS 'BEGIN PERFORM evil.note(); RETURN true; END';
+		ALTER TABLE public.plants RENAME TO plants_of_old;
+		CREATE TYPE evil.base AS (id bigint, name text, created_at timestamptz);
+		CREATE DOMAIN public.plants AS evil.base CHECK (evil.check(VALUE))`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := super.Exec(t.Context(), `BEGIN ISOLATION LEVEL REPEATABLE READ; DELETE FROM public.plants_of_old WHERE id = 2; COMMIT`); err != nil {
+		t.Fatal(err)
+	}
+	if got := len(s.ledger(t)); got != 1 {
+		t.Errorf("%d ledger rows, want 1", got)
+	}
+	spiedOnNobody(t, super)
+}

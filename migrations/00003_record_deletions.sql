@@ -68,9 +68,9 @@ $$;
 -- all plants, principals, request ids and keys. For everybody else the
 -- settings mean nothing, and the record names the role that logged in. The record of a
 -- principal has a request id, if need be an empty one; that of a role has none.
--- If all are of one principal that has a deletion budget, plantstore.budget is a JSON
--- object with principal and its default, most and period. See 00004: what the budget has
--- is up to the database.
+-- If all are of one principal that has a deletion budget, plantstore.budget is an array of
+-- that principal, the most and period of the service's default, and patience, which may be
+-- missing; without one, it is empty. See 00004: what the budget has is up to the database.
 --
 -- The function runs as its owner, so it must run nothing that the store can
 -- define. A cast can be defined by the owner of a type, also one of a table's row
@@ -97,7 +97,7 @@ AS $$
 DECLARE
     request text[];
     batch text[];
-    budget json;
+    budget text[];
     over json;
     of_the_moment text[];
     proved boolean := false;
@@ -183,9 +183,8 @@ BEGIN
                 USING ERRCODE = 'PST01', HINT = 'Run plantstore doctor.';
         END IF;
     END IF;
-    IF budget IS NOT NULL AND recorded > 0 AND current_setting('plantstore.along', true) IS DISTINCT FROM 'on' THEN
-        over := public.plantstore_spend(budget ->> 'principal', recorded, (budget ->> 'most')::bigint, (budget ->> 'period')::interval,
-            (budget ->> 'patience')::bigint);
+    IF budget[1] IS NOT NULL AND recorded > 0 AND current_setting('plantstore.along', true) IS DISTINCT FROM 'on' THEN
+        over := public.plantstore_spend(budget[1], recorded, budget[2]::bigint, budget[3]::interval, budget[4]::bigint);
         IF over IS NOT NULL THEN
             RAISE EXCEPTION 'a deletion budget is used up' USING ERRCODE = 'PST02', DETAIL = over::text;
         END IF;

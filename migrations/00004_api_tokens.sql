@@ -71,11 +71,12 @@ DECLARE
     moment timestamptz;
     missing bigint;
     part integer := 0;
+    told text;
 BEGIN
     -- A commit may take longer than a batch waits for a plant. Less than half of
     -- deadlock_timeout: no transaction of the store's that comes to wait for us is ended as
     -- a deadlock.
-    PERFORM set_config('lock_timeout', greatest(1, least(patience, 450 * least(1, date_part('epoch', current_setting('deadlock_timeout')::interval))))::bigint::text, true);
+    told := set_config('lock_timeout', greatest(1, least(patience, 450 * least(1, date_part('epoch', current_setting('deadlock_timeout')::interval))))::bigint::text, true);
     -- As a rule the last part is still open, and none is over.
     UPDATE public.plantstore_budgets b SET used = b.used + plants, default_most = usual_most, default_period = usual_period,
         parts[cardinality(b.parts)] = b.parts[cardinality(b.parts)] + plants, ends[cardinality(b.ends)] = greatest(b.ends[cardinality(b.ends)], clock_timestamp())

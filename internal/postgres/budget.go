@@ -4,7 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -215,23 +215,15 @@ func (s *spender) leave() {
 	delete(s.holds.open, s.deletion.Principal)
 }
 
-// A budgetJSON is a principal's budget as the trigger reads it.
-type budgetJSON struct {
-	Principal string `json:"principal"`
-	Most      int64  `json:"most"`
-	Period    string `json:"period"`
-	Patience  int64  `json:"patience,omitempty"` // in milliseconds; without it, the trigger's own
-}
-
 // budgetOf returns the setting plantstore.budget for the deletions of a turn's principal:
 // empty if it has none.
-func budgetOf(d turn) (string, error) {
+func budgetOf(d turn) []string {
 	if d.Budget == (plant.Budget{}) {
-		return "", nil
+		return []string{}
 	}
-	setting, err := json.Marshal(budgetJSON{d.Principal, d.Budget.Most, milliseconds(d.Budget.Period) + " milliseconds", d.patience.Milliseconds()})
-	if err != nil {
-		return "", fmt.Errorf("encode budget: %w", err)
+	setting := []string{d.Principal, strconv.FormatInt(d.Budget.Most, 10), milliseconds(d.Budget.Period) + " milliseconds"}
+	if d.patience > 0 {
+		setting = append(setting, milliseconds(d.patience))
 	}
-	return string(setting), nil
+	return setting
 }

@@ -551,7 +551,7 @@ func TestNobodyElseNamesAPrincipal(t *testing.T) {
 		DELETE FROM public.plants WHERE id = 1`)
 	s.exec(t, `SET plantstore.batch = '{{2},{shop},{r},{k}}'; DELETE FROM public.plants WHERE id = 2`)
 	// Not even what can't be read, and nobody's budget is spent.
-	s.exec(t, `SET plantstore.request = 'x'; SET plantstore.batch = 'x'; SET plantstore.budget = '{"principal": "shop", "most": 0, "period": "1h"}';
+	s.exec(t, `SET plantstore.request = 'x'; SET plantstore.batch = 'x'; SET plantstore.budget = '{shop,0,1h}';
 		DELETE FROM public.plants WHERE id = 4`)
 	// Nor does the service's role get more than one entry for a plant.
 	app := pgtest.Pool(t, database.App)

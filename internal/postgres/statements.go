@@ -249,18 +249,15 @@ func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, s
 	var statements []statement
 	add := func(sql string, args ...any) { statements = append(statements, statement{sql: sql, args: args}) }
 	for i, d := range deletions {
-		budget, err := budgetOf(d)
-		if err != nil {
-			return nil, 0, -1, err
-		}
+		budget := budgetOf(d)
 		request := []string{strconv.FormatInt(int64(d.Plant), 10), d.Principal, d.RequestID, d.Key, strconv.Itoa(d.number)}
 		if i == 0 {
 			add(bounds+`, `+noPlanOfASmallTable+`, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.batch', '', true),
-				pg_catalog.set_config('plantstore.request', $3::pg_catalog.text[]::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text, true)`,
+				pg_catalog.set_config('plantstore.request', $3::pg_catalog.text[]::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text[]::pg_catalog.text, true)`,
 				milliseconds(lockTimeout), milliseconds(statementTimeout), request, budget)
 		} else {
 			add(`SELECT set_config('plantstore.recorded', '', true),
-				set_config('plantstore.request', $1::pg_catalog.text[]::pg_catalog.text, true), set_config('plantstore.budget', $2::pg_catalog.text, true)`,
+				set_config('plantstore.request', $1::pg_catalog.text[]::pg_catalog.text, true), set_config('plantstore.budget', $2::pg_catalog.text[]::pg_catalog.text, true)`,
 				request, budget)
 		}
 		add(`DELETE FROM ONLY public.plants WHERE id = $1::bigint`, int64(d.Plant))
@@ -300,15 +297,12 @@ const deletePlants = `DELETE FROM ONLY public.plants WHERE id = ANY (ARRAY(SELEC
 func deleteTogether(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
 	asked, first := firstOfEach(deletions)
 	ids, principals, requestIDs, keys := columns(asked)
-	budget, err := budgetOf(deletions[0]) // all are of one principal, or of principals without
-	if err != nil {
-		return nil, 0, -1, err
-	}
+	budget := budgetOf(deletions[0]) // all are of one principal, or of principals without
 	deleted = make([]bool, len(deletions))
 	_, err = on.run(ctx, []statement{
 		{bounds + `, ` + noPlanOfASmallTable + `, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.request', '', true),
 		pg_catalog.set_config('plantstore.batch', ARRAY[$3::bigint[]::pg_catalog.text[], $4::pg_catalog.text[], $5::pg_catalog.text[], $6::pg_catalog.text[]]::pg_catalog.text, true),
-		pg_catalog.set_config('plantstore.budget', $7::pg_catalog.text, true)`,
+		pg_catalog.set_config('plantstore.budget', $7::pg_catalog.text[]::pg_catalog.text, true)`,
 			[]any{milliseconds(lockTimeout), milliseconds(statementTimeout), ids, principals, requestIDs, keys, budget}, nil},
 		{deletePlants, []any{ids}, func(scan func(...any) error) error {
 			var id int64

@@ -43,13 +43,13 @@ func main() {
 // command runs the program that args ask for. The end of ctx ends the faults
 // early.
 func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
-	c := config{seed: newSeed(), late: true}
+	c := config{late: true}
 	var history, drawing, plot string
 	var verbose bool
 	flags := flag.NewFlagSet("chaos", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.DurationVar(&c.duration, "duration", 20*time.Second, "how long to break things")
-	flags.Uint64Var(&c.seed, "seed", c.seed, "where the random faults start from; by default another one each time")
+	flags.Uint64Var(&c.seed, "seed", 0, "where the random faults start from; 0: another one each time")
 	flags.StringVar(&c.faults, "faults", "all", "kinds of faults with commas between, all, or network")
 	flags.DurationVar(&c.every, "every", 4*time.Second, "how often each kind of fault comes")
 	flags.IntVar(&c.clients, "clients", 192, "how many clients delete; every fourth sends no key")
@@ -67,6 +67,9 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	}
 	if c.duration < time.Second || c.clients < 1 || c.tellers < 0 || c.rate < 1 || c.every <= 0 {
 		return errors.New("-duration must be at least 1s, and -clients, -rate and -every positive")
+	}
+	if c.seed == 0 {
+		c.seed = newSeed()
 	}
 	if _, err := chosen(c.faults, true); err != nil {
 		return err

@@ -150,7 +150,7 @@ func TestBudgetCommands(t *testing.T) {
 	expect(0, `.*`, "", "token", "budget", "shop", "--lift=30m")
 	expect(0, `the deletion budget of "shop" is 30/7d\n`, "", "token", "budget", "shop", "30/7d")
 	expect(0, `.* 30/7d, 0 used\n`, "", "token", "list") // what was lifted is not what was set
-	expect(0, `the deletion budget of "shop" is none\n`, "", "token", "budget", "shop", "none")
+	expect(0, `"shop" has no deletion budget any more\n`, "", "token", "budget", "shop", "none")
 	expect(0, `the deletion budget of "oidc:alice" is lifted for 30m0s\n`, "", "token", "budget", "oidc:alice", "--lift=30m")
 	expect(0, `.* -\noidc:alice +JWT +- +- +- +- +default, lifted until 20\S+Z\n`, "", "token", "list")
 	expect(0, `\[.*"name": "oidc:alice",\n +"budget": \{\n +"by_default": true,\n +"used": 0,\n +"lifted_until": "20[^"]+"\n +\},\n +"tokens": \[\]\n.*`, "", "token", "list", "--json")

@@ -107,7 +107,7 @@ type commands struct {
 	Complete    completeCommand    `cmd:"" hidden:"" help:"Print the words that may come next."`
 	Version     versionCommand     `cmd:"" help:"Print version, commit, Go and newest migration."`
 
-	VersionFlag kong.VersionFlag `name:"version" help:"Print the same, and end."`
+	VersionFlag kong.VersionFlag `name:"version" help:"Print the version, and end."`
 }
 
 // Where dev listens, unless told otherwise.

@@ -118,7 +118,7 @@ func statementText(number int, s migrate.Statement) string {
 }
 
 func lockText(l migrate.HeldLock) string {
-	about := "rows never counted, " + byteSize(l.Bytes)
+	about := "number of rows unknown, " + byteSize(l.Bytes)
 	switch {
 	case !l.Exists:
 		about = "does not exist yet, nobody waits"

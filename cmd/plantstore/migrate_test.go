@@ -269,7 +269,7 @@ MIGRATION  VERDICT  LOCKS ON TABLES IN USE
 	want = `
   3. rewrites or scans the table: rewrites
      lock: SHARE on a (about 1,500 rows, 8 kB)
-     lock: SHARE on b (rows never counted, 8 kB)
+     lock: SHARE on b (number of rows unknown, 8 kB)
      lock: SHARE on c (does not exist yet, nobody waits)
      safer: in batches
      see: a page

@@ -101,7 +101,7 @@ type tokenRotate struct {
 	ownerFlags `embed:""`
 	lifetime   `embed:""`
 	Name       string `arg:"" help:"The principal."`
-	Overlap    age    `default:"24h" placeholder:"AGE" help:"How long its tokens of before go on, as 24h or 7d; 0s ends them at once."`
+	Overlap    age    `default:"24h" placeholder:"AGE" help:"How long its earlier tokens go on, as 24h or 7d; 0s ends them at once."`
 }
 
 // Run gives a principal another token.
@@ -124,9 +124,9 @@ func (c *tokenRotate) Run(ctx context.Context, console *console) error {
 			return err
 		}
 		if c.Overlap > 0 {
-			_, err = fmt.Fprintf(console.err, "its tokens of before end in %s, if not earlier\n", c.Overlap)
+			_, err = fmt.Fprintf(console.err, "its earlier tokens end in %s at the latest\n", c.Overlap)
 		} else {
-			_, err = fmt.Fprintf(console.err, "its tokens of before are revoked; %s\n", onceStale)
+			_, err = fmt.Fprintf(console.err, "its earlier tokens are revoked; %s\n", onceStale)
 		}
 		return err
 	})
@@ -289,6 +289,8 @@ func (c *tokenBudget) Run(ctx context.Context, console *console) error {
 				return err
 			}
 			switch {
+			case !auth.ComesWithJWT(c.Name) && budget == plant.Budget{}:
+				fmt.Fprintf(console.out, "%q has no deletion budget any more\n", c.Name)
 			case !auth.ComesWithJWT(c.Name):
 				fmt.Fprintf(console.out, "the deletion budget of %q is %s\n", c.Name, budget)
 			case budget == plant.Budget{}:

@@ -83,7 +83,7 @@ func TestARotationThatCannotBeTold(t *testing.T) {
 	for _, overlap := range []string{"0s", "1h"} {
 		err := run(t.Context(), nil, []string{"token", "rotate", "shop", "--overlap=" + overlap, "--database-url=" + database.Owner}, io.Discard,
 			writerFunc(func(p []byte) (int, error) {
-				if bytes.Contains(p, []byte("tokens of before")) {
+				if bytes.Contains(p, []byte("its earlier tokens")) {
 					return 0, syscall.ENOSPC
 				}
 				return len(p), nil

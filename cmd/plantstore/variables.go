@@ -50,7 +50,11 @@ func checkVariables(app *kong.Application, environ []string) (warnings []string,
 		if distance(nearest) <= 2 {
 			return nil, fmt.Errorf("%s is no setting: is it meant to be %s?", name, nearest)
 		}
-		warnings = append(warnings, fmt.Sprintf("%s is no setting of this release and counts for nothing; the nearest is %s", name, nearest))
+		warning := name + " is no setting of this release and counts for nothing"
+		if 2*distance(nearest) <= max(len(name), len(nearest))-len(ourPrefix) {
+			warning += "; the nearest is " + nearest
+		}
+		warnings = append(warnings, warning)
 	}
 	return warnings, nil
 }

@@ -76,7 +76,7 @@ func TestUnknownVariablesAreTold(t *testing.T) {
 		{"PLANTSTORE_SERVICE_PORT=80", ""},
 		{"PLANTSTORE_SERVICE_PORT_HTTP=80", ""},
 		{"PLANTSTORE_PORT=tcp://10.96.0.7:80", ""},
-		{"PLANTSTORE_WEB_PORT=8080", "PLANTSTORE_WEB_PORT is no setting of this release and counts for nothing; the nearest is PLANTSTORE_TLS_CERT"},
+		{"PLANTSTORE_WEB_PORT=8080", "PLANTSTORE_WEB_PORT is no setting of this release and counts for nothing"},
 		{"PLANTSTORE_WEB_PORT=tcp://10.96.0.9:80", ""},
 		{"PLANTSTORE_PORT_80_TCP=tcp://10.96.0.7:80", ""},
 		{"PLANTSTORE_PORT_80_TCP_PROTO=tcp", ""},

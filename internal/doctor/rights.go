@@ -72,25 +72,26 @@ const serviceRights = `
 		('EXECUTE', 'FUNCTION public.plantstore_token(bytea)', has_function_privilege(@app::text, to_regprocedure('public.plantstore_token(bytea)')::oid, 'EXECUTE'))
 	) rights (privilege, object, granted) WHERE NOT granted`
 
-// Of what is the service's role's, and everybody's, the grants tell.
+// The check grants covers the service's role and PUBLIC. A role that exports the ledger may
+// read it, see migrations/README.md.
 const rightsOfOthers = `
 	WITH ours AS (
-		SELECT c.oid, c.relowner AS owner, CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE '' END || c.oid::regclass AS object, c.relacl AS acl
+		SELECT c.oid, c.relowner AS owner, c.relname IN ('plant_deletions', 'plant_deletions_id_seq', 'plant_shapes') AS exported, CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE '' END || c.oid::regclass AS object, c.relacl AS acl
 		FROM pg_class c WHERE c.relnamespace = to_regnamespace('public') AND c.relkind IN ('r', 'S') AND c.relname IN
 			('plant_deletions', 'plant_deletions_id_seq', 'plant_shapes', 'plant_shapes_id_seq', 'api_principals', 'api_tokens', 'plantstore_budgets', 'plantstore_migrations', 'goose_db_version', 'goose_db_version_id_seq')
 	), granted AS (
-		SELECT o.object, o.owner, a.grantor, a.grantee, a.privilege_type FROM ours o, aclexplode(o.acl) a
+		SELECT o.object, o.owner, o.exported, a.grantor, a.grantee, a.privilege_type FROM ours o, aclexplode(o.acl) a
 		UNION ALL
-		SELECT o.object, o.owner, a.grantor, a.grantee, a.privilege_type FROM ours o JOIN pg_attribute t ON t.attrelid = o.oid AND NOT t.attisdropped, aclexplode(t.attacl) a
+		SELECT o.object, o.owner, o.exported, a.grantor, a.grantee, a.privilege_type FROM ours o JOIN pg_attribute t ON t.attrelid = o.oid AND NOT t.attisdropped, aclexplode(t.attacl) a
 		UNION ALL
-		SELECT 'FUNCTION ' || p.oid::regprocedure, p.proowner, a.grantor, a.grantee, a.privilege_type FROM pg_proc p, aclexplode(p.proacl) a
+		SELECT 'FUNCTION ' || p.oid::regprocedure, p.proowner, false, a.grantor, a.grantee, a.privilege_type FROM pg_proc p, aclexplode(p.proacl) a
 		WHERE p.pronamespace = to_regnamespace('public') AND p.proname = ANY (@names::text[])
 	)
 	SELECT CASE WHEN bool_and(g.privilege_type IN ('SELECT', 'MAINTAIN')) THEN 'warning' ELSE 'problem' END,
 		format('%I has %s ON %s, which is for the service alone', r.rolname, string_agg(DISTINCT g.privilege_type, ', '), g.object),
 		format(CASE WHEN g.grantor = g.owner THEN 'REVOKE ALL ON %1$s FROM %2$I CASCADE;' ELSE E'SET ROLE %3$s;\nREVOKE ALL ON %1$s FROM %2$I CASCADE;\nRESET ROLE;' END,
 			g.object, r.rolname, g.grantor::regrole)
-	FROM granted g JOIN pg_roles r ON r.oid = g.grantee WHERE g.grantee <> g.owner AND r.rolname <> @app::text
+	FROM granted g JOIN pg_roles r ON r.oid = g.grantee WHERE g.grantee <> g.owner AND r.rolname <> @app::text AND NOT (g.exported AND g.privilege_type = 'SELECT')
 	GROUP BY g.object, r.rolname, g.owner, g.grantor ORDER BY g.object, r.rolname`
 
 // The last migration takes away what they gave. They would open what comes next, and

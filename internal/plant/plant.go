@@ -57,7 +57,7 @@ type Result struct {
 // What can come of a deletion, other than success. All but ErrUnknown mean that
 // the plant was not deleted by this request.
 var (
-	// ErrNotFound: no such plant, and none was ever deleted here.
+	// ErrNotFound: no such plant, and no deletion of one is on record.
 	ErrNotFound = errors.New("no such plant")
 	// ErrUnavailable: the database could not be reached in time.
 	ErrUnavailable = errors.New("database unavailable")

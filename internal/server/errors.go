@@ -63,7 +63,7 @@ var catalogue = []errorAnswer{
 	{is(errScope), 40300, "scope_missing", text("The token does not allow deleting plants: it lacks the scope " + auth.ScopeDelete + "."),
 		realm + `, error="insufficient_scope", scope="` + auth.ScopeDelete + `"`},
 	{is(errNoRoute), codeNoRoute, "no_route", text("There is nothing at this path: plants are deleted with DELETE /plants/{id}."), ""},
-	{is(plant.ErrNotFound), 40401, "not_found", text("There is no plant with this id, and none was ever deleted here."), ""},
+	{is(plant.ErrNotFound), 40401, "not_found", text("There is no plant with this id, and no deletion of one is on record."), ""},
 	{isA[*plant.DeletedEarlierError], 40402, "deleted_earlier", deletedEarlier, ""},
 	{is(errMethod), 40500, "bad_method", text("This method is not allowed here: see the Allow header."), ""},
 	{isA[*plant.ReferencedError], 40900, "referenced", referenced, ""},

@@ -18,7 +18,10 @@ func (e *examination) schema(ctx context.Context, tx pgx.Tx) ([]Finding, error) 
 	if foreign, ok := errors.AsType[*migrate.ForeignTableError](err); ok {
 		e.foreign = true
 		return []Finding{{Grade: Problem, Message: fmt.Sprintf("%s belongs to role %s, and could run its code with our rights: nothing of it was examined", foreign.Table, foreign.Owner),
-			Remedy: fmt.Sprintf("Find out what it is. Drop it if it was made to deceive; connect as %s if not.", foreign.Owner)}}, nil
+			Remedy: foreign.Remedy()}}, nil
+	}
+	if foreign, ok := errors.AsType[*migrate.ForeignHistoryError](err); ok {
+		return []Finding{{Grade: Problem, Message: foreign.Why, Remedy: foreign.Remedy}}, nil
 	}
 	if err != nil {
 		return []Finding{{Grade: Problem, Message: "the migrations can't be read: " + postgres.Explain(err),

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"regexp"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -14,8 +16,28 @@ import (
 type ForeignTableError struct{ Table, Owner string }
 
 func (e *ForeignTableError) Error() string {
-	return fmt.Sprintf("%s belongs to role %s, and could run its code with our rights: connect as that role, or drop what was made to deceive", e.Table, e.Owner)
+	return fmt.Sprintf("%s belongs to role %s, and could run its code with our rights. %s", e.Table, e.Owner, e.Remedy())
 }
+
+// Remedy says what helps.
+func (e *ForeignTableError) Remedy() string {
+	remedy := fmt.Sprintf("Find out what it is. Drop it if it was made to deceive; connect as %s if not.", e.Owner)
+	if e.Table == "public.goose_db_version" {
+		remedy += " If it is the history of another program: " + moveHistory
+	}
+	return remedy
+}
+
+// A ForeignHistoryError says that public.goose_db_version, where goose keeps the history
+// of whatever it migrates unless told otherwise, is not that of our migrations.
+type ForeignHistoryError struct{ Why, Remedy string }
+
+func (e *ForeignHistoryError) Error() string { return e.Why + ". " + e.Remedy }
+
+const (
+	moveHistory = "CREATE SCHEMA store_migrations; ALTER TABLE public.goose_db_version SET SCHEMA store_migrations; and have that program run goose with -table store_migrations.goose_db_version."
+	bringBack   = "If it is ours, bring back what is missing from a backup. If it is the history of another program: " + moveHistory
+)
 
 // refuseForeignTables returns a ForeignTableError where the migrations' tables
 // were made by somebody whom we don't trust. Trusted are we ourselves, superusers,
@@ -37,4 +59,36 @@ func refuseForeignTables(ctx context.Context, tx pgx.Tx) error {
 		return fmt.Errorf("look whose the tables are: %w", err)
 	}
 	return &e
+}
+
+var makesTable = regexp.MustCompile(`(?m)^CREATE TABLE public\.(\w+)`)
+
+// refuseForeignHistory returns a ForeignHistoryError where what was applied has not made
+// its tables, or is none of ours at all.
+func (s Set) refuseForeignHistory(ctx context.Context, tx pgx.Tx, rows []appliedRow, known map[int64]Migration) error {
+	ours := 0
+	for _, row := range rows {
+		m, ok := known[row.Version]
+		if !ok {
+			continue
+		}
+		ours++
+		text, err := fs.ReadFile(s.Files, m.Name)
+		if err != nil {
+			return err
+		}
+		for _, made := range makesTable.FindAllStringSubmatch(string(text), -1) {
+			var missing bool
+			if err := tx.QueryRow(ctx, `SELECT to_regclass('public.' || $1::text) IS NULL`, made[1]).Scan(&missing); err != nil {
+				return fmt.Errorf("look for %s: %w", made[1], err)
+			}
+			if missing {
+				return &ForeignHistoryError{fmt.Sprintf("public.goose_db_version says that %s is applied, and public.%s is not there", m.Name, made[1]), bringBack}
+			}
+		}
+	}
+	if len(rows) > 0 && ours == 0 {
+		return &ForeignHistoryError{fmt.Sprintf("public.goose_db_version has migration %d, and none of ours", rows[0].Version), bringBack}
+	}
+	return nil
 }

@@ -96,6 +96,9 @@ func (s Set) inspectIn(ctx context.Context, tx pgx.Tx) (condition, error) {
 	for _, m := range all {
 		known[m.Version] = m
 	}
+	if err := s.refuseForeignHistory(ctx, tx, rows, known); err != nil {
+		return c, err
+	}
 	var newest Migration
 	isApplied := make(map[int64]bool)
 	for _, row := range rows {
@@ -185,16 +188,23 @@ type appliedRow struct {
 
 // readApplied returns what the database has in the order it was applied.
 func readApplied(ctx context.Context, tx pgx.Tx) ([]appliedRow, error) {
-	var migrated, records bool
-	err := tx.QueryRow(ctx, `SELECT to_regclass('public.goose_db_version') IS NOT NULL,
-			coalesce(has_table_privilege(to_regclass('public.plantstore_migrations'), 'SELECT'), false)`).Scan(&migrated, &records)
-	if err != nil {
+	var migrated, readable, records bool
+	var owner, us string
+	err := tx.QueryRow(ctx, `SELECT g.oid IS NOT NULL, coalesce(has_table_privilege(g.oid, 'SELECT'), false),
+			coalesce(has_table_privilege(to_regclass('public.plantstore_migrations'), 'SELECT'), false),
+			coalesce((SELECT relowner::regrole::text FROM pg_class c WHERE c.oid = g.oid), ''), current_user
+		FROM (SELECT to_regclass('public.goose_db_version')::oid) g (oid)`).Scan(&migrated, &readable, &records, &owner, &us)
+	switch {
+	case err != nil:
 		return nil, fmt.Errorf("look for goose_db_version: %w", err)
-	}
-	if !migrated {
+	case !migrated:
 		return nil, nil
+	case !readable && owner != us:
+		return nil, &ForeignHistoryError{fmt.Sprintf("public.goose_db_version belongs to %s, and %s may not read it", owner, us),
+			"Connect as the role that migrates. If that is " + us + ", and a dump was restored without its owners, give it the service's tables and functions again, as " + owner +
+				": ALTER TABLE public.goose_db_version OWNER TO " + us + "; and so on. If it is the history of another program: " + moveHistory}
 	}
-	// What is noted comes from runs that did not get as far as the table.
+	// Until 00005 is applied, checksums are in the comment on goose's table.
 	record, join := `n.checksum, CASE WHEN n.checksum IS NOT NULL THEN false END`, ``
 	if records {
 		record, join = `coalesce(r.checksum, n.checksum), coalesce(r.baseline, CASE WHEN n.checksum IS NOT NULL THEN false END)`,
@@ -231,7 +241,7 @@ func invalidIndexes(ctx context.Context, tx pgx.Tx) ([]Trouble, error) {
 		JOIN pg_class t ON t.oid = x.indrelid
 		JOIN pg_namespace n ON n.oid = t.relnamespace
 		WHERE NOT x.indisvalid AND n.nspname = 'public'
-			AND t.relname IN ('plants', 'plant_deletions', 'api_principals', 'api_tokens', 'plantstore_budgets', 'plantstore_migrations')
+			AND t.relname IN ('plants', 'plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'plantstore_budgets', 'plantstore_migrations')
 			AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index p JOIN pg_locks l USING (pid)
 				WHERE l.relation = t.oid AND l.database = p.datid AND p.datname = current_database()
 				AND l.mode = 'ShareUpdateExclusiveLock')

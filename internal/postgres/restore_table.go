@@ -26,6 +26,7 @@ type table struct {
 
 // A column is one of plants.
 type column struct {
+	Number     int16
 	Name, Type string // Type as SQL spells it
 	Generated  string // how it computes itself: s (stored), v (virtual) or empty
 }
@@ -40,13 +41,12 @@ func readTable(ctx context.Context, tx pgx.Tx) (table, error) {
 		return t, err
 	}
 	var c column
-	var number int16
 	var dropped bool
-	if _, err := pgx.ForEachRow(rows, []any{&number, &c.Name, &c.Type, &c.Generated, &dropped}, func() error {
+	if _, err := pgx.ForEachRow(rows, []any{&c.Number, &c.Name, &c.Type, &c.Generated, &dropped}, func() error {
 		if dropped {
-			t.dropped[number] = true
+			t.dropped[c.Number] = true
 		} else {
-			t.columns[c.Name], t.names[number] = c, c.Name
+			t.columns[c.Name], t.names[c.Number] = c, c.Name
 		}
 		return nil
 	}); err != nil {
@@ -63,17 +63,20 @@ func readTable(ctx context.Context, tx pgx.Tx) (table, error) {
 // A plan is how rows of a shape go into today's table.
 type plan struct {
 	shape
-	into []int  // which values are inserted
-	copy string // the statement that inserts them
-	read string // the row that they make, of the table as p, in the order of the shape
+	today []string // what the shape's columns are called today; empty: it is gone
+	into  []int    // which values are inserted
+	copy  string   // the statement that inserts them
+	read  string   // the row that they make, of the table as p, in the order of the shape
 	// unrecorded are columns that computed themselves and do so no longer.
 	unrecorded []string
 	defaulted  []string // columns that the shape has no value for
-	// renamed are columns, by their places in the shape, that are called otherwise today
-	// while another one has their name; doubted are those that may be.
-	renamed, doubted map[int]string
 	// remade are columns that have the name of one of the shape, which is gone.
 	remade []string
+	// altered are columns that have another name or type today, and a word of both.
+	altered []string
+	// doubted are columns, by their places in the shape, that may be called otherwise in a
+	// copy of the table, while another one has their name.
+	doubted map[int]string
 }
 
 // plan reads the table and makes plans for all shapes of entries.
@@ -97,13 +100,12 @@ func (r *restore) plan(ctx context.Context, entries []entry) error {
 	var relation uint32
 	var numbers []int16
 	if _, err := pgx.ForEachRow(rows, []any{&id, &s.names, &s.types, &s.generated, &relation, &numbers}, func() error {
-		p := r.table.plan(s)
-		if relation == r.table.oid && r.table.had(numbers) {
-			p.identify(r.table, numbers)
+		if relation == r.table.oid && r.table.had(s, numbers) {
+			r.plans[id] = r.table.plan(s, numbers)
 		} else { // a copy of the table, as from a dump, has numbers of its own
-			p.doubted = r.table.doubted(s)
+			r.plans[id] = r.table.plan(s, nil)
+			r.plans[id].doubted = r.table.doubted(s)
 		}
-		r.plans[id] = p
 		s, numbers = shape{}, nil
 		return nil
 	}); err != nil {
@@ -117,11 +119,29 @@ func (r *restore) plan(ctx context.Context, entries []entry) error {
 	return nil
 }
 
-func (t *table) plan(s shape) *plan {
-	p := &plan{shape: s}
+// today returns what the columns of a shape are called today: by the numbers that they had,
+// which a column keeps whatever it is called, or without these by their names. One that is
+// gone may have been made again under its name.
+func (t *table) today(s shape, numbers []int16) []string {
+	today := make([]string, len(s.names))
+	for i, name := range s.names {
+		c, there := t.columns[name]
+		switch {
+		case numbers != nil && t.names[numbers[i]] != "":
+			today[i] = t.names[numbers[i]]
+		case there && !slices.Contains(numbers, c.Number):
+			today[i] = name
+		}
+	}
+	return today
+}
+
+// plan makes the plan of a shape. numbers are those of its columns, if they are known.
+func (t *table) plan(s shape, numbers []int16) *plan {
+	p := &plan{shape: s, today: t.today(s, numbers)}
 	var names, read []string
 	has := make(map[string]bool)
-	for i, name := range s.names {
+	for i, name := range p.today {
 		c, there := t.columns[name]
 		quoted := pgx.Identifier{name}.Sanitize()
 		switch {
@@ -134,12 +154,18 @@ func (t *table) plan(s shape) *plan {
 			continue
 		}
 		if s.generated[i] {
-			p.unrecorded = append(p.unrecorded, name)
+			p.unrecorded = append(p.unrecorded, s.names[i])
 			continue
 		}
 		has[name] = true
 		p.into = append(p.into, i)
 		names = append(names, quoted)
+		switch {
+		case numbers != nil && c.Number != numbers[i]:
+			p.remade = append(p.remade, name)
+		case name != s.names[i], c.Type != s.types[i]:
+			p.altered = append(p.altered, columnOf(s.names[i], s.types[i], c))
+		}
 	}
 	for name, c := range t.columns {
 		if !has[name] && c.Generated == "" {
@@ -154,30 +180,17 @@ func (t *table) plan(s shape) *plan {
 // had reports whether this table can have had columns with these numbers, and at that
 // time no others. A column keeps its number, also when it is dropped, and new ones come
 // last. A copy that was made from a dump numbers its columns anew, without those that are
-// gone; in a server of its own it may have the table's oid all the same.
-func (t *table) had(numbers []int16) bool {
+// gone; in a server of its own it may have the table's oid all the same. Where another
+// column is the id now, names are what is left to go by.
+func (t *table) had(s shape, numbers []int16) bool {
 	for n := range slices.Max(append([]int16{0}, numbers...)) {
 		_, there := t.names[n+1]
 		if !t.dropped[n+1] && !(there && slices.Contains(numbers, n+1)) {
 			return false
 		}
 	}
-	return true
-}
-
-// identify finds out which of a shape's columns today's are, by the numbers that they had.
-func (p *plan) identify(t table, numbers []int16) {
-	p.renamed = make(map[int]string)
-	for i, number := range numbers {
-		today, there := t.names[number]
-		switch {
-		case t.columns[p.names[i]].Name == "": // nothing is called so
-		case there && today != p.names[i]:
-			p.renamed[i] = today
-		case !there && slices.Contains(p.into, i):
-			p.remade = append(p.remade, p.names[i])
-		}
-	}
+	id := slices.Index(s.names, "id")
+	return len(numbers) == len(s.names) && id >= 0 && (t.dropped[numbers[id]] || t.names[numbers[id]] == "id")
 }
 
 // doubted returns for those columns of a shape that may be called otherwise in a copy of
@@ -236,6 +249,11 @@ func (r *restore) remade() []string {
 	return r.columns(func(p *plan) []string { return p.remade })
 }
 
+// altered returns the columns that took values under another name or type, sorted.
+func (r *restore) altered() []string {
+	return r.columns(func(p *plan) []string { return p.altered })
+}
+
 // columns returns the names that some plan has, sorted.
 func (r *restore) columns(of func(*plan) []string) []string {
 	names := make(map[string]bool)
@@ -279,7 +297,7 @@ func (r *restore) compareAlike(ctx context.Context, entries []entry, keptOut map
 		SELECT d.id, d.plant_id, p.id IS NULL, d.plant, %[1]s
 		FROM public.plant_deletions d LEFT JOIN ONLY public.plants p ON p.id = d.plant_id
 		WHERE d.id = ANY ($1) AND (p.id IS NULL OR $2 OR d.plant COLLATE "C" <> %[1]s COLLATE "C")
-		ORDER BY d.id DESC`, p.read), idsOf(entries), len(p.unrecorded)+len(p.renamed)+len(p.doubted) > 0)
+		ORDER BY d.id DESC`, p.read), idsOf(entries), len(p.unrecorded)+len(p.doubted) > 0)
 	if err != nil {
 		return nil, err
 	}
@@ -317,18 +335,15 @@ func (r *restore) differences(entry int64, p *plan, recorded, present []byte) ([
 	}
 	var why []string
 	for i, name := range p.names {
-		c, there := r.table.columns[name]
+		c, there := r.table.columns[p.today[i]]
 		switch {
 		case p.generated[i] && slices.Contains(p.unrecorded, name):
 			why = append(why, fmt.Sprintf("column %s computed itself then and does not today: its value is not recorded", strconv.Quote(name)))
 		case p.generated[i]:
-		case p.renamed[i] != "" && was[i] != nil:
-			why = append(why, fmt.Sprintf("column %[1]s (%[2]s) is called %[3]s today, and another one %[1]s: %[4]s goes there",
-				strconv.Quote(name), visible(p.types[i]), strconv.Quote(p.renamed[i]), excerpt(was[i], nil)))
 		case !there && was[i] != nil:
 			why = append(why, fmt.Sprintf("column %s (%s) is gone: %s has no place", strconv.Quote(name), visible(p.types[i]), excerpt(was[i], nil)))
 		case there && ((was[i] == nil) != (is[i] == nil) || !bytes.Equal(was[i], is[i])):
-			why = append(why, fmt.Sprintf("%s: %s becomes %s", columnOf(name, p.types[i], c.Type), excerpt(was[i], is[i]), excerpt(is[i], was[i])))
+			why = append(why, fmt.Sprintf("%s: %s becomes %s", columnOf(name, p.types[i], c), excerpt(was[i], is[i]), excerpt(is[i], was[i])))
 		case p.doubted[i] != "" && was[i] != nil:
 			why = append(why, fmt.Sprintf("column %[1]s (%[2]s) may be called %[3]s today: this is a copy of the table, and its columns stand in another order: %[4]s goes to %[1]s",
 				strconv.Quote(name), visible(p.types[i]), strconv.Quote(p.doubted[i]), excerpt(was[i], nil)))
@@ -337,10 +352,18 @@ func (r *restore) differences(entry int64, p *plan, recorded, present []byte) ([
 	return why, nil
 }
 
-// columnOf names a column and its types, then and now.
-func columnOf(name, then, now string) string {
-	if then == now {
-		return fmt.Sprintf("column %s (%s)", strconv.Quote(name), visible(now))
+// columnOf names a column and its type, and those of today where they differ.
+func columnOf(name, then string, today column) string {
+	var differs []string
+	if today.Name != name {
+		differs = append(differs, strconv.Quote(today.Name))
 	}
-	return fmt.Sprintf("column %s (%s, today %s)", strconv.Quote(name), visible(then), visible(now))
+	if today.Type != then {
+		differs = append(differs, visible(today.Type))
+	}
+	now := ""
+	if len(differs) > 0 {
+		now = ", today " + strings.Join(differs, " ")
+	}
+	return fmt.Sprintf("column %s (%s%s)", strconv.Quote(name), visible(then), now)
 }

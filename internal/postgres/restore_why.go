@@ -37,7 +37,7 @@ func (r *restore) refusals(ctx context.Context, groups [][]entry, errs []*pgconn
 			}
 			if refused != nil {
 				p := r.plans[e.Shape]
-				why = columnOf(p.names[at], p.types[at], r.table.columns[p.names[at]].Type) + ": " + said(refused)
+				why = columnOf(p.names[at], p.types[at], r.table.columns[p.today[at]]) + ": " + said(refused)
 			}
 		}
 		refusals = append(refusals, Refusal{ID: e.ID, Plant: e.Plant, Why: why})
@@ -55,7 +55,7 @@ func (r *restore) whyRefused(pg *pgconn.PgError) string {
 	case pg.Code == uniqueViolation:
 		return "another row has a value that must be unique" + detailOf(pg)
 	case pg.Code == "23503": // foreign_key_violation
-		return "a row that it refers to is gone" + detailOf(pg)
+		return "a row that it refers to is not there" + detailOf(pg)
 	case pg.Code == "23502": // not_null_violation
 		return fmt.Sprintf("column %s may not be null, and the deleted row has no value for it", strconv.Quote(pg.ColumnName))
 	}
@@ -104,7 +104,7 @@ func (r *restore) try(ctx context.Context, p *plan, values [][]byte, some []int)
 	var names, sources []string
 	var parameters [][]byte
 	for _, i := range p.into {
-		names = append(names, pgx.Identifier{p.names[i]}.Sanitize())
+		names = append(names, pgx.Identifier{p.today[i]}.Sanitize())
 		source := "NULL"
 		if slices.Contains(some, i) {
 			parameters = append(parameters, values[i])

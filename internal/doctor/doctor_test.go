@@ -263,6 +263,37 @@ func TestDoctorFindsAndTellsWhatHelps(t *testing.T) {
 	}
 }
 
+// What a cascade deletes may be published, too, and PostgreSQL refuses to delete what it
+// can't publish.
+func TestDoctorOnACascadeIntoWhatIsPublished(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	script(t, database.Super, `CREATE TABLE tags (plant bigint UNIQUE REFERENCES plants ON DELETE CASCADE);
+		CREATE TABLE notes (n int PRIMARY KEY, plant bigint UNIQUE REFERENCES plants ON DELETE CASCADE);
+		INSERT INTO plants (id, name) VALUES (1, 'Fern');
+		INSERT INTO tags VALUES (1);
+		CREATE PUBLICATION "Feed" FOR ALL TABLES;`)
+	const remove = `DELETE FROM plants WHERE id = 1`
+	super := pgtest.Connect(t, database.Super)
+	if _, err := super.Exec(t.Context(), remove); err == nil {
+		t.Fatal("the plant can be deleted, want that PostgreSQL refuses it")
+	}
+	const want = `publication "Feed" publishes what deleting a plant does to public.tags, which has no replica identity: PostgreSQL refuses to delete plants that rows of it refer to`
+	told := 0
+	for _, f := range troubles(t, examinationOf(database.Super, database.App)) {
+		switch {
+		case f.Message == want && f.Grade == Warning:
+			told++
+			script(t, database.Super, f.Remedy)
+		case strings.HasPrefix(f.Message, "publication "):
+			t.Errorf("told %+v", f)
+		}
+	}
+	if _, err := super.Exec(t.Context(), remove); err != nil || told != 1 {
+		t.Errorf("told %d times: %s\nafter the remedy: %v", told, want, err)
+	}
+}
+
 // Of a key with a period an index on the other columns is enough, and one that btree can
 // make. PostgreSQL has them since 18.
 func TestDoctorOnAForeignKeyWithAPeriod(t *testing.T) {

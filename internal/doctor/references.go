@@ -46,7 +46,8 @@ func (e *examination) foreignKeys(ctx context.Context, tx pgx.Tx) ([]Finding, er
 // cascades finds what a deletion does to other tables, which no ledger records.
 func (e *examination) cascades(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	// Rows of plants that a cascade removes are in the ledger. The number of
-	// rows is an estimate: -1 before the first ANALYZE.
+	// rows is an estimate: -1 before the first ANALYZE. A published row without a
+	// replica identity can't be deleted or changed, and so neither its plant be deleted.
 	rows, err := tx.Query(ctx, `
 		WITH RECURSIVE acting AS (
 			SELECT oid, conrelid, confrelid, confdeltype FROM pg_constraint c
@@ -73,6 +74,14 @@ func (e *examination) cascades(ctx context.Context, tx pgx.Tx) ([]Finding, error
 			WHERE p.schemaname = n.nspname AND p.tablename = t.relname AND p.inherited = (t.relkind = 'p')
 		) s ON true
 		WHERE NOT (r.conrelid = 'public.plants'::regclass AND r.confdeltype = 'c')
+		UNION
+		SELECT format('publication %I publishes what deleting a plant does to %s, which has no replica identity: PostgreSQL refuses to delete plants that rows of it refer to', p.pubname, r.conrelid::regclass),
+			format('ALTER TABLE %s REPLICA IDENTITY FULL;', r.conrelid::regclass)
+		FROM reach r JOIN pg_class t ON t.oid = r.conrelid JOIN pg_namespace n ON n.oid = t.relnamespace
+			JOIN pg_publication_tables l ON l.schemaname = n.nspname AND l.tablename = t.relname
+			JOIN pg_publication p ON p.pubname = l.pubname AND CASE r.confdeltype WHEN 'c' THEN p.pubdelete ELSE p.pubupdate END
+		WHERE t.relreplident <> 'f' AND r.conrelid <> 'public.plants'::regclass AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = t.oid
+			AND CASE t.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE i.indisreplident END)
 		ORDER BY 1`)
 	if err != nil {
 		return nil, err

@@ -141,7 +141,7 @@ func (e *examination) hindrances(about, none string) func(context.Context, pgx.T
 		if s.ahead, err = isAhead(ctx, tx); err != nil {
 			return nil, err
 		}
-		found, err := hindrancesAt(ctx, tx, always, about, s)
+		found, err := hindrancesAt(ctx, tx, byDoctor, about, s)
 		return orFine(found, "%s", none), err
 	}
 }

@@ -26,7 +26,7 @@ type hindrance struct {
 type moment int
 
 const (
-	always   moment = 1 << iota
+	byDoctor moment = 1 << iota
 	beforeUp        // a problem is a reason not to apply anything
 	beforeDown
 	// ready: a problem makes deleting impossible, or leaves it without a record.
@@ -40,42 +40,42 @@ const (
 // hindrances returns everything that can hinder.
 func hindrances() []hindrance {
 	return []hindrance{
-		{"a table that is gone", "plants", always | beforeUp | ready, tableGone},
-		{"plants in other schemas", "plants", always | beforeUp, plantsElsewhere},
-		{"a table that is not fit", "plants", always | beforeUp, unfitTable},
-		{"an id that is not fit", "plants", always | beforeUp | ready, unfitID},
-		{"children and parents", "plants", always | beforeUp | ready, relatives},
-		{"row level security", "plants", always | beforeUp | ready, rowSecurity},
-		{"rules", "plants", always | beforeUp, rules},
-		{"triggers", "plants", always | beforeUp, foreignTriggers},
-		{"triggers that keep rows", "plants", always | beforeUp, keepingTriggers},
-		{"the replica identity", "plants", always | beforeUp | ready, replicaIdentity},
-		{"session_replication_role", "plants", always | beforeUp | ready, replicationRole},
-		{"transaction ids", "plants", always | ready, transactionIDs},
-		{"subscriptions", "plants", always | beforeUp, subscriptions},
+		{"a table that is gone", "plants", byDoctor | beforeUp | ready, tableGone},
+		{"plants in other schemas", "plants", byDoctor | beforeUp, plantsElsewhere},
+		{"a table that is not fit", "plants", byDoctor | beforeUp, unfitTable},
+		{"an id that is not fit", "plants", byDoctor | beforeUp | ready, unfitID},
+		{"children and parents", "plants", byDoctor | beforeUp | ready, relatives},
+		{"row level security", "plants", byDoctor | beforeUp | ready, rowSecurity},
+		{"rules", "plants", byDoctor | beforeUp, rules},
+		{"triggers", "plants", byDoctor | beforeUp, foreignTriggers},
+		{"triggers that keep rows", "plants", byDoctor | beforeUp, keepingTriggers},
+		{"the replica identity", "plants", byDoctor | beforeUp | ready, replicaIdentity},
+		{"session_replication_role", "plants", byDoctor | beforeUp | ready, replicationRole},
+		{"transaction ids", "plants", byDoctor | ready, transactionIDs},
+		{"subscriptions", "plants", byDoctor | beforeUp, subscriptions},
 
 		{"the service's role as the migrating one", "rights", beforeUp | beforeDown, serviceMigrates},
-		{"the rights of the owner", "rights", always | beforeUp, ownerRights},
-		{"the rights that recording takes", "rights", always | ready, recordingRights},
+		{"the rights of the owner", "rights", byDoctor | beforeUp, ownerRights},
+		{"the rights that recording takes", "rights", byDoctor | ready, recordingRights},
 		{"the rights to make tables", "rights", beforeUp, schemaRights},
 		{"the service's role", "rights", beforeUp, missingRole},
 		{"the rights of the service", "rights", ready, serviceRights},
-		{"rights of others", "rights", always, rightsOfOthers},
-		{"default privileges", "rights", always | beforeUp, defaultPrivileges},
-		{"members of the service's role", "rights", always, members},
+		{"rights of others", "rights", byDoctor, rightsOfOthers},
+		{"default privileges", "rights", byDoctor | beforeUp, defaultPrivileges},
+		{"members of the service's role", "rights", byDoctor, members},
 		{"event triggers", "rights", beforeUp, eventTriggers(upTags)},
 		{"event triggers on the way down", "rights", beforeDown, eventTriggers(downTags)},
 
 		{"names that are taken", "names", beforeUp, takenNames},
 		{"triggers with names of ours", "names", beforeUp, triggersLikeOurs},
-		{"functions with names of ours", "names", always | beforeUp, functionsLikeOurs},
-		{"schemas with names of ours", "names", always | beforeUp, schemasLikeOurs},
-		{"who makes objects in public", "names", always | beforeUp, creators},
+		{"functions with names of ours", "names", byDoctor | beforeUp, functionsLikeOurs},
+		{"schemas with names of ours", "names", byDoctor | beforeUp, schemasLikeOurs},
+		{"who makes objects in public", "names", byDoctor | beforeUp, creators},
 
-		{"triggers and functions of ours", "record", always | ready, shippedObjects},
-		{"the tables of ours", "record", always | ready, alteredTables},
-		{"the ledger's sequence", "record", always | ready | last, ledgerSequence},
-		{"the shapes' sequence", "record", always | last, shapesSequence},
+		{"triggers and functions of ours", "record", byDoctor | ready, shippedObjects},
+		{"the tables of ours", "record", byDoctor | ready, alteredTables},
+		{"the ledger's sequence", "record", byDoctor | ready | last, ledgerSequence},
+		{"the shapes' sequence", "record", byDoctor | last, shapesSequence},
 
 		{"what only the table's owner can drop", "rights", beforeDown, foreignTable},
 	}

@@ -1047,7 +1047,7 @@ func TestABudgetIsOnlySpent(t *testing.T) {
 	}
 	version := func() string { return stringsOf(t, s.owner, `SELECT xmin::text FROM plantstore_budgets`)[0] }
 	before := version()
-	s.plants.hard.note(777, verdict{next: alone})
+	s.plants.difficult.note(777, verdict{next: alone})
 	for _, id := range []int64{776, 777} {
 		if _, err := s.plants.Delete(in(t, patience), by("a", id, ten)); !errors.Is(err, plant.ErrNotFound) {
 			t.Errorf("Delete(%d): %v, want ErrNotFound", id, err)

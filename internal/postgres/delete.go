@@ -16,16 +16,16 @@ import (
 
 // Plants deletes plants.
 type Plants struct {
-	db       *DB
-	group    *group
-	budgeted *group // of those whose principals have a budget: others don't wait for them
-	refusals *group
-	looks    *group
-	fates    *group
-	used     usedUp
-	holds    holds
-	lines    lines
-	hard     memory
+	db        *DB
+	group     *group
+	budgeted  *group // of those whose principals have a budget: others don't wait for them
+	refusals  *group
+	looks     *group
+	fates     *group
+	used      usedUp
+	holds     holds
+	lines     lines
+	difficult memory
 	// inFlight bounds the deletions that are tried, except those that are locked or
 	// slow: they wait for their own kind only.
 	inFlight *semaphore.Weighted
@@ -34,7 +34,7 @@ type Plants struct {
 
 // Plants returns the repository of plants. It tries up to inFlight deletions at a time.
 func (db *DB) Plants(inFlight int) *Plants {
-	p := &Plants{db: db, used: newUsedUp(), hard: newMemory(), inFlight: semaphore.NewWeighted(int64(inFlight))}
+	p := &Plants{db: db, used: newUsedUp(), difficult: newMemory(), inFlight: semaphore.NewWeighted(int64(inFlight))}
 	p.group = newGroup(db, together, (*group).deleteBatch)
 	p.budgeted = newGroup(db, budgeted, (*group).deleteBatch)
 	p.refusals = newGroup(db, retried, (*group).refuseBatch)
@@ -149,7 +149,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 	onItsOwn := false // others would be lost with it again, or wait for it
 	askAlone := false // as others are asked for no longer than commitTimeout
 	// what is what the deletion is tried as. It turns out to be harder, never easier.
-	what := p.hard.recall(d.Plant)
+	what := p.difficult.recall(d.Plant)
 	// number is that of the deletion's turn.
 	number := 0
 	spender := spender{holds: &p.holds, deletion: d}
@@ -202,7 +202,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 			land()
 			v = p.lookWithin(ctx, d, over, unsure)
 		}
-		p.hard.note(d.Plant, v)
+		p.difficult.note(d.Plant, v)
 		spender.note(v)
 		if v.next == done && isDefinite(v.err) {
 			waited := v.waited
@@ -290,11 +290,11 @@ func isDefinite(err error) bool {
 	return earlier || referenced || errors.Is(err, plant.ErrNotFound) || errors.Is(err, plant.ErrStoreRule)
 }
 
-// budget is how long an attempt on a connection of its own may take. The first
+// attemptTimeout is how long an attempt on a connection of its own may take. The first
 // ones are short, because a peer that stopped answering looks like a slow
 // statement and a new connection helps; after that a deletion that is slow by
 // nature gets all that is left.
-func budget(ctx context.Context, attempt int) time.Duration {
+func attemptTimeout(ctx context.Context, attempt int) time.Duration {
 	left := remaining(ctx)
 	if attempt <= 2 {
 		left = min(left, time.Duration(attempt)*time.Second)
@@ -305,7 +305,7 @@ func budget(ctx context.Context, attempt int) time.Duration {
 // on borrows a connection for a purpose, for one attempt.
 func (p *Plants) on(ctx context.Context, what purpose, attempt int, try func(context.Context, *pgx.Conn) verdict) verdict {
 	came := time.Now()
-	conn, err := p.db.borrow(ctx, what, budget(ctx, attempt))
+	conn, err := p.db.borrow(ctx, what, attemptTimeout(ctx, attempt))
 	waited := time.Since(came)
 	if err != nil {
 		v := judge(err, false)
@@ -313,7 +313,7 @@ func (p *Plants) on(ctx context.Context, what purpose, attempt int, try func(con
 		return v
 	}
 	defer conn.Release()
-	ctx, cancel := context.WithTimeout(ctx, budget(ctx, attempt))
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout(ctx, attempt))
 	defer cancel()
 	v := try(ctx, conn.Conn.Conn())
 	v.waited = waited

@@ -429,7 +429,7 @@ func (s *stage) delete(t *testing.T, ids []int64, requestID string, keySent bool
 	l := &s.plants.group.lanes
 	*l = lanes{most: l.most, open: l.open}
 	s.plants.group.mu.Unlock()
-	s.plants.group.looks.Store(0)
+	s.plants.group.commitSamples.Store(0)
 	s.link.arm(breaches)
 	for _, release := range release {
 		release()

@@ -151,7 +151,7 @@ func TestALockIsToldWhenTheLastAttemptHadNoTime(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	s.plant(t, 1)
-	s.plants.hard.note(1, verdict{next: alone, what: locked})
+	s.plants.difficult.note(1, verdict{next: alone, what: locked})
 	config := s.pool.Config()
 	config.ConnConfig.DialFunc = func(dial context.Context, _, _ string) (net.Conn, error) { <-dial.Done(); return nil, dial.Err() }
 	p, err := pgxpool.NewWithConfig(t.Context(), config)
@@ -323,7 +323,7 @@ func TestBesideManyRequestsForALockedRow(t *testing.T) {
 	s.lock(t, 1)
 	const many = 600
 	s.besides(t, func(t *testing.T) func() {
-		s.plants.hard.cache.Purge() // in each round the plant is tried in a batch first
+		s.plants.difficult.cache.Purge() // in each round the plant is tried in a batch first
 		ctx, cancel := context.WithCancel(t.Context())
 		stop := crowd(many, func(i int) {
 			ctx, cancel := context.WithTimeout(ctx, patience)
@@ -365,7 +365,7 @@ func TestBesideRequestsForManyLockedRows(t *testing.T) {
 	s.sample(t, many)
 	s.lockAll(t, 1, many)
 	s.besides(t, func(t *testing.T) func() {
-		s.plants.hard.cache.Purge() // in each round the plants are tried in batches first
+		s.plants.difficult.cache.Purge() // in each round the plants are tried in batches first
 		ctx, cancel := context.WithCancel(t.Context())
 		stop := crowd(many, func(i int) {
 			ctx, cancel := context.WithTimeout(ctx, patience)
@@ -391,7 +391,7 @@ func TestALockThatEndsAmongManyThatStay(t *testing.T) {
 	defer stop()
 	defer cancel()
 	for id := int64(1); id <= many; {
-		if s.plants.hard.recall(plant.ID(id)) == together {
+		if s.plants.difficult.recall(plant.ID(id)) == together {
 			time.Sleep(time.Millisecond) // until it is found to be locked
 			continue
 		}
@@ -402,7 +402,7 @@ func TestALockThatEndsAmongManyThatStay(t *testing.T) {
 		_, err := s.plants.Delete(in(t, patience), deletion(many+1, "k"))
 		deleted <- err
 	}()
-	for s.plants.hard.recall(many+1) == together {
+	for s.plants.difficult.recall(many+1) == together {
 		time.Sleep(time.Millisecond)
 	}
 	unlock()
@@ -586,7 +586,7 @@ func TestDeletionsOfALockedRowAreNotInFlight(t *testing.T) {
 		})
 	}
 	// Until the first was found to be locked.
-	for waited := in(t, patience); s.plants.stand(1) < 3 || s.plants.hard.recall(1) == together || !s.plants.inFlight.TryAcquire(1); {
+	for waited := in(t, patience); s.plants.stand(1) < 3 || s.plants.difficult.recall(1) == together || !s.plants.inFlight.TryAcquire(1); {
 		if waited.Err() != nil {
 			t.Fatal("a deletion that waits for a lock is in flight still")
 		}
@@ -939,7 +939,7 @@ func TestNoWaitOutlastsTheSearchForDeadlocks(t *testing.T) {
 					$$BEGIN INSERT INTO public.seen VALUES (OLD.id, current_setting('lock_timeout')); RETURN OLD; END$$;
 				CREATE TRIGGER see BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION see()`)
 			s.sample(t, 2)
-			s.plants.hard.cache.Add(2, difficulty{locked, time.Now().Add(time.Hour)})
+			s.plants.difficult.cache.Add(2, difficulty{locked, time.Now().Add(time.Hour)})
 			if err := errors.Join(s.deleteAtOnce(t, ids(1, 2))...); err != nil {
 				t.Fatal(err)
 			}

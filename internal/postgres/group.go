@@ -62,8 +62,8 @@ type group struct {
 	lanes   lanes
 	// pipelines are those that have batches under way. The first is preferred.
 	pipelines []*pipeline
-	// looks counts batches, of which some have their commits looked at by themselves.
-	looks atomic.Int64
+	// commitSamples counts batches, of which some have their commits timed.
+	commitSamples atomic.Int64
 	// alarm opens the next lane when its time has come: at goesOff, or never if that is
 	// zero. It is set only where somebody waits: to set it for each batch would cost a lone
 	// deletion a system call, and another thread its sleep.
@@ -307,7 +307,7 @@ func (g *group) heard(p *pipeline, sent time.Time, commit time.Duration) {
 	g.lanes.answered(&p.load, sent, now)
 	if commit > 0 {
 		if known := g.lanes.commit; known > 0 && commit > 2*known {
-			g.looks.Store(0) // are they slow now? the next batch has its commit looked at, too
+			g.commitSamples.Store(0) // are they slow now? the next batch has its commit timed, too
 		}
 		g.lanes.committed(commit)
 	}
@@ -387,7 +387,7 @@ func (g *group) deleteUntil(at *place, batch []*member, until time.Time) {
 		return
 	}
 	if len(batch) > 1 {
-		_, v, settled := g.attempt(at, batch, deleteTogether, limit)
+		_, v, told := g.attempt(at, batch, deleteTogether, limit)
 		if v.next == alone && v.unparsed || v.held {
 			tell(batch, v) // the table is locked, and so are all of its rows; or the budget is, which they share
 			return
@@ -395,10 +395,10 @@ func (g *group) deleteUntil(at *place, batch []*member, until time.Time) {
 		if v.what == locked {
 			if free := g.sendLockedOn(at.Conn.Conn(), batch, v); len(free) < len(batch) {
 				batch = free
-				_, v, settled = g.attempt(at, batch, deleteTogether, limit)
+				_, v, told = g.attempt(at, batch, deleteTogether, limit)
 			}
 		}
-		if settled {
+		if told {
 			return
 		}
 		if over := overBudget(v.err); over != nil && over.Left < int64(len(batch)) {
@@ -416,9 +416,9 @@ func (g *group) deleteUntil(at *place, batch []*member, until time.Time) {
 	if len(batch) > 1 {
 		each /= 2 // they had all of it together
 	}
-	blamed, v, settled := g.attempt(at, batch, deleteEach, each)
+	blamed, v, told := g.attempt(at, batch, deleteEach, each)
 	switch {
-	case settled:
+	case told:
 		return
 	case len(batch) == 1, v.next == alone && v.unparsed, v.held:
 		tell(batch, v)
@@ -430,7 +430,7 @@ func (g *group) deleteUntil(at *place, batch []*member, until time.Time) {
 			tell(batch, v) // another look would take as long again
 			batch = nil
 		}
-		if _, _, settled := g.attempt(at, rest, deleteTogether, limit); !settled {
+		if _, _, told := g.attempt(at, rest, deleteTogether, limit); !told {
 			batch = append(batch, rest...)
 		}
 	case v.next == done: // at the commit, by what is put off until then
@@ -453,8 +453,8 @@ func (g *group) deleteParts(at *place, parts [][]*member, limit time.Duration, u
 		if len(part) == 1 {
 			del = deleteEach
 		}
-		_, v, settled := g.attempt(at, part, del, limit)
-		if divide = !settled && len(part) > 1 && !v.unparsed && !v.held; !settled && !divide {
+		_, v, told := g.attempt(at, part, del, limit)
+		if divide = !told && len(part) > 1 && !v.unparsed && !v.held; !told && !divide {
 			tell(part, v)
 		}
 		return divide
@@ -501,11 +501,11 @@ func (g *group) sendLockedOn(conn *pgx.Conn, batch []*member, v verdict) (free [
 // A deleteFunc is deleteTogether or deleteEach.
 type deleteFunc func(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error)
 
-// attempt runs a batch and tells its members what came of it: then it is settled.
-// A batch that the database refused is not: nothing of it happened, nobody was
-// told, v is what a member that was alone in it has to be told, and blamed is whose
-// DELETE it was, or nil if that is not known. The batch is alone then.
-func (g *group) attempt(on *place, batch []*member, del deleteFunc, statementTimeout time.Duration) (blamed *member, v verdict, settled bool) {
+// attempt runs a batch and tells its members what came of it, unless the database refused it.
+// Then nothing of it happened, nobody was told, v is what a member that was alone in it has
+// to be told, and blamed is whose DELETE it was, or nil if that is not known. The batch is
+// alone then.
+func (g *group) attempt(on *place, batch []*member, del deleteFunc, statementTimeout time.Duration) (blamed *member, v verdict, told bool) {
 	if len(batch) == 0 {
 		return nil, verdict{}, true
 	}
@@ -520,7 +520,7 @@ func (g *group) attempt(on *place, batch []*member, del deleteFunc, statementTim
 	deleted, work, at, err := del(ctx, on, deletions, batchLockTimeout, statementTimeout)
 	trip := time.Since(began)
 	if err == nil || errors.Is(err, context.DeadlineExceeded) { // a commit that is cut off was waited for, too
-		g.db.metrics.roads.Observe(max(trip-work, 0).Seconds())
+		g.db.metrics.overheads.Observe(max(trip-work, 0).Seconds())
 	}
 	if err == nil {
 		g.took(trip, work)

@@ -11,28 +11,27 @@ import (
 // work on others. So there are as many as it needs to have the next at hand when it is
 // done with one, and no more: each further one makes the batches smaller, and a batch
 // costs the database as much as some twenty members more. That is one to work on, and as
-// many as it could work on while one is on the road, the last one for a fifth of its time at
-// least. (Twice as many took up to a quarter more of its processor, and gained nothing.)
+// many as it could work on while one travels and waits, the last one for a fifth of its time
+// at least. (Twice as many took up to a quarter more of its processor, and gained nothing.)
 //
-// A batch tells how long the database worked on it. What it took beyond that is the
-// road, unless it waited there for the others of its kind. Taken for the road, such
-// waiting would make for more lanes, and they for more waiting. So only a batch that had
-// the road to itself can show that it is longer than it was thought to be. Every so often
-// one gets it to itself.
+// A batch tells how long the database worked on it. What it took beyond that is its
+// overhead, unless it waited for others of its kind. Taken for overhead, such waiting would
+// make for more lanes, and they for more waiting. So only a batch that meets no other can
+// show that the overhead is longer than it was thought to be. Every so often one is made to
+// start when no other is under way.
 //
-// They start one after the other, evenly over the time that a batch takes. Batches that
-// wait for the same write to the disk end together, and their clients come back together.
+// Batches start one after the other, evenly over the time that one takes. Those that wait
+// for the same write to the disk end together, and their clients come back together.
 // If each took a lane as it came, the first few would have all of them, alone, and the
 // others would wait for a whole trip.
 //
-// Another service on the same database may have batches under way even then. Each of the
-// two would take the waiting for the other's for road, in turns, up to all the lanes there
-// are. So the road is never longer than what the quickest eighth of the last batches took
-// for it: some meet nobody. The very quickest says nothing: it may have come for the end
-// of a commit that another had waited for.
+// Two services on one database would each take its wait for the other's batches for
+// overhead, and both would open more lanes, up to all. So batches that start beside others
+// bring the overhead down to that of the quickest eighth of the last ones: some meet nobody.
+// The very quickest may have caught the end of another's commit.
 //
-// Where commits are slow, many come for the end of one, and the road seems short. So what a
-// commit takes is looked at by itself, see pipeline. For its sake there are three lanes at
+// Where commits are slow, many catch the end of one, and the overhead seems short. So some
+// commits are timed by themselves, see pipeline. For their sake there are three lanes at
 // the most: a batch that is written to the disk, one that is to be written next, and one
 // that is worked on. More that waited for the same write could have been one batch.
 //
@@ -49,16 +48,16 @@ type lanes struct {
 	open    []time.Time
 	started time.Time // when the last of them was opened
 
-	work time.Duration // that the database had with a batch lately, as a rule
-	road time.Duration // what a batch takes beyond that
+	work     time.Duration // that the database had with a batch lately, as a rule
+	overhead time.Duration // what a batch takes beyond that
 
-	alone   bool // the batch that was last to start has the road to itself
-	crowded int  // how many batches there were since one had
+	unshared bool // the batch that was last to start met no other, except slow ones
+	crowded  int  // how many batches there were since such a one
 
-	last  [32]time.Duration // what the last batches took for the road
+	last  [32]time.Duration // the overhead of the last batches
 	count int               // how many there were
 
-	commits [5]time.Duration // what the last commits took that were looked at
+	commits [5]time.Duration // what the last commits took that were timed
 	seen    int              // how many were
 	commit  time.Duration    // what one takes, as a rule
 
@@ -70,12 +69,12 @@ const (
 	// slowBatch is the least time after which a batch counts as slow. Most take a few
 	// milliseconds.
 	slowBatch = 10 * time.Millisecond
-	// shortRoad is a road that is none: the switch to a process on the same machine, a
-	// commit on its disk, and the switch back, while others have the processors. No lane
-	// is gained by that.
-	shortRoad = 500 * time.Microsecond
-	// mostForCommits is how many lanes are wanted because commits are slow. (As many as for a
-	// road of that length took a third more of the database's processor, and gained nothing
+	// localOverhead is so much overhead that it counts as none: the switch to a process on
+	// the same machine, a commit on its disk, and the switch back, while others have the
+	// processors. No lane is gained by that.
+	localOverhead = 500 * time.Microsecond
+	// mostForCommits is how many lanes are wanted because commits are slow. (As many as for an
+	// overhead of that length took a third more of the database's processor, and gained nothing
 	// with 8 clients.)
 	mostForCommits = 3
 	// mostCrowded is how many batches go beside others before one goes alone. That
@@ -89,9 +88,9 @@ func (l *lanes) wanted() int {
 		return 1
 	}
 	during := func(idle time.Duration) int {
-		return 1 + int(float64(max(idle-shortRoad, 0))/float64(l.work)+0.8)
+		return 1 + int(float64(max(idle-localOverhead, 0))/float64(l.work)+0.8)
 	}
-	return max(during(l.road), min(during(l.commit), mostForCommits))
+	return max(during(l.overhead), min(during(l.commit), mostForCommits))
 }
 
 // next is when another lane may be opened, if there is a connection for it.
@@ -102,7 +101,7 @@ func (l *lanes) next(now time.Time) time.Time {
 		return now
 	case inTime < wanted:
 		// Or as soon as all are slow, if that is before.
-		apart := l.started.Add((l.road + l.work) / time.Duration(wanted))
+		apart := l.started.Add((l.overhead + l.work) / time.Duration(wanted))
 		return now.Add(min(apart.Sub(now), last.Sub(now)))
 	default:
 		return first
@@ -116,7 +115,7 @@ func (l *lanes) enter(now time.Time) (due time.Time, opened bool) {
 		return time.Time{}, false
 	}
 	inTime, _, _ := l.inTime(now)
-	l.alone = inTime == 0
+	l.unshared = inTime == 0
 	l.started = now
 	due = now.Add(l.slow())
 	l.open = append(l.open, due)
@@ -124,7 +123,7 @@ func (l *lanes) enter(now time.Time) (due time.Time, opened bool) {
 }
 
 // slow is how long a batch may take before it counts as slow.
-func (l *lanes) slow() time.Duration { return max(2*(l.road+l.work), slowBatch) }
+func (l *lanes) slow() time.Duration { return max(2*(l.overhead+l.work), slowBatch) }
 
 // leave closes a lane.
 func (l *lanes) leave(due time.Time) {
@@ -154,25 +153,25 @@ func (l *lanes) inTime(now time.Time) (n int, first, last time.Time) {
 // note learns from a batch. Work that was held up counts as twice the usual.
 func (l *lanes) note(trip, work time.Duration) {
 	work = max(min(work, trip), time.Microsecond) // the database's clock may be set meanwhile
-	road := max(trip-work, 0)
+	overhead := max(trip-work, 0)
 	if l.work == 0 {
 		l.work = work
 	}
 	l.work += (min(work, 2*l.work) - l.work) / 8
-	l.last[l.count%len(l.last)] = road
+	l.last[l.count%len(l.last)] = overhead
 	l.count++
 	switch {
-	case l.road == 0, l.alone && road < l.road, l.alone && l.crowded >= mostCrowded:
-		l.road = road
-	case l.alone:
-		l.road += (road - l.road) / 16
-	case road < l.road && l.count >= len(l.last):
+	case l.overhead == 0, l.unshared && overhead < l.overhead, l.unshared && l.crowded >= mostCrowded:
+		l.overhead = overhead
+	case l.unshared:
+		l.overhead += (overhead - l.overhead) / 16
+	case overhead < l.overhead && l.count >= len(l.last):
 		last := l.last
 		slices.Sort(last[:])
-		l.road = min(l.road, last[len(last)/8])
+		l.overhead = min(l.overhead, last[len(last)/8])
 	}
 	l.crowded++
-	if l.alone {
+	if l.unshared {
 		l.crowded = 0
 	}
 }
@@ -218,12 +217,12 @@ const (
 // joins reports whether a batch may join those of a pipeline.
 //
 // Those on a connection wait for each other's commits. That costs next to nothing as long as
-// most of what a batch takes is the road. (A commit is part of that, as a batch sees it.)
-// Where commits are more than two thirds of it, as with a disk or a standby that is slow,
-// each batch has a connection of its own, and they are committed together. Nor does a batch
-// join where one is slow, or was lately, or many are ahead.
+// commits are not most of the overhead. Where they are more than two thirds of it, as with a
+// disk or a standby that is slow, each batch has a connection of its own, and they are
+// committed together. Nor does a batch join where one is slow, or was lately, or many are
+// ahead.
 func (l *lanes) joins(c load, now time.Time) bool {
-	return 3*l.commit <= 2*l.road && c.batches <= mostAhead && c.free.Sub(now) <= mostAhead*l.work &&
+	return 3*l.commit <= 2*l.overhead && c.batches <= mostAhead && c.free.Sub(now) <= mostAhead*l.work &&
 		now.Sub(c.heard) < l.slow() && now.Sub(c.began) < pipelineTime && now.After(l.wary)
 }
 

@@ -67,7 +67,7 @@ const (
 func (s *farDatabase) group(most, fixed int) *group {
 	g := &group{db: &DB{shares: newShares(defaultConns)}, lanes: lanes{most: most}}
 	if fixed > 0 {
-		g.lanes = lanes{most: fixed, work: 1, road: time.Hour}
+		g.lanes = lanes{most: fixed, work: 1, overhead: time.Hour}
 	}
 	g.run = func(_ context.Context, most int) {
 		batch := g.take(most)
@@ -86,7 +86,7 @@ func (s *farDatabase) group(most, fixed int) *group {
 		}
 		worked := time.Now()
 		s.commit()
-		if fixed == 0 && g.looks.Add(1)%commitsLookedAt == 1 {
+		if fixed == 0 && g.commitSamples.Add(1)%sampleEvery == 1 {
 			g.mu.Lock()
 			g.lanes.committed(time.Since(worked))
 			g.mu.Unlock()
@@ -183,7 +183,7 @@ func TestLanesFollowTheRoad(t *testing.T) {
 				g := db.group(most, 0)
 				slices := rates(g, test.clients, moments(8, apart)...)[3:]
 				g.mu.Lock() // a lane may not have ended
-				t.Logf("%.0f a second, road %v work %v, best %.0f with %d lanes, %d wanted", slices, g.lanes.road, g.lanes.work, best, lanes, g.lanes.wanted())
+				t.Logf("%.0f a second, overhead %v work %v, best %.0f with %d lanes, %d wanted", slices, g.lanes.overhead, g.lanes.work, best, lanes, g.lanes.wanted())
 				g.mu.Unlock()
 				sum := 0.0
 				for i, rate := range slices {
@@ -227,7 +227,7 @@ func TestLanesFollowARoadThatChanges(t *testing.T) {
 }
 
 // Where the database can't keep up, batches wait for the processor. They must not take
-// that for a longer road: more lanes would make them wait longer, up to all there are.
+// that for a longer overhead: more lanes would make them wait longer, up to all there are.
 func TestLanesDoNotFollowAQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -256,12 +256,12 @@ func TestLanesStartOneAfterTheOther(t *testing.T) {
 	}{
 		{"a third of a trip apart", 1400 * time.Microsecond, 13, []int{0, 14, 28}},
 		{"as many as there are connections", 1400 * time.Microsecond, 2, []int{0, 14}},
-		{"no road", trip, 13, []int{0}},
+		{"no overhead", trip, 13, []int{0}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				l := lanes{most: tt.most, work: tt.work, road: trip - tt.work}
+				l := lanes{most: tt.most, work: tt.work, overhead: trip - tt.work}
 				var got []int
 				for i := range int(trip / tenth) {
 					if _, opened := l.enter(time.Now()); opened {
@@ -277,8 +277,8 @@ func TestLanesStartOneAfterTheOther(t *testing.T) {
 	}
 }
 
-// A batch that something delayed is no longer road, and one that was quick by chance no
-// shorter one.
+// A batch that something delayed does not make the overhead longer, and one that was quick by
+// chance does not make it shorter.
 func TestLanesForgetADelay(t *testing.T) {
 	t.Parallel()
 	const usual, work = 1500 * time.Microsecond, 250 * time.Microsecond
@@ -289,7 +289,7 @@ func TestLanesForgetADelay(t *testing.T) {
 		l.leave(due)
 	}
 	crowded := func(trip time.Duration) {
-		l.alone = false
+		l.unshared = false
 		l.note(trip, work)
 	}
 	const want = 5
@@ -309,33 +309,33 @@ func TestLanesForgetADelay(t *testing.T) {
 	l.crowded = mostCrowded
 	alone(work)
 	if got := l.wanted(); got != 1 {
-		t.Errorf("%d lanes where the road is gone, want 1", got)
+		t.Errorf("%d lanes where the overhead is gone, want 1", got)
 	}
 }
 
 // Another service's batches are waited for, too, by those that go alone as well. That is no
-// road: some batches meet none of them.
+// overhead: some batches meet none of them.
 func TestLanesDoNotFollowAnotherService(t *testing.T) {
 	t.Parallel()
 	const work = 500 * time.Microsecond
 	l := lanes{most: 13}
-	batch := func(alone bool, road time.Duration) {
+	batch := func(unshared bool, overhead time.Duration) {
 		due, _ := l.enter(time.Now())
-		l.alone = alone
-		l.note(road+work, work)
+		l.unshared = unshared
+		l.note(overhead+work, work)
 		l.leave(due)
 	}
 	for range 2 {
 		l.crowded = mostCrowded
 		for i := range 4 * len(l.last) {
-			road := 10 * time.Millisecond
+			overhead := 10 * time.Millisecond
 			if i%7 == 6 {
-				road = shortRoad
+				overhead = localOverhead
 			}
-			batch(i == 0, road)
+			batch(i == 0, overhead)
 		}
 		if got := l.wanted(); got != 1 {
-			t.Errorf("%d lanes where one batch in seven shows that the road is short, want 1", got)
+			t.Errorf("%d lanes where one batch in seven shows that the overhead is short, want 1", got)
 		}
 	}
 	for range 2 * len(l.last) {
@@ -344,7 +344,7 @@ func TestLanesDoNotFollowAnotherService(t *testing.T) {
 	l.crowded = mostCrowded
 	batch(true, 10*time.Millisecond)
 	if got, want := l.wanted(), 20; got != want {
-		t.Errorf("%d lanes after the road got long for all, want %d", got, want)
+		t.Errorf("%d lanes after the overhead got long for all, want %d", got, want)
 	}
 }
 
@@ -475,9 +475,9 @@ func TestSlowBatchesArePassed(t *testing.T) {
 func TestTheNextLaneMayBeOpenedEarlierThanItWasKnown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const work, road = 10 * time.Millisecond, 6 * time.Millisecond
-		const apart = (work + road) / 2 // of the two that are wanted
-		g := &group{db: &DB{shares: newShares(defaultConns)}, lanes: lanes{most: 12, work: work, road: road}}
+		const work, overhead = 10 * time.Millisecond, 6 * time.Millisecond
+		const apart = (work + overhead) / 2 // of the two that are wanted
+		g := &group{db: &DB{shares: newShares(defaultConns)}, lanes: lanes{most: 12, work: work, overhead: overhead}}
 		start := time.Now()
 		ends := []time.Duration{apart + 2*time.Millisecond, 10 * time.Second, 10 * time.Second} // the second is stuck
 		var mu sync.Mutex
@@ -504,7 +504,7 @@ func TestTheNextLaneMayBeOpenedEarlierThanItWasKnown(t *testing.T) {
 	})
 }
 
-// The database's clock may be set forward during a batch, and the road long once: what
+// The database's clock may be set forward during a batch, and the overhead long once: what
 // waited for a lane that counts as slow long after does not keep later ones from being
 // passed in time.
 func TestALongBatchDoesNotHoldLaterOnesUp(t *testing.T) {
@@ -558,14 +558,14 @@ func TestALongBatchDoesNotHoldLaterOnesUp(t *testing.T) {
 func TestWhoWaitsGetsOneLane(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const road = 30 * time.Millisecond
-		g := &group{db: &DB{shares: newShares(defaultConns)}, lanes: lanes{most: 12, work: 200 * time.Microsecond, road: road}}
+		const overhead = 30 * time.Millisecond
+		g := &group{db: &DB{shares: newShares(defaultConns)}, lanes: lanes{most: 12, work: 200 * time.Microsecond, overhead: overhead}}
 		var connections atomic.Int64
 		g.run = func(_ context.Context, most int) {
 			connections.Add(1)
-			time.Sleep(road) // to connect, or to see whether a connection is alive
+			time.Sleep(overhead) // to connect, or to see whether a connection is alive
 			batch := g.take(most)
-			time.Sleep(road)
+			time.Sleep(overhead)
 			tell(batch, verdict{})
 		}
 		var clients sync.WaitGroup
@@ -607,7 +607,7 @@ func TestWhenTheNextLaneMayBeOpened(t *testing.T) {
 		return times
 	}
 	// Three lanes are wanted, four milliseconds apart.
-	const work, road = 4 * time.Millisecond, 8 * time.Millisecond
+	const work, overhead = 4 * time.Millisecond, 8 * time.Millisecond
 	for name, c := range map[string]struct {
 		open []time.Time
 		want time.Duration
@@ -621,7 +621,7 @@ func TestWhenTheNextLaneMayBeOpened(t *testing.T) {
 		"as many as are wanted are open":             {after(30, 40, 50), 30 * time.Millisecond},
 		"the one that was opened last is slow first": {after(30, 40, 20), 20 * time.Millisecond},
 	} {
-		l := lanes{open: c.open, started: now, work: work, road: road}
+		l := lanes{open: c.open, started: now, work: work, overhead: overhead}
 		if got := l.next(now).Sub(now).Truncate(time.Millisecond); got != c.want {
 			t.Errorf("%s: the next lane may be opened after %v, want %v", name, got, c.want)
 		}
@@ -636,7 +636,7 @@ func TestNobodyWaitsWithoutALane(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 0))
 			upTo := func(d time.Duration) time.Duration { return time.Duration(random.Int64N(int64(d) + 1)) }
-			road, work, connect := upTo(20*time.Millisecond), upTo(2*time.Millisecond), upTo(60*time.Millisecond)
+			overhead, work, connect := upTo(20*time.Millisecond), upTo(2*time.Millisecond), upTo(60*time.Millisecond)
 			g := &group{db: &DB{shares: newShares(defaultConns)}, lanes: lanes{most: 1 + random.IntN(6)}}
 			principals := []string{""}
 			if seed%4 == 0 {
@@ -663,7 +663,7 @@ func TestNobodyWaitsWithoutALane(t *testing.T) {
 				if len(batch) == 0 {
 					return
 				}
-				took, worked := pick(2*road), pick(2*work)
+				took, worked := pick(2*overhead), pick(2*work)
 				time.Sleep(took + worked)
 				g.took(took+worked, worked)
 				tell(batch, verdict{})
@@ -722,25 +722,25 @@ func TestNobodyWaitsWithoutALane(t *testing.T) {
 func TestWhichPipelineABatchJoins(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	const work, road = time.Millisecond, 5 * time.Millisecond
+	const work, overhead = time.Millisecond, 5 * time.Millisecond
 	for name, c := range map[string]struct {
 		load load
 		// commit is what one takes; a negative one held others up.
 		commit time.Duration
 		want   bool
 	}{
-		"one held others up lately":             {load{free: now, began: now, heard: now}, -1, false},
-		"the database is done with it in time":  {load{free: now, began: now, heard: now}, 0, true},
-		"a few batches are ahead":               {load{free: now.Add(4 * work), began: now, heard: now}, work, true},
-		"more than that":                        {load{free: now.Add(4*work + 1), began: now, heard: now}, work, false},
-		"as many are ahead as may be":           {load{batches: 4, free: now, began: now, heard: now}, 0, true},
-		"one more is":                           {load{batches: 5, free: now, began: now, heard: now}, 0, false},
-		"commits take two thirds of the road":   {load{free: now, began: now, heard: now}, road * 2 / 3, true},
-		"the road is commits":                   {load{free: now, began: now, heard: now}, road*2/3 + 1, false},
-		"the last answer is long ago":           {load{free: now, began: now.Add(-time.Second / 2), heard: now.Add(-2 * (road + work))}, 0, false},
-		"the pool has to have its turn with it": {load{free: now, began: now.Add(-pipelineTime), heard: now}, 0, false},
+		"one held others up lately":               {load{free: now, began: now, heard: now}, -1, false},
+		"the database is done with it in time":    {load{free: now, began: now, heard: now}, 0, true},
+		"a few batches are ahead":                 {load{free: now.Add(4 * work), began: now, heard: now}, work, true},
+		"more than that":                          {load{free: now.Add(4*work + 1), began: now, heard: now}, work, false},
+		"as many are ahead as may be":             {load{batches: 4, free: now, began: now, heard: now}, 0, true},
+		"one more is":                             {load{batches: 5, free: now, began: now, heard: now}, 0, false},
+		"commits take two thirds of the overhead": {load{free: now, began: now, heard: now}, overhead * 2 / 3, true},
+		"the overhead is commits":                 {load{free: now, began: now, heard: now}, overhead*2/3 + 1, false},
+		"the last answer is long ago":             {load{free: now, began: now.Add(-time.Second / 2), heard: now.Add(-2 * (overhead + work))}, 0, false},
+		"the pool has to have its turn with it":   {load{free: now, began: now.Add(-pipelineTime), heard: now}, 0, false},
 	} {
-		l := lanes{work: work, road: road, commit: max(c.commit, 0)}
+		l := lanes{work: work, overhead: overhead, commit: max(c.commit, 0)}
 		if c.commit < 0 {
 			l.answered(new(load), now.Add(-heldUp-1), now)
 		}
@@ -754,7 +754,7 @@ func TestWhichPipelineABatchJoins(t *testing.T) {
 func TestWhoeverHoldsOthersUpIsNoticed(t *testing.T) {
 	t.Parallel()
 	const work, commit = 300 * time.Microsecond, 2 * time.Millisecond
-	l := lanes{work: work, road: 5 * time.Millisecond, commit: commit}
+	l := lanes{work: work, overhead: 5 * time.Millisecond, commit: commit}
 	now := time.Now()
 	c := load{}
 	first := now
@@ -777,12 +777,12 @@ func TestWhoeverHoldsOthersUpIsNoticed(t *testing.T) {
 }
 
 // Where commits are slow, three batches are under way, though those that share one with
-// others show a short road.
+// others show a short overhead.
 func TestCommitsAreLearnt(t *testing.T) {
 	t.Parallel()
 	const work, commit = 500 * time.Microsecond, 2 * time.Millisecond
 	const quick = 100 * time.Microsecond
-	l := lanes{work: work, road: work}
+	l := lanes{work: work, overhead: work}
 	for i, c := range []struct{ took, want time.Duration }{
 		{commit, commit}, {quick, quick}, {quick, quick}, // the first ones may be anything
 		{time.Hour, quick}, {quick, quick}, {time.Hour, quick},
@@ -796,11 +796,11 @@ func TestCommitsAreLearnt(t *testing.T) {
 	if got := l.wanted(); got != 3 {
 		t.Errorf("%d lanes where commits are slow, want 3", got)
 	}
-	l.road = 5 * time.Millisecond
+	l.overhead = 5 * time.Millisecond
 	if got := l.wanted(); got != 10 {
-		t.Errorf("%d lanes where commits are slow and the road is long, want the 10 for the road", got)
+		t.Errorf("%d lanes where commits are slow and the overhead is long, want the 10 for the overhead", got)
 	}
-	l.road = work
+	l.overhead = work
 	for range 3 {
 		l.committed(quick)
 	}

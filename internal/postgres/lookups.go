@@ -6,10 +6,10 @@ import (
 	"plantstore/internal/auth"
 )
 
-// A lane looks tokens up, one statement at a time: those that wait when it ends
+// A lookupQueue looks tokens up, one statement at a time: those that wait when it ends
 // make up the next. So whatever comes takes one connection, and nobody gets an
 // answer that was read before they asked.
-type lane struct {
+type lookupQueue struct {
 	// read reads tokens from the database. It has a time limit of its own.
 	read func([]auth.Digest) (map[auth.Digest]auth.Token, error)
 
@@ -23,7 +23,7 @@ type lane struct {
 // A lookup is shared by all who ask for one token while it waits for its turn.
 type lookup struct {
 	digest auth.Digest
-	askers int // guarded by the lane's mutex
+	askers int // guarded by the queue's mutex
 	// Once done is closed, err tells whether the database was asked, and found
 	// whether it has the token.
 	done  chan struct{}
@@ -36,48 +36,48 @@ type lookup struct {
 const maxLookups = 1024
 
 // ask begins a look-up, or joins one that waits.
-func (l *lane) ask(digest auth.Digest) *lookup {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	asked, ok := l.joined[digest]
+func (q *lookupQueue) ask(digest auth.Digest) *lookup {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	asked, ok := q.joined[digest]
 	if !ok {
 		asked = &lookup{digest: digest, done: make(chan struct{})}
-		l.waiting = append(l.waiting, asked)
-		if l.joined == nil {
-			l.joined = make(map[auth.Digest]*lookup)
+		q.waiting = append(q.waiting, asked)
+		if q.joined == nil {
+			q.joined = make(map[auth.Digest]*lookup)
 		}
-		l.joined[digest] = asked
+		q.joined[digest] = asked
 	}
 	asked.askers++
-	l.start()
+	q.start()
 	return asked
 }
 
 // leave takes one asker out. A look-up that nobody waits for is not made.
-func (l *lane) leave(asked *lookup) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (q *lookupQueue) leave(asked *lookup) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	asked.askers--
 }
 
-// nudge makes the lane read soon, whether somebody waits or not.
-func (l *lane) nudge() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.nudged = true
-	l.start()
+// nudge makes the queue read soon, whether somebody waits or not.
+func (q *lookupQueue) nudge() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.nudged = true
+	q.start()
 }
 
-func (l *lane) start() {
-	if !l.running {
-		l.running = true
-		go l.run()
+func (q *lookupQueue) start() {
+	if !q.running {
+		q.running = true
+		go q.run()
 	}
 }
 
-func (l *lane) run() {
+func (q *lookupQueue) run() {
 	for {
-		batch, ok := l.next()
+		batch, ok := q.next()
 		if !ok {
 			return
 		}
@@ -85,7 +85,7 @@ func (l *lane) run() {
 		for i, asked := range batch {
 			digests[i] = asked.digest
 		}
-		tokens, err := l.read(digests)
+		tokens, err := q.read(digests)
 		for _, asked := range batch {
 			asked.token, asked.found = tokens[asked.digest]
 			asked.err = err
@@ -95,23 +95,23 @@ func (l *lane) run() {
 }
 
 // next takes the look-ups of the next statement. If there is nothing to do, the
-// lane does not run any more.
-func (l *lane) next() (batch []*lookup, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// queue does not run any more.
+func (q *lookupQueue) next() (batch []*lookup, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	taken := 0
-	for _, asked := range l.waiting {
+	for _, asked := range q.waiting {
 		if len(batch) == maxLookups {
 			break
 		}
 		taken++
-		delete(l.joined, asked.digest)
+		delete(q.joined, asked.digest)
 		if asked.askers > 0 {
 			batch = append(batch, asked)
 		}
 	}
-	l.waiting = append([]*lookup(nil), l.waiting[taken:]...)
-	l.running = len(batch) > 0 || l.nudged
-	l.nudged = false
-	return batch, l.running
+	q.waiting = append([]*lookup(nil), q.waiting[taken:]...)
+	q.running = len(batch) > 0 || q.nudged
+	q.nudged = false
+	return batch, q.running
 }

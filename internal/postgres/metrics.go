@@ -18,14 +18,14 @@ import (
 // metrics are what deletions and look-ups of tokens show of themselves. Each value of a
 // label is there from the start, so that the first of its kind is a rise.
 type metrics struct {
-	failed  *prometheus.CounterVec
-	faults  *prometheus.CounterVec
-	opened  prometheus.Counter
-	batches prometheus.Histogram
-	inLine  prometheus.Histogram
-	roads   prometheus.Histogram
-	locks   prometheus.Histogram
-	lookups *prometheus.CounterVec
+	failed    *prometheus.CounterVec
+	faults    *prometheus.CounterVec
+	opened    prometheus.Counter
+	batches   prometheus.Histogram
+	inLine    prometheus.Histogram
+	overheads prometheus.Histogram
+	locks     prometheus.Histogram
+	lookups   *prometheus.CounterVec
 	// ledger is what was last read of the ledger; nil before.
 	ledger atomic.Pointer[ledgerSize]
 }
@@ -50,11 +50,11 @@ func newMetrics() *metrics {
 			"reason", failedLost, failedUnreachable, failedLocked, failedSlow, failedTogether, failedBusy),
 		faults: counters("plantstore_database_faults_total", "Connections to the database that could not be had, or were lost in use.",
 			"kind", faultConnect, faultLost),
-		opened:  counter("plantstore_pool_opened_connections_total", "Connections to the database that were opened."),
-		batches: histogram("plantstore_batch_deletions", "Deletions that were committed together.", 1, 2, 7),
-		inLine:  histogram("plantstore_connection_wait_seconds", "Time that a deletion waited for a connection or for its batch to begin.", .0001, 3, 15),
-		roads:   histogram("plantstore_commit_wait_seconds", "Time that a batch took beyond the database's work on it: the network, the batches ahead of it on its connection, the commit to disk, and the synchronous standby.", .0001, 3, 15),
-		locks:   histogram("plantstore_lock_wait_seconds", "Time that a deletion took from where it met a lock of somebody else's.", .001, 3, 13),
+		opened:    counter("plantstore_pool_opened_connections_total", "Connections to the database that were opened."),
+		batches:   histogram("plantstore_batch_deletions", "Deletions that were committed together.", 1, 2, 7),
+		inLine:    histogram("plantstore_connection_wait_seconds", "Time that a deletion waited for a connection or for its batch to begin.", .0001, 3, 15),
+		overheads: histogram("plantstore_commit_wait_seconds", "Time that a batch took beyond the database's work on it: the network, the batches ahead of it on its connection, the commit to disk, and the synchronous standby.", .0001, 3, 15),
+		locks:     histogram("plantstore_lock_wait_seconds", "Time that a deletion took from where it met a lock of somebody else's.", .001, 3, 13),
 		lookups: counters("plantstore_token_lookups_total", "Tokens that were asked for: known from the cache, found in the database, unknown there, or not to be looked up.",
 			"result", lookupCached, lookupFound, lookupUnknown, lookupFailed),
 	}
@@ -117,7 +117,7 @@ func (db *DB) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollec
 // Collect implements prometheus.Collector. It asks the database nothing.
 func (db *DB) Collect(ch chan<- prometheus.Metric) {
 	m := db.metrics
-	for _, c := range []prometheus.Collector{m.failed, m.faults, m.opened, m.batches, m.inLine, m.roads, m.locks, m.lookups} {
+	for _, c := range []prometheus.Collector{m.failed, m.faults, m.opened, m.batches, m.inLine, m.overheads, m.locks, m.lookups} {
 		c.Collect(ch)
 	}
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
@@ -186,11 +186,11 @@ const tellEvery = 10 * time.Second
 type faults struct {
 	log *slog.Logger
 
-	mu    sync.Mutex
-	tales map[string]*tale // by kind
+	mu        sync.Mutex
+	throttles map[string]*throttle // by kind
 }
 
-type tale struct {
+type throttle struct {
 	told time.Time
 	more int // faults since
 }
@@ -207,13 +207,13 @@ func (db *DB) noteFault(kind string, err error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	t := f.tales[kind]
+	t := f.throttles[kind]
 	if t == nil {
-		t = new(tale)
-		if f.tales == nil {
-			f.tales = make(map[string]*tale)
+		t = new(throttle)
+		if f.throttles == nil {
+			f.throttles = make(map[string]*throttle)
 		}
-		f.tales[kind] = t
+		f.throttles[kind] = t
 	}
 	if time.Since(t.told) < tellEvery {
 		t.more++

@@ -68,7 +68,7 @@ func TestBucketsOfWaitsReachAnyTimeout(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewPedanticRegistry()
 	m := newMetrics()
-	registry.MustRegister(m.inLine, m.roads, m.locks)
+	registry.MustRegister(m.inLine, m.overheads, m.locks)
 	families, err := registry.Gather()
 	if err != nil || len(families) != 3 {
 		t.Fatalf("%d histograms, %v; want 3", len(families), err)

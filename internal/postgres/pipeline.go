@@ -80,7 +80,7 @@ func (p *pipeline) run(ctx context.Context, statements []statement) (tags []pgco
 		return single{conn}.run(ctx, statements)
 	}
 	sent := time.Now()
-	ahead, answered, looks, err := p.send(conn, statements)
+	ahead, answered, sampled, err := p.send(conn, statements)
 	if err != nil {
 		return nil, err
 	}
@@ -100,20 +100,21 @@ func (p *pipeline) run(ctx context.Context, statements []statement) (tags []pgco
 	}
 	tags, proved, ended, err := p.receive(statements)
 	commit := time.Duration(0)
-	if looks && err == nil {
+	if sampled && err == nil {
 		commit = time.Since(proved)
 	}
 	p.group.heard(p, sent, commit)
 	return tags, err
 }
 
-// commitsLookedAt: of so many batches one has its commit looked at. It costs the server
-// another message, and us another look.
-const commitsLookedAt = 8
+// sampleEvery: of so many batches one has its commit timed. It costs the server another
+// message, and us another look.
+const sampleEvery = 8
 
 // send sends a batch. Its answer may be read when ahead is closed. Then answered has to be
-// closed, for the next one. With looks, what comes before the commit is answered before it.
-func (p *pipeline) send(conn *pgx.Conn, statements []statement) (ahead <-chan struct{}, answered chan<- struct{}, looks bool, err error) {
+// closed, for the next one. A batch that is sampled has its commit answered apart from the
+// rest, so that it can be timed.
+func (p *pipeline) send(conn *pgx.Conn, statements []statement) (ahead <-chan struct{}, answered chan<- struct{}, sampled bool, err error) {
 	p.sending.Lock()
 	defer p.sending.Unlock()
 	if p.broken.Load() {
@@ -143,7 +144,7 @@ func (p *pipeline) send(conn *pgx.Conn, statements []statement) (ahead <-chan st
 		messages.SendBind(&bind)
 		messages.SendExecute(&pgproto3.Execute{})
 	}
-	if looks = p.group.looks.Add(1)%commitsLookedAt == 1; looks {
+	if sampled = p.group.commitSamples.Add(1)%sampleEvery == 1; sampled {
 		messages.Send(&pgproto3.Flush{})
 	}
 	messages.SendSync(&pgproto3.Sync{})
@@ -156,7 +157,7 @@ func (p *pipeline) send(conn *pgx.Conn, statements []statement) (ahead <-chan st
 	sent = true
 	next := make(chan struct{})
 	ahead, p.last = p.last, next
-	return ahead, next, looks, nil
+	return ahead, next, sampled, nil
 }
 
 // receive reads the answer to some statements: proved is when that to the last of them came,

@@ -256,7 +256,7 @@ func TestEveryFaultOnAPipeline(t *testing.T) {
 			s.exec(t, `INSERT INTO plants (id, name) SELECT i, 'fern' FROM unnest($1::bigint[]) i WHERE i <> $2`, ids, ids[missing])
 			s.exec(t, `INSERT INTO items VALUES ($1)`, ids[referred])
 			// The first batch has its commit looked at, each time, and no other.
-			s.plants.group.looks.Store(0)
+			s.plants.group.commitSamples.Store(0)
 			s.plants.group.lanes.commit = time.Hour
 			p := s.pipelineOn(t)
 			p.join(batches)
@@ -423,7 +423,7 @@ func TestARefusedBatchLeavesOnce(t *testing.T) {
 	}
 	m := &member{deletion: deletion(1, "k"), verdict: make(chan verdict, 1)}
 	g.waiting = append(g.waiting, m)
-	g.lanes.work, g.lanes.road = time.Millisecond, time.Hour
+	g.lanes.work, g.lanes.overhead = time.Millisecond, time.Hour
 	p.load.began, p.load.heard = time.Now().Add(time.Hour), time.Now().Add(time.Hour)
 	g.run(t.Context(), maxBatch)
 	if v := <-m.verdict; v.next != again {
@@ -541,7 +541,7 @@ func TestPipelinesEndWhereConnectionsAreWaitedFor(t *testing.T) {
 	p := s.pipelineOn(t)
 	defer p.leave()
 	p.join(1)
-	p.group.lanes.work, p.group.lanes.road = time.Millisecond, time.Millisecond
+	p.group.lanes.work, p.group.lanes.overhead = time.Millisecond, time.Millisecond
 	p.load.began, p.load.heard = time.Now().Add(time.Hour), time.Now().Add(time.Hour)
 	s.shares.waiting[together].Add(1)
 	if got := p.group.joined(); got != nil {
@@ -576,7 +576,7 @@ func testSlowCommit(t *testing.T, then string) {
 	g := s.plants.group
 	p := s.pipelineOn(t)
 	p.join(1)
-	g.lanes.work, g.lanes.road = time.Millisecond, time.Second // so it does not count as slow yet
+	g.lanes.work, g.lanes.overhead = time.Millisecond, time.Second // so it does not count as slow yet
 	g.mu.Lock()
 	g.lanes.sends(&p.load, time.Now())
 	g.mu.Unlock()
@@ -626,7 +626,7 @@ func TestCommitsThatGetSlowAreNoticed(t *testing.T) {
 			}
 		}
 	}
-	for id := range int64(5 * commitsLookedAt) {
+	for id := range int64(5 * sampleEvery) {
 		remove(id + 1)
 	}
 	if g.lanes.commit == 0 {
@@ -733,7 +733,7 @@ func TestBatchesShareAConnection(t *testing.T) {
 	s := newStore(t)
 	g := s.plants.group
 	const work = time.Millisecond
-	g.lanes.work, g.lanes.road = work, time.Hour
+	g.lanes.work, g.lanes.overhead = work, time.Hour
 	first, err := g.board(in(t, patience))
 	if err != nil {
 		t.Fatal(err)

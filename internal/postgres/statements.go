@@ -87,8 +87,8 @@ func proves(ids []int64, principals, keys []string, work *time.Duration) stateme
 	}}
 }
 
-// pinned returns a pipeline, one implicit transaction, whose names mean what they
-// say.
+// pinned returns a queue of statements, one implicit transaction, whose names mean what
+// they say.
 //
 // Plans are kept for the life of a connection. One that was made while a table was
 // empty would scan all of it each time, until the next ANALYZE, so scans are off
@@ -98,9 +98,9 @@ func proves(ids []int64, principals, keys []string, work *time.Duration) stateme
 // URL has default_query_exec_mode=exec, a moment comes as text, which the driver reads in
 // one form only.
 func pinned() *pgx.Batch {
-	pipeline := new(pgx.Batch)
-	pipeline.Queue(pins)
-	return pipeline
+	queue := new(pgx.Batch)
+	queue.Queue(pins)
+	return queue
 }
 
 const pins = `SELECT pg_catalog.set_config('search_path', 'pg_catalog', true),
@@ -132,14 +132,14 @@ func queryRow(ctx context.Context, db sender, dest []any, sql string, args ...an
 // queryRows runs a statement in a pinned transaction of its own and calls row for each
 // row.
 func queryRows(ctx context.Context, db sender, row func(scan func(dest ...any) error) error, sql string, args ...any) error {
-	pipeline := pinned()
-	pipeline.Queue(sql, args...)
-	return readSecond(ctx, db, pipeline, row)
+	queue := pinned()
+	queue.Queue(sql, args...)
+	return readSecond(ctx, db, queue, row)
 }
 
-// readSecond runs a pipeline of two statements, of which the second has rows.
-func readSecond(ctx context.Context, db sender, pipeline *pgx.Batch, row func(scan func(dest ...any) error) error) error {
-	results := db.SendBatch(ctx, pipeline)
+// readSecond runs a queue of two statements, of which the second has rows.
+func readSecond(ctx context.Context, db sender, queue *pgx.Batch, row func(scan func(dest ...any) error) error) error {
+	results := db.SendBatch(ctx, queue)
 	_, err := results.Exec()
 	if err == nil {
 		_, err = readResult(results, statement{row: row})
@@ -153,9 +153,9 @@ func readSecond(ctx context.Context, db sender, pipeline *pgx.Batch, row func(sc
 
 // exec runs a statement in a pinned transaction of its own.
 func exec(ctx context.Context, db sender, sql string, args ...any) error {
-	pipeline := pinned()
-	pipeline.Queue(sql, args...)
-	return db.SendBatch(ctx, pipeline).Close()
+	queue := pinned()
+	queue.Queue(sql, args...)
+	return db.SendBatch(ctx, queue).Close()
 }
 
 // A turn is a deletion under the number that its attempts have until it is refused.
@@ -188,11 +188,11 @@ type runner interface {
 type single struct{ *pgx.Conn }
 
 func (s single) run(ctx context.Context, statements []statement) (tags []pgconn.CommandTag, err error) {
-	var pipeline pgx.Batch
+	var queue pgx.Batch
 	for _, st := range statements {
-		pipeline.Queue(st.sql, st.args...)
+		queue.Queue(st.sql, st.args...)
 	}
-	results := s.SendBatch(ctx, &pipeline)
+	results := s.SendBatch(ctx, &queue)
 	for _, st := range statements {
 		var tag pgconn.CommandTag
 		if tag, err = readResult(results, st); err != nil {
@@ -329,7 +329,7 @@ func noteWarning(conn *pgconn.PgConn, n *pgconn.Notice) {
 	}
 }
 
-// commit reads a pipeline to its end: only then its commit is known. It returns
+// commit reads all results: only then is the commit's outcome known. It returns
 // errCutShort when a warning came with the commit; a deferred trigger of the
 // store's may have raised it, and then asking the ledger will tell.
 func commit(conn *pgx.Conn, results pgx.BatchResults) error {
@@ -431,9 +431,9 @@ func readHistories(ctx context.Context, conn *pgx.Conn, deletions []plant.Deleti
 	//
 	// OFFSET 0 hides the length of the arrays from the planner, see deletePlants. (unnest of
 	// several arrays is grammar: no search path finds another.)
-	pipeline := new(pgx.Batch)
-	pipeline.Queue(pins+`, pg_catalog.set_config('statement_timeout', $1::pg_catalog.text, true)`, milliseconds(limit))
-	pipeline.Queue(`
+	queue := new(pgx.Batch)
+	queue.Queue(pins+`, pg_catalog.set_config('statement_timeout', $1::pg_catalog.text, true)`, milliseconds(limit))
+	queue.Queue(`
 		SELECT p.there, p.there AND (
 				EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'public.plants'::pg_catalog.regclass AND NOT t.tgisinternal AND t.tgtype & 11 = 11)
 				OR EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = 'public.plants'::pg_catalog.regclass AND r.ev_type = '4' AND r.is_instead)),
@@ -454,7 +454,7 @@ func readHistories(ctx context.Context, conn *pgx.Conn, deletions []plant.Deleti
 			WHERE d.plant_id = a.plant AND d.deleted_by = a.principal AND d.idempotency_key = a.key
 			ORDER BY d.turn DESC LIMIT 1
 		) r ON true ORDER BY a.number`, ids, principals, keys)
-	err = readSecond(ctx, conn, pipeline, func(scan func(...any) error) error {
+	err = readSecond(ctx, conn, queue, func(scan func(...any) error) error {
 		var h history
 		var seconds float64
 		err := scan(&h.exists, &h.kept, &h.replaced, &h.hidden, &h.own, &h.requestID, &h.deletedAt, &h.turn, &h.age, &seconds)
@@ -497,12 +497,12 @@ func refersToPlants(ctx context.Context, conn *pgx.Conn, e *pgconn.PgError) (boo
 // several arrays is grammar: no search path finds another.)
 func refuse(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (refused []bool, err error) {
 	ids, principals, requestIDs, keys := columns(deletions)
-	var pipeline pgx.Batch
-	pipeline.Queue(bounds+`, `+commitDurably, milliseconds(lockTimeout), milliseconds(statementTimeout))
-	pipeline.Queue(`SELECT ARRAY(SELECT public.plantstore_refuse(r.plant, r.principal, r.request_id, r.key) FROM unnest(
+	var queue pgx.Batch
+	queue.Queue(bounds+`, `+commitDurably, milliseconds(lockTimeout), milliseconds(statementTimeout))
+	queue.Queue(`SELECT ARRAY(SELECT public.plantstore_refuse(r.plant, r.principal, r.request_id, r.key) FROM unnest(
 			$1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[], $4::pg_catalog.text[]) r (plant, principal, request_id, key))`,
 		ids, principals, requestIDs, keys)
-	results := conn.SendBatch(ctx, &pipeline)
+	results := conn.SendBatch(ctx, &queue)
 	if _, err = results.Exec(); err == nil {
 		err = results.QueryRow().Scan(&refused)
 	}
@@ -520,8 +520,8 @@ func refuse(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, loc
 // smallest there is, a logical decoding message) and waits for that: the log is
 // replicated in order.
 func settle(ctx context.Context, conn *pgx.Conn) error {
-	var pipeline pgx.Batch
-	pipeline.Queue(`SELECT pg_catalog.set_config('statement_timeout', $1::pg_catalog.text, true), `+commitDurably, milliseconds(budget(ctx, 1)))
-	pipeline.Queue(`SELECT pg_catalog.pg_logical_emit_message(true, 'plantstore', '')`)
-	return commit(conn, conn.SendBatch(ctx, &pipeline))
+	var queue pgx.Batch
+	queue.Queue(`SELECT pg_catalog.set_config('statement_timeout', $1::pg_catalog.text, true), `+commitDurably, milliseconds(attemptTimeout(ctx, 1)))
+	queue.Queue(`SELECT pg_catalog.pg_logical_emit_message(true, 'plantstore', '')`)
+	return commit(conn, conn.SendBatch(ctx, &queue))
 }

@@ -31,7 +31,7 @@ type Tokens struct {
 	cache *lru.Cache[auth.Digest, *cached]
 	// known looks up tokens that were good a moment ago, unknown all others: a
 	// flood of made-up ones has to wait for itself only.
-	known, unknown lane
+	known, unknown lookupQueue
 	used           chan [16]byte // ids of tokens whose last use is to be noted
 }
 
@@ -119,7 +119,7 @@ func (t *Tokens) withDue(asked []auth.Digest) []auth.Digest {
 }
 
 // lookUp has a token read and goes on trying until the deadline.
-func lookUp(ctx context.Context, through *lane, digest auth.Digest) (auth.Token, error) {
+func lookUp(ctx context.Context, through *lookupQueue, digest auth.Digest) (auth.Token, error) {
 	pause := backoff()
 	for {
 		asked := through.ask(digest)

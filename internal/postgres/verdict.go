@@ -23,6 +23,7 @@ const (
 	insufficientPrivilege = "42501"
 	invalidPassword       = "28P01"
 	lockNotAvailable      = "55P03"
+	queryCanceled         = "57014"
 	serializationFailure  = "40001"
 
 	// unrecorded is raised by our own functions in the database: a plant would
@@ -190,7 +191,7 @@ func judgeError(pg *pgconn.PgError) verdict {
 	case "53300", readOnlyTransaction, // too_many_connections
 		"42P05", "26000": // duplicate_prepared_statement, invalid_sql_statement_name: a pooler mixed sessions up
 		return verdict{next: again, err: wrap(plant.ErrUnavailable, pg)}
-	case lockNotAvailable, "57014", serializationFailure, "40P01": // query_canceled, deadlock_detected
+	case lockNotAvailable, queryCanceled, serializationFailure, "40P01": // deadlock_detected
 		return verdict{next: again, err: wrap(plant.ErrBusy, pg)}
 	case "0A000": // feature_not_supported: a rule that does not go together with RETURNING
 		return rule
@@ -279,7 +280,7 @@ func sendOn(v verdict, err error) verdict {
 	switch sqlState(err) {
 	case lockNotAvailable:
 		v.what = locked
-	case "57014": // query_canceled
+	case queryCanceled:
 		v.what = suspected
 	default:
 		v.what = retried
@@ -306,7 +307,7 @@ func onlyRead(err error) verdict {
 // long, it goes on where it holds up its own kind only.
 func onlyLooked(err error) verdict {
 	v := onlyRead(err)
-	if sqlState(err) == "57014" { // query_canceled
+	if sqlState(err) == queryCanceled {
 		v.next, v.what = alone, suspected
 	}
 	return v

@@ -148,7 +148,7 @@ func (l *loader) run(ctx context.Context, q *quota, d time.Duration, rate float6
 func (l *loader) each(ctx context.Context, q *quota) error {
 	const atATime = 16
 	var t tally
-	plan := &plan{quota: q, rate: 1, due: 1} // it is over
+	plan := &plan{quota: q, rate: 1, due: 1} // past its end, so hear sends nothing
 	for sent, heard := 0, l.now(); t.answered < int64(len(l.conns)); {
 		for ; sent < len(l.conns) && sent < int(t.answered)+atATime; sent++ {
 			id, err := q.take()

@@ -56,7 +56,7 @@ const (
 // keysOfATale is how many keys there are: two of the first hand, one of the second.
 const keysOfATale = 3
 
-// key is what a client sends as the nth key of a plant.
+// keyOf is what a client sends as the key of a plant with a number.
 func keyOf(plant int64, key int) string { return fmt.Sprintf("tale-%d-%d", plant, key) }
 
 // A teller acts out one tale after the other.

@@ -227,7 +227,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 			}
 		case again:
 			if v.held {
-				tries = min(tries, 1) // the peer does answer; if the next one does not, nobody waits for it long
+				tries = min(tries, 1) // it answers: keep the short limits of the first attempts
 				if what != locked {
 					if spender.first {
 						what = locked

@@ -42,9 +42,9 @@ import (
 //     the first: it meets the refusal, like an entry, and goes on alone.
 //   - A batch whose connection is lost leaves the fate of every member unknown, and
 //     so of every other batch that is on the road there, see pipeline. They ask the
-//     ledger together, too, and what is not there is tried in a batch once more. Who
-//     is lost again goes on alone: its plant may be what ends connections. So does at
-//     once who waited for commitTimeout: no other time limit ends a deferred trigger.
+//     ledger together, too, and what is not there is tried in a batch once more. Lost
+//     twice, or after commitTimeout, a member goes on alone: its plant, or a deferred
+//     trigger, may be the cause.
 //   - A batch that is refused goes on by itself, on a connection that no other shares.
 //
 // Batches lock rows in the order of the ids, so that two of them do not wait for
@@ -93,7 +93,8 @@ const (
 	// commitTimeout bounds each commit of a batch, of which there is one as a rule. A peer
 	// that does not answer for so long is taken for gone.
 	commitTimeout = time.Second
-	// leastToGoAlone is more time than a batch of one may take, connecting included.
+	// leastToGoAlone is the least time left with which a request runs its own batch: more
+	// than that may take, connecting included.
 	leastToGoAlone = 3 * commitTimeout
 )
 

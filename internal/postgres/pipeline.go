@@ -60,7 +60,7 @@ func (g *group) newPipeline(conn *borrowed) *pipeline {
 	return p
 }
 
-// errBroken: what came of a batch is not known.
+// errBroken: the connection broke. Of a batch that was sent, nothing is known.
 var errBroken = errors.New("the connection broke with a batch that was sent before this one")
 
 // An errNotSent kept a batch from being sent. Nothing came of it.

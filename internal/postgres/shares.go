@@ -38,7 +38,7 @@ const (
 	// budgeted: batches of principals that have a deletion budget, and looking up what
 	// those want who have used theirs up.
 	budgeted
-	// known: tokens that were good a moment ago.
+	// known: tokens that were good when they were last read.
 	known
 	// unknown: tokens that may be made up.
 	unknown
@@ -168,7 +168,7 @@ func (b *borrowed) Release() {
 	}()
 }
 
-// lendTimeout is longer than who borrows has time.
+// lendTimeout never matters: a borrower's ctx ends sooner.
 const lendTimeout = time.Minute
 
 // lend lends a connection of a share out.

@@ -76,8 +76,8 @@ const lockLimit = `GREATEST(1::bigint, LEAST($1::bigint, (500::pg_catalog.float8
 const proof = `SELECT public.plantstore_prove($1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[]), ` + commitDurably + `,
 	pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.transaction_timestamp())`
 
-// proves is the proof of some deletions, which are asked for by principals under keys, and
-// writes how long the database worked until then.
+// proves is the statement that proves deletions recorded. It sets work to how long the
+// database worked so far.
 func proves(ids []int64, principals, keys []string, work *time.Duration) statement {
 	return statement{proof, []any{ids, principals, keys}, func(scan func(...any) error) error {
 		var seconds float64

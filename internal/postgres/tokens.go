@@ -29,8 +29,8 @@ type Tokens struct {
 	db    *DB
 	ttl   time.Duration
 	cache *lru.Cache[auth.Digest, *cached]
-	// known looks up tokens that were good a moment ago, unknown all others: a
-	// flood of made-up ones has to wait for itself only.
+	// known looks up tokens that were good when they were last read, unknown all
+	// others: a flood of made-up ones has to wait for itself only.
 	known, unknown lookupQueue
 	used           chan [16]byte // ids of tokens whose last use is to be noted
 }
@@ -203,7 +203,8 @@ func (t *Tokens) fetch(ctx context.Context, what purpose, digests []auth.Digest)
 	return tokens, err
 }
 
-// Knows reports whether a token was good when it was last read, however long ago.
+// Knows reports, without a look-up, whether a token is good by what was last read of it,
+// however long ago.
 func (t *Tokens) Knows(token string) bool {
 	digest, err := auth.DigestOf(token)
 	if err != nil {
@@ -240,8 +241,8 @@ func (t *Tokens) NoteUse(ctx context.Context) {
 }
 
 // review reads those tokens again that the metrics tell of and that nobody asked for in a
-// while: they may be revoked, or end sooner. That is no use of them, and nothing that
-// is believed of a token is believed for longer.
+// while: they may be revoked, or end sooner. It marks no use, and readAt stays: nothing is
+// believed for longer.
 func (t *Tokens) review(ctx context.Context) {
 	now := time.Now()
 	var digests []auth.Digest

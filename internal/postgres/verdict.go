@@ -53,7 +53,8 @@ type verdict struct {
 	replayed bool
 	// turn is the number to go on with, if next is alone.
 	turn int
-	// what is what the deletion goes on as, if next is alone.
+	// what is what the deletion goes on as, if next is alone. If held, it is locked: that
+	// is why the attempt failed.
 	what purpose
 	// err is what the caller is told if there is no further attempt: a sentinel
 	// or type of package plant around the driver's text, or an error of no kind
@@ -108,8 +109,8 @@ const (
 	done step = iota
 	// again: nothing happened, and another attempt may go differently.
 	again
-	// alone: nothing happened, and the deletion would hold others up: it goes on
-	// on a connection of another share.
+	// alone: nothing happened. The deletion goes on by itself, on a connection of another
+	// share, perhaps in another turn.
 	alone
 	// look: the attempt deleted nothing, and the ledger may know why.
 	look
@@ -264,8 +265,8 @@ func blame(ctx context.Context, conn *pgx.Conn, err error) verdict {
 	return v
 }
 
-// sendOn makes a verdict that a deletion was locked or slow one that it goes on as
-// such. One that waited for a budget is neither: its plant is like any other.
+// sendOn decides as what a locked, slow or otherwise busy deletion goes on. One that met its
+// budget's lock is tried again (held): its plant is not to blame.
 func sendOn(v verdict, err error) verdict {
 	if v.next != again && v.next != alone || !errors.Is(v.err, plant.ErrBusy) {
 		return v

@@ -27,7 +27,7 @@ type Crowd struct {
 	Patient time.Duration // how long a client waits for an answer
 	Began   time.Time
 	Pace    *rate.Limiter // of all clients together
-	Next    atomic.Int64  // the last plant that was asked for
+	Next    atomic.Int64  // the plant before the one to be asked for next
 	Last    int64         // there are no more plants
 	Late    bool          // whether there are late retries
 	Owner   func() string // URL of the primary, as the tables' owner

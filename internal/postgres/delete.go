@@ -182,7 +182,8 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 			tries++
 		}
 		if unsure {
-			v, open = p.fate(ctx, d, tries, askAlone || what != together)
+			v = p.fate(ctx, d, tries, askAlone || what != together)
+			open = v.next == absent
 			askAlone = askAlone || !open && time.Since(began) >= commitTimeout
 		}
 		switch {
@@ -332,17 +333,15 @@ func (p *Plants) deleteAlone(ctx context.Context, d turn, attempt int, unsure bo
 	})
 }
 
-// fate finds out what became of attempts whose answers were lost. It is open if none of them
-// has come to anything so far: then another may be made.
-func (p *Plants) fate(ctx context.Context, d plant.Deletion, attempt int, askAlone bool) (v verdict, open bool) {
+// fate finds out what became of attempts whose answers were lost. If none of them has come to
+// anything so far (absent), another may be made.
+func (p *Plants) fate(ctx context.Context, d plant.Deletion, attempt int, askAlone bool) verdict {
 	if !askAlone {
-		v = p.fates.await(ctx, &member{deletion: d, explains: fateOf(d)})
-	} else {
-		v = p.on(ctx, lost, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
-			return explain(ctx, conn, d, fateOf(d), remaining(ctx))
-		})
+		return p.fates.await(ctx, &member{deletion: d, explains: fateOf(d)})
 	}
-	return v, v.next == alone && v.err == nil
+	return p.on(ctx, lost, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
+		return explain(ctx, conn, d, fateOf(d), remaining(ctx))
+	})
 }
 
 // deleteOn makes an attempt on a connection, within the limits of what.
@@ -445,14 +444,13 @@ func explain(ctx context.Context, conn *pgx.Conn, d plant.Deletion, explains exp
 	return v
 }
 
-// fateOf tells whether an attempt of a deletion has come to something. If not, it goes on
-// alone, without an error.
+// fateOf tells whether an attempt of a deletion has come to something.
 func fateOf(d plant.Deletion) explanation {
 	return func(h history) (v verdict, settles bool) {
 		if h.own {
 			return h.replays(d, true), true
 		}
-		return verdict{next: alone}, false
+		return verdict{next: absent}, false
 	}
 }
 

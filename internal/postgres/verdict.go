@@ -117,6 +117,8 @@ const (
 	// ask: the attempt may have been committed, or may be yet. Nothing is told
 	// or tried before the ledger was asked.
 	ask
+	// absent: the ledger was asked, and has no trace of the deletion.
+	absent
 )
 
 // judge classifies an error of a deletion's attempt. sent tells whether the

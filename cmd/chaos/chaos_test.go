@@ -97,6 +97,20 @@ func oneServer(t *testing.T) *cluster {
 	return cluster
 }
 
+// connectCluster makes a cluster of a migrated database whose server belongs to
+// somebody else. The caller has to close it.
+func connectCluster(u urls) (*cluster, error) {
+	target, err := addressOf(u.app)
+	if err != nil {
+		return nil, err
+	}
+	p, err := newProxy(target)
+	if err != nil {
+		return nil, err
+	}
+	return &cluster{urls: u, nodes: []*node{{proxy: p}}}, nil
+}
+
 func closeAtEnd(t *testing.T, c *cluster) {
 	t.Cleanup(func() {
 		if err := c.close(); err != nil {

@@ -105,20 +105,6 @@ func (c *cluster) add(server *localpg.Server) error {
 	return err
 }
 
-// connectCluster makes a cluster of a migrated database whose server belongs to
-// somebody else. The caller has to close it.
-func connectCluster(u urls) (*cluster, error) {
-	target, err := addressOf(u.app)
-	if err != nil {
-		return nil, err
-	}
-	p, err := newProxy(target)
-	if err != nil {
-		return nil, err
-	}
-	return &cluster{urls: u, nodes: []*node{{proxy: p}}}, nil
-}
-
 // addressOf is where the server of a database's URL listens.
 func addressOf(databaseURL string) (address, error) {
 	config, err := pgconn.ParseConfig(databaseURL)

@@ -96,7 +96,11 @@ func TestUnknownVariablesAreTold(t *testing.T) {
 			t.Errorf("%s: %v (-want +got):\n%s", tt.variable, err, diff)
 		}
 	}
-	for _, name := range regexp.MustCompile(`\bPLANTSTORE_\w+`).FindAllString(readme.Read(t, "docker-compose.yml"), -1) {
+	names := regexp.MustCompile(`\bPLANTSTORE_\w+`).FindAllString(readme.Read(t, "docker-compose.yml"), -1)
+	if len(names) == 0 {
+		t.Error("docker-compose.yml has no variable of ours")
+	}
+	for _, name := range names {
 		if got, err := checkVariables(model, []string{name + "=x"}); len(got) > 0 || err != nil {
 			t.Errorf("%s of docker-compose.yml: %v, %v; want nothing", name, got, err)
 		}

@@ -138,24 +138,11 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 		return plant.Result{}, plant.ErrOverloaded
 	}
 	defer land()
-	g := p.group
-	if d.Budget != (plant.Budget{}) {
-		g = p.budgeted
-	}
+	s := progress{deletion: d, land: land, began: began, what: p.difficult.recall(d.Plant), spender: spender{holds: &p.holds, deletion: d}}
+	defer s.spender.leave()
 	pause := backoff()
-	// unsure is set once an attempt may have been committed without our knowing.
-	// From then on the ledger is asked before anything else is tried or told.
-	unsure := false
-	onItsOwn := false // others would be lost with it again, or wait for it
-	askAlone := false // as others are asked for no longer than commitTimeout
-	// what is what the deletion is tried as. It turns out to be harder, never easier.
-	what := p.difficult.recall(d.Plant)
-	// number is that of the deletion's turn.
-	number := 0
-	spender := spender{holds: &p.holds, deletion: d}
-	defer spender.leave()
-	for tries := 0; ; began = time.Now() {
-		if held := spender.waitsFor(unsure); held != nil {
+	for ; ; s.began = time.Now() {
+		if held := s.spender.waitsFor(s.unsure); held != nil {
 			land()
 			if lockedSince.IsZero() {
 				lockedSince = time.Now()
@@ -163,92 +150,130 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 			select {
 			case <-held:
 			case <-ctx.Done():
-				return plant.Result{}, conclude(unsure, p.db.shares.inVain(ctx.Err()))
+				return plant.Result{}, conclude(s.unsure, p.db.shares.inVain(ctx.Err()))
 			}
-			began = time.Now()
+			s.began = time.Now()
 		}
-		if what >= suspected {
+		if s.what >= suspected {
 			land()
 		}
-		if what == locked && !counted {
+		if s.what == locked && !counted {
 			counted = true
 			p.locked.Add(1)
 			defer p.locked.Add(-1)
 		}
-		var v verdict
-		over := p.used.by(d, unsure)
-		open := true
-		if unsure || what != together {
-			tries++
-		}
-		if unsure {
-			v = p.fate(ctx, d, tries, askAlone || what != together)
-			open = v.next == absent
-			askAlone = askAlone || !open && time.Since(began) >= commitTimeout
-		}
-		switch {
-		case over != nil || !open:
-		case what != together || onItsOwn:
-			v = p.deleteAlone(ctx, turn{Deletion: d, number: number}, tries, unsure, what)
-			p.used.note(d, v.err)
-		default:
-			v = g.join(ctx, d)
-			if over = p.used.note(d, v.err); over == nil && v.next == look {
-				waited, batch := v.waited, v.batch
-				v = p.lookAlone(ctx, d, v.err, unsure)
-				v.waited, v.batch = v.waited+waited, batch
-			}
-		}
-		if over != nil {
-			land()
-			v = p.lookWithin(ctx, d, over, unsure)
-		}
-		p.difficult.note(d.Plant, v)
-		spender.note(v)
-		if v.next == done && isDefinite(v.err) {
-			waited := v.waited
-			v = p.sayNo(ctx, d, v.err, unsure)
-			v.waited += waited
-		}
-		course.Note(began, v.failed())
+		v := p.attempt(ctx, &s)
+		course.Note(s.began, v.failed())
 		course.ForConnection += v.waited
-		if lockedSince.IsZero() && (what == locked || v.what == locked) {
-			lockedSince = began.Add(v.waited)
+		if lockedSince.IsZero() && (s.what == locked || v.what == locked) {
+			lockedSince = s.began.Add(v.waited)
 		}
 		course.Batch = max(v.batch, 1)
-		switch v.next {
-		case done:
+		if v.next == done {
 			p.used.tell(d, v.err)
-			return plant.Result{Replayed: v.replayed}, conclude(unsure, v.err)
-		case alone:
-			number = max(number, v.turn)
-			if harder := max(what, v.what, retried); harder != what {
-				what = harder
-				continue // at once: it is waiting, not failing
-			}
-		case again:
-			if v.held {
-				tries = min(tries, 1) // it answers: keep the short limits of the first attempts
-				if what != locked {
-					if spender.first {
-						what = locked
-					}
-					continue
-				}
-			}
-		case ask:
-			onItsOwn = unsure || time.Since(began) >= commitTimeout // of which its commit may be the cause
-			unsure = true
+			return plant.Result{Replayed: v.replayed}, conclude(s.unsure, v.err)
 		}
-		if !rest(ctx, pause) {
-			if what == locked && ctx.Err() != nil {
-				// The last attempt had what the locks left of the time. That it was cut
-				// off says nothing of the database.
-				v.err = p.db.shares.inVain(ctx.Err())
-			}
-			return plant.Result{}, conclude(unsure, v.err)
+		if s.learn(v) || rest(ctx, pause) {
+			continue
+		}
+		if s.what == locked && ctx.Err() != nil {
+			// The last attempt had what the locks left of the time. That it was cut
+			// off says nothing of the database.
+			v.err = p.db.shares.inVain(ctx.Err())
+		}
+		return plant.Result{}, conclude(s.unsure, v.err)
+	}
+}
+
+// A progress is how far a deletion has come, from one attempt to the next.
+type progress struct {
+	deletion plant.Deletion
+	spender  spender
+	land     func()    // takes it out of those in flight
+	began    time.Time // the attempt under way
+	// what is what the deletion is tried as. It turns out to be harder, never easier.
+	what purpose
+	// number is that of the deletion's turn.
+	number int
+	// tries counts attempts for attemptTimeout. Those in batches count only if unsure.
+	tries int
+	// unsure is set once an attempt may have been committed without our knowing.
+	// From then on the ledger is asked before anything else is tried or told.
+	unsure   bool
+	onItsOwn bool // others would be lost with it again, or wait for it
+	askAlone bool // as others are asked for no longer than commitTimeout
+}
+
+// attempt makes an attempt at a deletion. If it is unsure of earlier ones, the ledger is asked
+// first. A definite no is true for good when attempt returns it.
+func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
+	d := s.deletion
+	over := p.used.by(d, s.unsure)
+	open := true
+	if s.unsure || s.what != together {
+		s.tries++
+	}
+	if s.unsure {
+		v = p.fate(ctx, d, s.tries, s.askAlone || s.what != together)
+		open = v.next == absent
+		s.askAlone = s.askAlone || !open && time.Since(s.began) >= commitTimeout
+	}
+	switch {
+	case over != nil || !open:
+	case s.what != together || s.onItsOwn:
+		v = p.deleteAlone(ctx, turn{Deletion: d, number: s.number}, s.tries, s.unsure, s.what)
+		p.used.note(d, v.err)
+	default:
+		g := p.group
+		if d.Budget != (plant.Budget{}) {
+			g = p.budgeted
+		}
+		v = g.join(ctx, d)
+		if over = p.used.note(d, v.err); over == nil && v.next == look {
+			waited, batch := v.waited, v.batch
+			v = p.lookAlone(ctx, d, v.err, s.unsure)
+			v.waited, v.batch = v.waited+waited, batch
 		}
 	}
+	if over != nil {
+		s.land()
+		v = p.lookWithin(ctx, d, over, s.unsure)
+	}
+	p.difficult.note(d.Plant, v)
+	s.spender.note(v)
+	if v.next == done && isDefinite(v.err) {
+		waited := v.waited
+		v = p.sayNo(ctx, d, v.err, s.unsure)
+		v.waited += waited
+	}
+	return v
+}
+
+// learn decides, by an attempt that did not bring the outcome, how the next is made. It may be
+// made at once (atOnce) where the deletion is waiting, not failing.
+func (s *progress) learn(v verdict) (atOnce bool) {
+	switch v.next {
+	case alone:
+		s.number = max(s.number, v.turn)
+		if harder := max(s.what, v.what, retried); harder != s.what {
+			s.what = harder
+			return true
+		}
+	case again:
+		if v.held {
+			s.tries = min(s.tries, 1) // it answers: keep the short limits of the first attempts
+			if s.what != locked {
+				if s.spender.first {
+					s.what = locked
+				}
+				return true
+			}
+		}
+	case ask:
+		s.onItsOwn = s.unsure || time.Since(s.began) >= commitTimeout // of which its commit may be the cause
+		s.unsure = true
+	}
+	return false
 }
 
 // rest waits before the next attempt. It reports false when the time until ctx's

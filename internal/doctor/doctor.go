@@ -130,18 +130,8 @@ func (e *examination) run(ctx context.Context) []Finding {
 
 // hindrances returns what looks at the hindrances of one check.
 func (e *examination) hindrances(about, none string) func(context.Context, pgx.Tx) ([]Finding, error) {
-	return func(ctx context.Context, tx pgx.Tx) (_ []Finding, err error) {
-		s := situation{app: serviceRole}
-		// Who examines need not be who migrates.
-		err = tx.QueryRow(ctx, `SELECT coalesce((SELECT r.rolname FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
-			WHERE c.oid = to_regclass('public.plant_deletions')), current_user)::text`).Scan(&s.owner)
-		if err != nil {
-			return nil, err
-		}
-		if s.ahead, err = isAhead(ctx, tx); err != nil {
-			return nil, err
-		}
-		found, err := hindrancesAt(ctx, tx, byDoctor, about, s)
+	return func(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
+		found, err := hindrancesNow(ctx, tx, about)
 		return orFine(found, "%s", none), err
 	}
 }
@@ -185,8 +175,8 @@ func outside(ctx context.Context, conn *pgx.Conn) (found []Finding) {
 // see, it says yes, and the checks tell that they can't either.
 func haveTables(ctx context.Context, conn *pgx.Conn) (have bool) {
 	err := migrate.Reading(ctx, conn, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, `SELECT to_regclass('public.plants') IS NOT NULL AND to_regclass('public.plant_deletions') IS NOT NULL
-			AND to_regclass('public.api_principals') IS NOT NULL AND to_regclass('public.api_tokens') IS NOT NULL`).Scan(&have)
+		return tx.QueryRow(ctx, `SELECT to_regclass('public.plants') IS NOT NULL AND to_regclass('public.plant_deletions') IS NOT NULL AND to_regclass('public.plant_shapes') IS NOT NULL
+			AND to_regclass('public.plantstore_budgets') IS NOT NULL AND to_regclass('public.api_principals') IS NOT NULL AND to_regclass('public.api_tokens') IS NOT NULL`).Scan(&have)
 	})
 	return err != nil || have
 }

@@ -386,6 +386,7 @@ func TestDoctorFindsALedgerToPurge(t *testing.T) {
 	}) {
 		t.Errorf("%+v, want an empty ledger", all)
 	}
+	exec(`INSERT INTO plant_shapes (attributes, names, types, generated) VALUES ('{}', '{}', '{}', '{}')`)
 	for _, tt := range []struct {
 		entries     int
 		apart, want string

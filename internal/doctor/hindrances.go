@@ -72,10 +72,14 @@ func hindrances() []hindrance {
 		{"schemas with names of ours", "names", byDoctor | beforeUp, schemasLikeOurs},
 		{"who makes objects in public", "names", byDoctor | beforeUp, creators},
 
+		{"tables that are missing", "schema", byDoctor | ready, missingTables},
 		{"triggers and functions of ours", "record", byDoctor | ready, shippedObjects},
 		{"the tables of ours", "record", byDoctor | ready, alteredTables},
+		{"a ledger that does not hold", "record", ready, looseLedger},
+		{"columns and constraints of ours", "record", byDoctor, changedTables},
 		{"the ledger's sequence", "record", byDoctor | ready | last, ledgerSequence},
 		{"the shapes' sequence", "record", byDoctor | last, shapesSequence},
+		{"shapes that are lost", "record", byDoctor | last, lostShapes},
 
 		{"what only the table's owner can drop", "rights", beforeDown, foreignTable},
 	}
@@ -89,24 +93,27 @@ type situation struct {
 	work []int64
 	// ahead: a newer release has migrated, and may have changed what ours made.
 	ahead bool
+	// current: the last of our migrations is applied, and none of a newer release.
+	current bool
 }
 
 func (s situation) arguments() pgx.NamedArgs {
 	all := maps.Clone(shippedArguments())
 	all["app"], all["owner"], all["ahead"], all["work"] = s.app, s.owner, s.ahead, append([]int64{}, s.work...)
+	all["current"] = s.current
 	return all
 }
 
-// isAhead tells whether a newer release has migrated, if that can be read.
-func isAhead(ctx context.Context, tx pgx.Tx) (ahead bool, err error) {
+// compare notes how far the database is, if that can be read.
+func (s *situation) compare(ctx context.Context, tx pgx.Tx) error {
 	var readable bool
-	err = tx.QueryRow(ctx, `SELECT coalesce(has_table_privilege(g.oid, 'SELECT') AND NOT row_security_active(g.oid), false)
+	err := tx.QueryRow(ctx, `SELECT coalesce(has_table_privilege(g.oid, 'SELECT') AND NOT row_security_active(g.oid), false)
 		FROM (SELECT to_regclass('public.goose_db_version')::oid) g (oid)`).Scan(&readable)
 	if err != nil || !readable {
-		return false, err
+		return err
 	}
-	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM public.goose_db_version WHERE is_applied AND version_id > $1)`, migrate.Latest()).Scan(&ahead)
-	return ahead, err
+	return tx.QueryRow(ctx, `SELECT coalesce(max(version_id) > $1, false), coalesce(max(version_id) = $1, false) FROM public.goose_db_version WHERE is_applied`,
+		migrate.Latest()).Scan(&s.ahead, &s.current)
 }
 
 // look returns what a query of the list finds.
@@ -141,6 +148,21 @@ func hindrancesAt(ctx context.Context, tx pgx.Tx, at moment, about string, s sit
 	return all, nil
 }
 
+// hindrancesNow looks for what hinders, for one check of the doctor.
+func hindrancesNow(ctx context.Context, tx pgx.Tx, about string) ([]Finding, error) {
+	s := situation{app: serviceRole}
+	// Who examines need not be who migrates.
+	err := tx.QueryRow(ctx, `SELECT coalesce((SELECT r.rolname FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
+		WHERE c.oid = to_regclass('public.plant_deletions')), current_user)::text`).Scan(&s.owner)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.compare(ctx, tx); err != nil {
+		return nil, err
+	}
+	return hindrancesAt(ctx, tx, byDoctor, about, s)
+}
+
 // Hindrances is for a migrate.Set: it tells what stands in the way of applying
 // work, or of taking it back. Problems are reasons not to begin.
 func Hindrances(ctx context.Context, tx pgx.Tx, up bool, work []migrate.Migration) ([]migrate.Trouble, error) {
@@ -152,7 +174,7 @@ func Hindrances(ctx context.Context, tx pgx.Tx, up bool, work []migrate.Migratio
 	if err != nil {
 		return nil, err
 	}
-	if s.ahead, err = isAhead(ctx, tx); err != nil {
+	if err := s.compare(ctx, tx); err != nil {
 		return nil, err
 	}
 	at := beforeDown

@@ -154,6 +154,44 @@ var after = []provocation{
 	{"another text of a function", "CREATE OR REPLACE FUNCTION plantstore_prove(plants bigint[], principals text[], keys text[]) RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp AS 'SELECT NULL'", "record", Problem,
 		"function plantstore_prove is not what the migrations made it", false, nil},
 	{"a function without its settings", "ALTER FUNCTION plantstore_record_deletion() RESET datestyle", "record", Problem, "trigger plantstore_record_deletion or its function is not what the migrations made it", false, nil},
+	{"a stable function", "ALTER FUNCTION plantstore_shape(oid) STABLE", "record", Problem, "function plantstore_shape is not what the migrations made it", false, nil},
+	{"a strict function", "ALTER FUNCTION plantstore_prove(bigint[], text[], text[]) STRICT", "record", Problem, "function plantstore_prove is not what the migrations made it", false, nil},
+	{"a volatile function", "ALTER FUNCTION plantstore_planned_columns(regclass) VOLATILE", "record", Problem, "function plantstore_planned_columns is not what the migrations made it", false, nil},
+	{"a trigger renamed", "ALTER TRIGGER plantstore_record_deletion ON plants RENAME TO zzz", "record", Problem, "trigger plantstore_record_deletion is called zzz", false, nil},
+	{"a trigger renamed and off", "ALTER TRIGGER plantstore_record_deletion ON plants RENAME TO zzz;\nALTER TABLE plants DISABLE TRIGGER zzz", "record", Problem, "trigger plantstore_record_deletion is called zzz", false, nil},
+	{"a further trigger", "CREATE TRIGGER \"Again\" AFTER DELETE ON plants REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION plantstore_record_deletion()", "record", Problem,
+		`trigger "Again" runs plantstore_record_deletion\(\), which has a trigger of its own: deletions fail, or are recorded twice`, false, nil},
+	{"a trigger renamed and one more", "ALTER TRIGGER plantstore_record_deletion ON plants RENAME TO a;\nCREATE TRIGGER b AFTER DELETE ON plants REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION plantstore_record_deletion()", "record", Problem,
+		`trigger (plantstore_record_deletion is called a|b runs plantstore_record_deletion\(\), .*)`, false, nil},
+
+	{"an unlogged ledger", "ALTER TABLE plant_deletions SET UNLOGGED", "record", Problem, "public.plant_deletions is unlogged: a crash of the server empties it", false, nil},
+	{"unlogged shapes", "ALTER TABLE plant_shapes SET UNLOGGED", "record", Problem, "public.plant_shapes is unlogged: a crash of the server empties it", false, nil},
+	{"unlogged tokens and budgets", "ALTER TABLE plantstore_budgets SET UNLOGGED;\nALTER TABLE api_tokens SET UNLOGGED;\nALTER TABLE api_principals SET UNLOGGED", "record", Problem,
+		`public.(api_principals|api_tokens|plantstore_budgets) is unlogged: .*`, true, nil},
+	{"no budgets", "DROP TABLE plantstore_budgets", "schema", Problem, "public.plantstore_budgets is missing", false, nil},
+	{"no shapes", "DROP TABLE plant_shapes", "schema", Problem, "public.plant_shapes is missing", false, nil},
+	{"no ledger", "DROP TABLE plant_deletions", "schema", Problem, "public.plant_deletions is missing", false, nil},
+	{"no tokens", "DROP TABLE api_tokens, api_principals", "schema", Problem, "public.api_(tokens|principals) is missing", false, nil},
+	{"entries without a shape", "DELETE FROM plants WHERE id < 4;\nCREATE TABLE copy AS TABLE plant_shapes;\nDELETE FROM plant_shapes", "record", Problem,
+		"entry 3 of the ledger has shape 1, which public.plant_shapes lacks: what was deleted can't be restored", true,
+		&hints{mend: "INSERT INTO plant_shapes OVERRIDING SYSTEM VALUE SELECT * FROM copy;\nDROP TABLE copy;"}},
+
+	{"entries that may be there twice", "ALTER TABLE plant_deletions DROP CONSTRAINT plant_deletions_once", "record", Problem, "constraint plant_deletions_once of public.plant_deletions is missing", false, nil},
+	{"no constraints", "DELETE FROM plants WHERE id < 4;\nALTER TABLE plant_shapes DROP CONSTRAINT plant_shapes_pkey;\nALTER TABLE plant_deletions DROP CONSTRAINT plant_deletions_pkey, DROP CONSTRAINT plant_deletions_refused, DROP CONSTRAINT plant_deletions_restored;\n" +
+		"ALTER TABLE api_principals DROP CONSTRAINT api_principals_pkey CASCADE, DROP CONSTRAINT api_principals_name_check;\nALTER TABLE api_tokens DROP CONSTRAINT api_tokens_pkey, DROP CONSTRAINT api_tokens_digest_key, DROP CONSTRAINT api_tokens_digest_check;\n" +
+		"ALTER TABLE plantstore_budgets DROP CONSTRAINT plantstore_budgets_pkey, DROP CONSTRAINT plantstore_budgets_most_check, DROP CONSTRAINT plantstore_budgets_period_check, DROP CONSTRAINT plantstore_budgets_whole",
+		"record", Problem, `constraint \w+ of public.(plant|api|plantstore)_\w+ is missing`, true, nil},
+	{"a constraint renamed", "ALTER TABLE plant_deletions RENAME CONSTRAINT plant_deletions_once TO \"Once\"", "record", Problem, `constraint plant_deletions_once of public.plant_deletions is called "Once"`, false, nil},
+	{"another constraint of the name", "ALTER TABLE plant_deletions DROP CONSTRAINT plant_deletions_refused, ADD CONSTRAINT plant_deletions_refused CHECK (plant_id < 5)", "record", Problem,
+		`constraint plant_deletions_refused of public.plant_deletions is CHECK \(\(plant_id < 5\)\), not CHECK .*`, true, nil},
+	{"constraints of somebody's", "ALTER TABLE plant_deletions ADD CONSTRAINT \"Few\" CHECK (plant_id < 5) NOT VALID, ADD CONSTRAINT there FOREIGN KEY (plant_id) REFERENCES plants;\nALTER TABLE plant_shapes ADD CONSTRAINT one UNIQUE (relation)", "record", Warning,
+		`constraint ("Few"|there|one) of public.plant_(deletions|shapes) is not ours, and can refuse what is recorded there`, true, nil},
+	{"a column of somebody's", "ALTER TABLE plant_deletions ADD \"Why\" text NOT NULL", "record", Problem, `column "Why" of public.plant_deletions is not ours, and lacks a default: nothing can be recorded there`, true, nil},
+	{"a column gone", "ALTER TABLE plantstore_budgets DROP began", "record", Problem, `column began of public.plantstore_budgets is missing`, true, nil},
+	{"a column renamed", "ALTER TABLE plant_deletions RENAME plant_id TO \"Plant\"", "record", Problem,
+		`(column plant_id of public.plant_deletions is called "Plant"|constraint plant_deletions_once of public.plant_deletions is UNIQUE \("Plant", .*)`, true, &hints{mend: `ALTER TABLE plant_deletions RENAME "Plant" TO plant_id;`}},
+	{"other columns", "ALTER TABLE plant_deletions ALTER deleted_at DROP DEFAULT, ALTER session_role SET DEFAULT 'nobody', ALTER deleted_by DROP NOT NULL, ALTER restored_by SET NOT NULL;\nALTER TABLE plantstore_budgets ALTER used TYPE int;\nALTER TABLE plant_shapes ALTER id DROP IDENTITY", "record", Problem,
+		`column (deleted_at of public.plant_deletions is timestamp with time zone NOT NULL, not timestamp with time zone NOT NULL DEFAULT clock_timestamp\(\)|(session_role|deleted_by|restored_by|used|id) of public.plant\w+ is .*, not .*)`, true, nil},
 	{"a table swapped", "ALTER TABLE plants RENAME TO old;\nALTER TABLE old RENAME CONSTRAINT plants_pkey TO old_pkey;\nCREATE TABLE plants (LIKE old INCLUDING ALL);\nALTER TABLE plants OWNER TO pg_monitor;\nGRANT SELECT (id, xmax), DELETE ON plants TO plantstore_app;\nGRANT ALL ON plants TO plantstore_owner WITH GRANT OPTION;\nDROP TABLE old",
 		"record", Problem, "trigger plantstore_(record_deletion|refuse_truncate) is missing: plants leave without a record", false, nil},
 }
@@ -318,6 +356,7 @@ const harmless = `
 	CREATE TABLE late.plants (n int);
 	CREATE SEQUENCE shop.plants;
 	ALTER DATABASE @db SET search_path = shop, public, late;
+	ALTER DATABASE @db SET intervalstyle = sql_standard;
 	ALTER ROLE @somebody IN DATABASE @db SET search_path = late;
 	ALTER ROLE plantstore_app IN DATABASE @other SET search_path = late;
 
@@ -549,8 +588,12 @@ func TestANewerSchemaHindersNothing(t *testing.T) {
 	script(t, database.Owner, `
 		INSERT INTO goose_db_version (version_id, is_applied) VALUES (900, true);
 		ALTER FUNCTION plantstore_record_deletion() SET xmlbinary = 'hex';
+		ALTER FUNCTION plantstore_shape(oid) STABLE;
+		ALTER TABLE plant_deletions RENAME CONSTRAINT plant_deletions_once TO plant_deletions_only;
+		ALTER TABLE plantstore_budgets DROP COLUMN began, ADD COLUMN since timestamptz NOT NULL;
 		CREATE OR REPLACE TRIGGER plantstore_refuse_truncate AFTER TRUNCATE ON plants FOR EACH STATEMENT EXECUTE FUNCTION plantstore_refuse_truncate();
 		CREATE FUNCTION plantstore_shape(text) RETURNS text LANGUAGE sql AS $$ SELECT '' $$;`)
+	script(t, database.Super, `CREATE TRIGGER also AFTER DELETE ON plants REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION plantstore_record_deletion();`)
 	if found := troubles(t, examinationOf(database.Super, database.App)); len(found) != 1 || !strings.HasPrefix(found[0].Message, "the database is ahead") {
 		t.Errorf("%+v, want only that the database is ahead", found)
 	}

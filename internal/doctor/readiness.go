@@ -73,7 +73,7 @@ func (r *Readiness) reasons(ctx context.Context, tx pgx.Tx) (reasons []string, e
 	if err := tx.QueryRow(ctx, `SELECT current_user::text, set_config('lock_timeout', '100ms', true)`).Scan(&s.app, nil); err != nil {
 		return nil, err
 	}
-	if s.ahead, err = isAhead(ctx, tx); err != nil {
+	if err := s.compare(ctx, tx); err != nil {
 		return nil, err
 	}
 	for _, sql := range []string{r.catalogue, r.tables} {

@@ -11,12 +11,13 @@ const shippedObjects = `
 		WHERE c.oid = to_regclass('public.plant_deletions') AND to_regclass('public.plants') IS NOT NULL
 	), objects AS (
 		SELECT s.name, s.definition, s.parameters, l.owner, p.oid AS function, r.rolname AS function_owner, t.tgenabled,
+			(SELECT f.tgname FROM pg_trigger f WHERE t.oid IS NULL AND f.tgrelid = to_regclass('public.plants') AND f.tgfoid = p.oid ORDER BY f.tgname LIMIT 1) AS alias,
 			CASE WHEN @ahead::boolean AND t.oid IS NOT NULL THEN s.definition ELSE pg_get_triggerdef(t.oid) END AS made,
 			s.remake || format(E'\nALTER FUNCTION public.%I(%s) OWNER TO %I;', s.name, s.parameters, l.owner) AS remake,
-			@ahead::boolean OR p.prosrc = s.body AND p.prosecdef = s.as_owner
+			@ahead::boolean OR p.prosrc = s.body AND p.prosecdef = s.as_owner AND p.provolatile::text = s.volatility AND NOT p.proisstrict
 				AND s.settings = array_to_string(ARRAY(SELECT lower(c) FROM unnest(p.proconfig) c ORDER BY lower(c) COLLATE "C"), E'\n') AS same
-		FROM unnest(@names::text[], @parameters::text[], @bodies::text[], @as_owner::boolean[], @settings::text[], @triggers::text[], @remakes::text[])
-			AS s (name, parameters, body, as_owner, settings, definition, remake) CROSS JOIN ledger l
+		FROM unnest(@names::text[], @parameters::text[], @bodies::text[], @as_owner::boolean[], @volatilities::text[], @settings::text[], @triggers::text[], @remakes::text[])
+			AS s (name, parameters, body, as_owner, volatility, settings, definition, remake) CROSS JOIN ledger l
 			LEFT JOIN (pg_proc p JOIN pg_roles r ON r.oid = p.proowner)
 				ON p.pronamespace = to_regnamespace('public') AND p.proname = s.name AND pg_get_function_identity_arguments(p.oid) = s.parameters
 			LEFT JOIN pg_trigger t ON t.tgrelid = to_regclass('public.plants') AND t.tgname = s.name AND NOT t.tgisinternal
@@ -25,7 +26,14 @@ const shippedObjects = `
 	UNION ALL
 	SELECT 'problem', format('function %s is not what the migrations made it', name), remake FROM objects WHERE definition = '' AND NOT same
 	UNION ALL
-	SELECT 'problem', format('trigger %s is missing: plants leave without a record', name), remake FROM objects WHERE definition <> '' AND made IS NULL
+	SELECT 'problem', format('trigger %s is missing: plants leave without a record', name), remake FROM objects WHERE definition <> '' AND made IS NULL AND alias IS NULL
+	UNION ALL
+	SELECT 'problem', format('trigger %s is called %I', name, alias), format(E'ALTER TRIGGER %I ON public.plants RENAME TO %I;\n%s', alias, name, remake)
+	FROM objects WHERE definition <> '' AND made IS NULL AND alias IS NOT NULL
+	UNION ALL
+	SELECT 'problem', format('trigger %I runs %s(), which has a trigger of its own: deletions fail, or are recorded twice', t.tgname, o.name), format('DROP TRIGGER %I ON public.plants;', t.tgname)
+	FROM objects o JOIN pg_trigger t ON t.tgrelid = to_regclass('public.plants') AND t.tgfoid = o.function AND t.tgname NOT IN (o.name, coalesce(o.alias, o.name))
+	WHERE NOT @ahead::boolean AND t.tgenabled <> 'D'
 	UNION ALL
 	SELECT 'problem', format('trigger %s or its function is not what the migrations made it', name), remake FROM objects WHERE definition <> '' AND made IS NOT NULL AND NOT coalesce(made = definition AND same, false)
 	UNION ALL
@@ -43,7 +51,7 @@ const shippedObjects = `
 const alteredTables = `
 	WITH ours AS (
 		SELECT oid, relname FROM pg_class
-		WHERE relnamespace = to_regnamespace('public') AND relkind = 'r' AND relname IN ('plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'plantstore_budgets')
+		WHERE relnamespace = to_regnamespace('public') AND relkind = 'r' AND relname = ANY (@tables::text[])
 	)
 	SELECT 'problem', format('row level security is on for public.%I', relname), format('ALTER TABLE public.%I DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;', relname)
 	FROM pg_class WHERE relrowsecurity AND (oid IN (SELECT oid FROM ours) OR oid = to_regclass('public.goose_db_version'))

@@ -35,7 +35,7 @@ const recordingRights = `
 	SELECT 'problem', format('%I, who owns the ledger, lacks %s on public.%I', l.owner, string_agg(p.privilege, ', ' ORDER BY p.privilege), c.relname),
 		format(CASE WHEN c.relowner = l.oid THEN 'GRANT ALL ON public.%I TO %I;' ELSE 'ALTER TABLE public.%I OWNER TO %I;' END, c.relname, l.owner)
 	FROM ledger l JOIN pg_class c ON c.relnamespace = to_regnamespace('public') AND c.relkind = 'r'
-			AND c.relname IN ('plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'plantstore_budgets'),
+			AND c.relname = ANY (@tables::text[]),
 		unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p (privilege)
 	WHERE NOT has_table_privilege(l.oid, c.oid, p.privilege) GROUP BY l.oid, l.owner, c.relname, c.relowner
 	UNION ALL

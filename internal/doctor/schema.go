@@ -45,5 +45,10 @@ func (e *examination) schema(ctx context.Context, tx pgx.Tx) ([]Finding, error) 
 		}
 		found = append(found, Finding{Grade: grade, Message: t.Message, Remedy: t.Remedy})
 	}
+	missing, err := hindrancesNow(ctx, tx, "schema")
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, missing...)
 	return orFine(found, "at version %d, as it was shipped", migrate.Latest()), nil
 }

@@ -25,14 +25,17 @@ var shippedStatements = sync.OnceValue(func() []string {
 // shippedArguments returns the named arguments of the queries that are the same in
 // every situation: what the migrations make.
 var shippedArguments = sync.OnceValue(func() pgx.NamedArgs {
-	var names, parameters, bodies, settings, triggers, remakes []string
+	var names, parameters, bodies, volatilities, settings, triggers, remakes []string
 	var asOwner []bool
 	for _, f := range shippedBy(shippedStatements()) {
 		names, parameters, bodies = append(names, f.name), append(parameters, f.parameters()), append(bodies, f.body())
+		volatilities = append(volatilities, f.volatility())
 		settings, asOwner = append(settings, strings.Join(f.settings(), "\n")), append(asOwner, f.asOwner())
 		triggers, remakes = append(triggers, f.definition()), append(remakes, f.remake())
 	}
-	return pgx.NamedArgs{"names": names, "parameters": parameters, "bodies": bodies, "settings": settings, "as_owner": asOwner,
+	tables, tableRemakes := shippedTables(shippedStatements())
+	return pgx.NamedArgs{"tables": tables, "table_remakes": tableRemakes,
+		"names": names, "parameters": parameters, "bodies": bodies, "volatilities": volatilities, "settings": settings, "as_owner": asOwner,
 		"triggers": triggers, "remakes": remakes}
 })
 
@@ -114,6 +117,18 @@ func (s shippedFunction) body() string {
 // asOwner tells whether the function runs with the rights of its owner.
 func (s shippedFunction) asOwner() bool { return strings.Contains(s.function, "\nSECURITY DEFINER") }
 
+// volatility is that of the function, as pg_proc.provolatile has it.
+func (s shippedFunction) volatility() string {
+	declared, _, _ := strings.Cut(s.function, "$$")
+	switch {
+	case regexp.MustCompile(`(?m)^LANGUAGE .*\bIMMUTABLE\b`).MatchString(declared):
+		return "i"
+	case regexp.MustCompile(`(?m)^LANGUAGE .*\bSTABLE\b`).MatchString(declared):
+		return "s"
+	}
+	return "v"
+}
+
 // settings are those that the function pins, as pg_proc.proconfig has them, in
 // lower case and in order.
 func (s shippedFunction) settings() []string {
@@ -123,4 +138,25 @@ func (s shippedFunction) settings() []string {
 	}
 	slices.Sort(all)
 	return all
+}
+
+// shippedTables finds the tables that the statements of the migrations make, in their
+// order, with SQL that makes each anew, for the service's role, too. That of the
+// checksums is left out: the service does without.
+func shippedTables(statements []string) (names, remakes []string) {
+	table := regexp.MustCompile(`(?m)^CREATE TABLE public\.(\w+)`)
+	for _, sql := range statements {
+		m := table.FindStringSubmatchIndex(sql)
+		if m == nil || sql[m[2]:m[3]] == "plantstore_migrations" {
+			continue
+		}
+		name, remake := sql[m[2]:m[3]], sql[m[0]:]
+		for _, r := range promised(statements) {
+			if r.object == "public."+name || r.object == "SEQUENCE public."+name+"_id_seq" {
+				remake += "\n" + r.grant()
+			}
+		}
+		names, remakes = append(names, name), append(remakes, remake)
+	}
+	return names, remakes
 }

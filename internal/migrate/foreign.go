@@ -1,6 +1,7 @@
 package migrate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,10 +64,12 @@ func refuseForeignTables(ctx context.Context, tx pgx.Tx) error {
 
 var makesTable = regexp.MustCompile(`(?m)^CREATE TABLE public\.(\w+)`)
 
-// refuseForeignHistory returns a ForeignHistoryError where what was applied has not made
-// its tables, or is none of ours at all.
+// refuseForeignHistory returns a ForeignHistoryError where what was applied has made no
+// table, or none of it is ours.
 func (s Set) refuseForeignHistory(ctx context.Context, tx pgx.Tx, rows []appliedRow, known map[int64]Migration) error {
 	ours := 0
+	var by string // the first migration that makes tables
+	var tables []string
 	for _, row := range rows {
 		m, ok := known[row.Version]
 		if !ok {
@@ -78,17 +81,19 @@ func (s Set) refuseForeignHistory(ctx context.Context, tx pgx.Tx, rows []applied
 			return err
 		}
 		for _, made := range makesTable.FindAllStringSubmatch(string(text), -1) {
-			var missing bool
-			if err := tx.QueryRow(ctx, `SELECT to_regclass('public.' || $1::text) IS NULL`, made[1]).Scan(&missing); err != nil {
-				return fmt.Errorf("look for %s: %w", made[1], err)
-			}
-			if missing {
-				return &ForeignHistoryError{fmt.Sprintf("public.goose_db_version says that %s is applied, and public.%s is not there", m.Name, made[1]), bringBack}
-			}
+			by = cmp.Or(by, m.Name)
+			tables = append(tables, made[1])
 		}
 	}
 	if len(rows) > 0 && ours == 0 {
 		return &ForeignHistoryError{fmt.Sprintf("public.goose_db_version has migration %d, and none of ours", rows[0].Version), bringBack}
+	}
+	var exists bool
+	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('public') AND relname = ANY ($1))`, tables).Scan(&exists); err != nil {
+		return fmt.Errorf("look for %s: %w", tables, err)
+	}
+	if len(tables) > 0 && !exists {
+		return &ForeignHistoryError{fmt.Sprintf("public.goose_db_version says that %s is applied, and public.%s is not there, nor any other table of ours", by, tables[0]), bringBack}
 	}
 	return nil
 }

@@ -105,6 +105,7 @@ func Reading(ctx context.Context, conn *pgx.Conn, look func(pgx.Tx) error) error
 		SET LOCAL search_path = pg_catalog, pg_temp;
 		SET LOCAL row_security = off;
 		SET LOCAL quote_all_identifiers = off; -- names are compared
+		SET LOCAL intervalstyle = postgres; -- and constraints
 		SET LOCAL lock_timeout = '5s';
 		SET LOCAL statement_timeout = '30s'`)
 	if err != nil {

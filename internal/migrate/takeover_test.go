@@ -119,7 +119,7 @@ func TestForeignTables(t *testing.T) {
 // for ours nor written, and once it is elsewhere both go on.
 func TestTheHistoryOfAnotherProgram(t *testing.T) {
 	t.Parallel()
-	const missing = "public.goose_db_version says that 00002_ledger.sql is applied, and public.plant_shapes is not there. "
+	const missing = "public.goose_db_version says that 00002_ledger.sql is applied, and public.plant_shapes is not there, nor any other table of ours. "
 	for _, tt := range []struct{ name, sql, want string }{
 		{"as long as ours", `INSERT INTO goose_db_version (version_id, is_applied) SELECT n, true FROM generate_series(0, 6) n`, missing},
 		{"shorter", `INSERT INTO goose_db_version (version_id, is_applied) VALUES (0, true), (1, true), (2, true)`, missing},

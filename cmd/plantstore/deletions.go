@@ -151,6 +151,8 @@ func (c *deletionsShow) Run(ctx context.Context, console *console) error {
 			switch {
 			case v.Computed:
 				typ, value = typ+", computed: not recorded", ""
+			case v.Untranslated:
+				value = v.Quoted()
 			case v.Value != nil:
 				value = shownValue(string(v.Value))
 			}

@@ -31,8 +31,8 @@ type valueJSON struct {
 	Type     string  `json:"type"`
 	Computed bool    `json:"computed,omitempty"` // by a generated column: not recorded
 	Value    *string `json:"value"`
-	// Bytes is the value, too, where it is no text: a database without an encoding
-	// may have such values.
+	// Bytes is the value, too, where it is no text in UTF-8, as it may be in a database
+	// without an encoding or with another one.
 	Bytes []byte `json:"bytes,omitempty"`
 }
 
@@ -47,14 +47,14 @@ func jsonOf(r postgres.Recorded) (d deletionJSON, large [][]byte) {
 		if v.Value == nil {
 			continue
 		}
-		text := placeholder
-		if len(v.Value) <= piece {
-			text = string(v.Value)
+		text, value := placeholder, v.Text()
+		if len(value) <= piece {
+			text = string(value)
 		} else {
-			large = append(large, v.Value)
+			large = append(large, value)
 		}
 		d.Plant[i].Value = &text
-		if !utf8.Valid(v.Value) {
+		if v.Untranslated || !utf8.Valid(v.Value) {
 			d.Plant[i].Bytes = v.Value
 		}
 	}

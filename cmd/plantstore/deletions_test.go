@@ -393,6 +393,28 @@ func TestDeletionAsJSON(t *testing.T) {
 	}
 }
 
+// A value that was not translated is not taken for UTF-8, also where it looks like that.
+func TestAnUntranslatedValueAsJSON(t *testing.T) {
+	t.Parallel()
+	for _, value := range []string{"a\xc3\x81", strings.Repeat("\xc3\x81", piece)} {
+		var text bytes.Buffer
+		w := bufio.NewWriter(&text)
+		r := postgres.Recorded{Plant: []postgres.RecordedValue{{Column: "a", Value: []byte(value), Untranslated: true}}}
+		if err := writeDeletion(w, "", r, "", ""); err != nil {
+			t.Fatal(err)
+		}
+		w.Flush()
+		var got deletionJSON
+		if err := json.Unmarshal(text.Bytes(), &got); err != nil {
+			t.Fatal(err)
+		}
+		want := strings.NewReplacer("\xc3", "\ufffd", "\x81", "\ufffd").Replace(value)
+		if v := got.Plant[0]; v.Value == nil || *v.Value != want || string(v.Bytes) != value {
+			t.Errorf("%d bytes: the value is not U+FFFD for each byte that is not ASCII, or the bytes are others", len(value))
+		}
+	}
+}
+
 func TestIsYes(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string]bool{"y\n": true, " Yes \n": true, "": false, "\n": false, "n\n": false, "yy\n": false, "no\n": false} {

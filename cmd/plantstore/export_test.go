@@ -51,6 +51,35 @@ func TestExportedLines(t *testing.T) {
 		"deletions", "export", "--after=7@2026-11-01T12:00:01.123456Z")
 }
 
+// A value that has no equivalent in UTF-8 comes as bytes, and hinders no other.
+func TestDeletionsOfWhatUTF8Lacks(t *testing.T) {
+	t.Parallel()
+	database := pgtest.EmptyWith(t, `ENCODING 'WIN1252' LC_COLLATE 'C' LC_CTYPE 'C'`)
+	expect := expecting(t, database.Owner)
+	expect(0, ".*", ".*", "migrate", "up")
+	execute(t, pgtest.Connect(t, database.Owner), `
+		INSERT INTO plants (name, created_at) SELECT convert_from(v, 'WIN1252'), '2026-01-01Z' FROM (VALUES ('ok'::bytea), ('\x78817920e4'), ('\xc381'), ('\xe4')) x (v);
+		DELETE FROM plants;
+		UPDATE plant_deletions SET deleted_at = '2026-11-01 12:00:00.123456Z'`)
+	line := func(id int, value string) string {
+		return fmt.Sprintf(`{"cursor":"%[1]d@2026-11-01T12:00:00.123456Z","id":%[1]d,"plant_id":%[1]d,"plant":[{"name":"id","type":"bigint","value":"%[1]d"},`+
+			`{"name":"name","type":"text",%[2]s},{"name":"created_at","type":"timestamp with time zone","value":"2026-01-01 00:00:00+00"}],`+
+			`"deleted_at":"2026-11-01T12:00:00.123456Z","deleted_by":"plantstore_owner","direct_sql":true,"session_role":"plantstore_owner"}`+"\n", id, value)
+	}
+	want := line(1, `"value":"ok"`) + line(2, `"value":"x�y �","bytes":"eIF5IOQ="`) + line(3, `"value":"��","bytes":"w4E="`) + line(4, `"value":"ä"`)
+	if got := expect(0, ".*", "", "deletions", "export"); got != want {
+		t.Errorf("export (-want +got):\n%s", cmp.Diff(want, got))
+	}
+	expect(0, `.*"bytes": "w4E=".*"bytes": "eIF5IOQ=".*`, "", "deletions", "list", "--json")
+	expect(0, `.*"bytes": "w4E=".*`, "", "deletions", "show", "3", "--json")
+	expect(0, `.*name  +text  +"x\\x81y \\xe4"\n.*`, "", "deletions", "show", "2")
+	expect(0, `.*name  +text  +"\\xc3\\x81"\n.*`, "", "deletions", "show", "3")
+	execute(t, pgtest.Connect(t, database.Owner), `ALTER TABLE plants DROP name, ADD price int`)
+	lost := `column "name" \(text\) is gone: "x\\x81y \\xe4" has no place`
+	expect(1, "", `.*`+lost+`\n--lossy restores what is not as it was, too.\n`, "deletions", "restore", "2")
+	expect(0, `.*`+lost+`\n.*`, ".*", "deletions", "restore", "2", "--lossy")
+}
+
 // What could not be written is not told as written.
 func TestExportOntoAFullDisk(t *testing.T) {
 	t.Parallel()

@@ -311,7 +311,7 @@ func (e *export) settle(ctx context.Context, conn *pgx.Conn, s survey) error {
 func (e *export) read(ctx context.Context, conn *pgxpool.Conn, upTo int64) (list []Recorded, more bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, rowsTimeout)
 	defer cancel()
-	err = transact(ctx, conn, pgx.RepeatableRead, func(tx pgx.Tx) error {
+	err = reading(ctx, conn, pgx.RepeatableRead, func(tx pgx.Tx, read pageReader) error {
 		// A plan that is made while the ledger is empty is kept for the connection.
 		if _, err := tx.Exec(ctx, `SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off`); err != nil {
 			return err
@@ -319,11 +319,8 @@ func (e *export) read(ctx context.Context, conn *pgxpool.Conn, upTo int64) (list
 		if err := e.checkCursor(ctx, tx); err != nil {
 			return err
 		}
-		rows, err := tx.Query(ctx, page(`d.id > $4 AND d.id <= $5`, "ASC"), true, exportPage, e.pageBytes, e.from(), upTo)
-		if err != nil {
-			return err
-		}
-		list, more, err = readPage(rows)
+		var err error
+		list, more, err = read(ctx, tx, page(`d.id > $4 AND d.id <= $5`, "ASC"), true, exportPage, e.pageBytes, e.from(), upTo)
 		return err
 	})
 	return list, more, err

@@ -57,6 +57,9 @@ type RecordedValue struct {
 	Column, Type string // Type as SQL spells it
 	Computed     bool   // by a generated column: its value is not kept
 	Value        []byte // as PostgreSQL writes it, nil for null
+	// Untranslated: UTF-8 has no equivalent for the value, so it is in the encoding of the
+	// database.
+	Untranslated bool
 }
 
 // A LedgerFilter says which deletions are meant: those that fit every field that
@@ -77,7 +80,7 @@ type Deleter struct{ Principal, Role string }
 // ErrNoDeletion: the ledger has no such entry.
 var ErrNoDeletion = errors.New("no such deletion")
 
-// page returns a query for readPage: of the deletions that fit a condition the first
+// page returns a query for a pageReader: of the deletions that fit a condition the first
 // $2 by their numbers, ASC or DESC. With the plants, if $1 says so, there are no more
 // of them than have $3 bytes, or one. (The length of a value that is stored apart is
 // known without reading it.) Refusals are no deletions.
@@ -94,8 +97,14 @@ func page(condition, order string) string {
 		ORDER BY d.id %[2]s`, condition, order)
 }
 
-// readPage returns the deletions of a page, and whether there are more of them.
-func readPage(rows pgx.Rows) (list []Recorded, more bool, err error) {
+// A pageReader returns the deletions of a page, and whether there are more of them.
+type pageReader func(ctx context.Context, tx pgx.Tx, page string, args ...any) (list []Recorded, more bool, err error)
+
+func readPage(ctx context.Context, tx pgx.Tx, page string, args ...any) (list []Recorded, more bool, err error) {
+	rows, err := tx.Query(ctx, page, args...)
+	if err != nil {
+		return nil, false, err
+	}
 	last := true
 	list, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (Recorded, error) { return scanRecorded(row, &last) })
 	return list, !last, err
@@ -151,8 +160,9 @@ func (s *shape) parse(entry int64, plant []byte) ([][]byte, error) {
 // where the rows get too large to be held in memory together. It also tells whether
 // there are more.
 func (l *Ledger) List(ctx context.Context, f LedgerFilter, limit int, withPlants bool) (list []Recorded, more bool, err error) {
-	err = l.inTx(ctx, "list deletions", func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, page(`($4::bigint IS NULL OR d.plant_id = $4)
+	err = l.inWords("list deletions", reading(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx, read pageReader) error {
+		var err error
+		list, more, err = read(ctx, tx, page(`($4::bigint IS NULL OR d.plant_id = $4)
 				AND ($5::text = '' OR d.deleted_by = $5 AND d.request_id IS NOT NULL)
 				AND ($6::text = '' OR d.deleted_by = $6 AND d.request_id IS NULL)
 				AND ($7::text = '' OR d.request_id = $7)
@@ -160,24 +170,16 @@ func (l *Ledger) List(ctx context.Context, f LedgerFilter, limit int, withPlants
 				AND ($9::timestamptz IS NULL OR d.deleted_at < $9)
 				AND ($10::bigint = 0 OR d.id < $10)`, "DESC"),
 			withPlants, limit, l.pageBytes, f.Plant, f.By.Principal, f.By.Role, f.RequestID, orNull(f.Since), orNull(f.Until), f.Before)
-		if err != nil {
-			return err
-		}
-		list, more, err = readPage(rows)
 		return err
-	})
+	}))
 	return list, more, err
 }
 
 // Get returns one entry with its plant, or ErrNoDeletion.
 func (l *Ledger) Get(ctx context.Context, id int64) (Recorded, error) {
 	var r Recorded
-	err := l.inTx(ctx, "read deletion", func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, page(`d.id = $4`, "ASC"), true, 1, l.pageBytes, id)
-		if err != nil {
-			return err
-		}
-		list, _, err := readPage(rows)
+	err := l.inWords("read deletion", reading(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx, read pageReader) error {
+		list, _, err := read(ctx, tx, page(`d.id = $4`, "ASC"), true, 1, l.pageBytes, id)
 		if err != nil {
 			return err
 		}
@@ -186,7 +188,7 @@ func (l *Ledger) Get(ctx context.Context, id int64) (Recorded, error) {
 		}
 		r = list[0]
 		return nil
-	})
+	}))
 	return r, err
 }
 
@@ -328,14 +330,13 @@ type beginner interface {
 // level security hides are an error, not missing.
 func transact(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-		// A database without an encoding takes and gives bytes, whatever they are.
 		if _, err := tx.Exec(ctx, `
 			SET LOCAL search_path = pg_catalog, pg_temp;
 			SET LOCAL statement_timeout = 0;
 			SET LOCAL lock_timeout = '30s';
 			SET LOCAL idle_in_transaction_session_timeout = '5min';
 			SET LOCAL row_security = off;
-			SELECT set_config('client_encoding', CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END, true), `+noTransactionTimeout); err != nil {
+			SELECT `+ourEncoding+`, `+noTransactionTimeout); err != nil {
 			return err
 		}
 		return do(tx)

@@ -110,7 +110,8 @@ func TestListDeletions(t *testing.T) {
 	}
 	got, err := l.Get(t.Context(), 12)
 	want := Recorded{ID: 12, PlantID: 2, Plant: []RecordedValue{
-		{"id", "bigint", false, []byte("12")}, {"name", "text", false, nil}, {`odd "name"`, "text", false, []byte{}}, {"label", "text", true, nil},
+		{Column: "id", Type: "bigint", Value: []byte("12")}, {Column: "name", Type: "text"}, {Column: `odd "name"`, Type: "text", Value: []byte{}},
+		{Column: "label", Type: "text", Computed: true},
 	}, DeletedAt: at(12), DeletedBy: "shop", SessionRole: "logged in", RequestID: "request-12", IdempotencyKey: "key-12"}
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("Get: %v; (-want +got):\n%s", err, diff)

@@ -330,25 +330,33 @@ func (r *restore) insert(ctx context.Context, entries []entry) (refused *pgconn.
 // onStoresPath runs do with the search path that the store's own functions
 // expect. Names of pg_catalog come first even so. It returns an error of the
 // server's that says something about rows as refused, and nothing has happened.
+// What do sends, and what the server answers, is in the encoding of the database: an
+// error may have a value in it that UTF-8 has no equivalent for.
 func (r *restore) onStoresPath(ctx context.Context, do func() error) (refused *pgconn.PgError, err error) {
 	savepoint, err := r.tx.Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if _, err := savepoint.Exec(ctx, `
-		SELECT set_config('search_path', concat_ws(', ', 'pg_catalog', nullif(reset_val, '')), true)
+		SELECT set_config('search_path', concat_ws(', ', 'pg_catalog', nullif(reset_val, '')), true), `+itsEncoding+`
 		FROM pg_settings WHERE name = 'search_path'`); err != nil {
 		return nil, err
 	}
 	if err := do(); err != nil {
 		pg := pgError(err)
-		if pg == nil || !aboutRows(pg) {
+		if pg == nil || savepoint.Rollback(ctx) != nil {
 			return nil, err
 		}
-		return pg, savepoint.Rollback(ctx)
+		if err := translateError(ctx, r.tx, pg); err != nil {
+			return nil, err
+		}
+		if !aboutRows(pg) {
+			return nil, err
+		}
+		return pg, nil
 	}
 	// The store's functions may have changed more settings than the path.
-	if _, err := savepoint.Exec(ctx, recordedForm); err != nil {
+	if _, err := savepoint.Exec(ctx, recordedForm+`SELECT `+ourEncoding); err != nil {
 		return nil, err
 	}
 	return nil, savepoint.Commit(ctx)

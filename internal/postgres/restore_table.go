@@ -29,20 +29,24 @@ type column struct {
 	Number     int16
 	Name, Type string // Type as SQL spells it
 	Generated  string // how it computes itself: s (stored), v (virtual) or empty
+	raw        []byte // Name in the encoding of the database
 }
+
+// quoted is the column's name as SQL, in the encoding of the database.
+func (c column) quoted() string { return pgx.Identifier{string(c.raw)}.Sanitize() }
 
 // readTable reads the table in its present form.
 func readTable(ctx context.Context, tx pgx.Tx) (table, error) {
 	t := table{columns: make(map[string]column), names: make(map[int16]string), dropped: make(map[int16]bool)}
 	rows, err := tx.Query(ctx, `
-		SELECT attnum, attname, format_type(atttypid, atttypmod), attgenerated::text, attisdropped FROM pg_attribute
+		SELECT attnum, attname, convert_to(attname::text, getdatabaseencoding()), format_type(atttypid, atttypmod), attgenerated::text, attisdropped FROM pg_attribute
 		WHERE attrelid = 'public.plants'::regclass AND attnum > 0`)
 	if err != nil {
 		return t, err
 	}
 	var c column
 	var dropped bool
-	if _, err := pgx.ForEachRow(rows, []any{&c.Number, &c.Name, &c.Type, &c.Generated, &dropped}, func() error {
+	if _, err := pgx.ForEachRow(rows, []any{&c.Number, &c.Name, &c.raw, &c.Type, &c.Generated, &dropped}, func() error {
 		if dropped {
 			t.dropped[c.Number] = true
 		} else {
@@ -65,7 +69,7 @@ type plan struct {
 	shape
 	today []string // what the shape's columns are called today; empty: it is gone
 	into  []int    // which values are inserted
-	copy  string   // the statement that inserts them
+	copy  string   // the statement that inserts them, in the encoding of the database
 	read  string   // the row that they make, of the table as p, in the order of the shape
 	// unrecorded are columns that computed themselves and do so no longer.
 	unrecorded []string
@@ -143,12 +147,11 @@ func (t *table) plan(s shape, numbers []int16) *plan {
 	has := make(map[string]bool)
 	for i, name := range p.today {
 		c, there := t.columns[name]
-		quoted := pgx.Identifier{name}.Sanitize()
 		switch {
 		case !there, s.generated[i] && c.Generated == "v":
 			read = append(read, "NULL")
 		default:
-			read = append(read, "p."+quoted)
+			read = append(read, "p."+pgx.Identifier{name}.Sanitize())
 		}
 		if !there || c.Generated != "" {
 			continue
@@ -159,7 +162,7 @@ func (t *table) plan(s shape, numbers []int16) *plan {
 		}
 		has[name] = true
 		p.into = append(p.into, i)
-		names = append(names, quoted)
+		names = append(names, c.quoted())
 		switch {
 		case numbers != nil && c.Number != numbers[i]:
 			p.remade = append(p.remade, name)
@@ -294,37 +297,58 @@ func (r *restore) compare(ctx context.Context, entries []entry) (losses []Refusa
 func (r *restore) compareAlike(ctx context.Context, entries []entry, keptOut map[int64]bool) ([]Refusal, error) {
 	p := r.plans[entries[0].Shape]
 	rows, err := r.tx.Query(ctx, fmt.Sprintf(`
-		SELECT d.id, d.plant_id, p.id IS NULL, d.plant, %[1]s
+		SELECT d.id, d.plant_id, p.id IS NULL, convert_to(d.plant, getdatabaseencoding()), convert_to(%[1]s, getdatabaseencoding())
 		FROM public.plant_deletions d LEFT JOIN ONLY public.plants p ON p.id = d.plant_id
 		WHERE d.id = ANY ($1) AND (p.id IS NULL OR $2 OR d.plant COLLATE "C" <> %[1]s COLLATE "C")
 		ORDER BY d.id DESC`, p.read), idsOf(entries), len(p.unrecorded)+len(p.doubted) > 0)
 	if err != nil {
 		return nil, err
 	}
-	var losses []Refusal
-	var f Refusal
+	var all []difference
+	var id, plant int64
 	var missing bool
 	var was, is []byte
-	_, err = pgx.ForEachRow(rows, []any{&f.ID, &f.Plant, &missing, &was, &is}, func() error {
-		f.Unless = "lossy"
+	if _, err := pgx.ForEachRow(rows, []any{&id, &plant, &missing, &was, &is}, func() error {
 		if missing {
-			keptOut[f.ID] = true
-			f.Why = "a trigger on plants kept the row out"
-			losses = append(losses, f)
+			keptOut[id] = true
+			all = append(all, difference{id: id, plant: plant, why: func(_, _ string) string { return "a trigger on plants kept the row out" }})
 			return nil
 		}
-		why, err := r.differences(f.ID, p, was, is)
-		for _, f.Why = range why {
-			losses = append(losses, f)
+		found, err := r.differences(id, p, was, is)
+		for _, d := range found {
+			d.id, d.plant = id, plant
+			all = append(all, d)
 		}
 		return err
-	})
-	return losses, err
+	}); err != nil {
+		return nil, err
+	}
+	texts := make([][]byte, 0, 2*len(all))
+	for _, d := range all {
+		texts = append(texts, d.was, d.is)
+	}
+	raw, err := translate(ctx, r.tx, texts)
+	if err != nil {
+		return nil, err
+	}
+	var losses []Refusal
+	for i, d := range all {
+		was, is := texts[2*i], texts[2*i+1]
+		losses = append(losses, Refusal{ID: d.id, Plant: d.plant, Unless: "lossy", Why: d.why(excerpt(was, is, raw[2*i]), excerpt(is, was, raw[2*i+1]))})
+	}
+	return losses, nil
 }
 
-// differences says in which columns the row that is there differs from the one that
+// A difference is what of a deletion is not in the table as it was recorded.
+type difference struct {
+	id, plant int64
+	was, is   []byte // the values that it tells of, in the encoding of the database
+	why       func(was, is string) string
+}
+
+// differences returns in which columns the row that is there differs from the one that
 // was recorded.
-func (r *restore) differences(entry int64, p *plan, recorded, present []byte) ([]string, error) {
+func (r *restore) differences(entry int64, p *plan, recorded, present []byte) ([]difference, error) {
 	was, err := p.parse(entry, recorded)
 	if err != nil {
 		return nil, err
@@ -333,23 +357,31 @@ func (r *restore) differences(entry int64, p *plan, recorded, present []byte) ([
 	if err != nil {
 		return nil, err
 	}
-	var why []string
+	var all []difference
 	for i, name := range p.names {
 		c, there := r.table.columns[p.today[i]]
 		switch {
 		case p.generated[i] && slices.Contains(p.unrecorded, name):
-			why = append(why, fmt.Sprintf("column %s computed itself then and does not today: its value is not recorded", strconv.Quote(name)))
+			all = append(all, difference{why: func(_, _ string) string {
+				return fmt.Sprintf("column %s computed itself then and does not today: its value is not recorded", strconv.Quote(name))
+			}})
 		case p.generated[i]:
 		case !there && was[i] != nil:
-			why = append(why, fmt.Sprintf("column %s (%s) is gone: %s has no place", strconv.Quote(name), visible(p.types[i]), excerpt(was[i], nil)))
+			all = append(all, difference{was: was[i], why: func(was, _ string) string {
+				return fmt.Sprintf("column %s (%s) is gone: %s has no place", strconv.Quote(name), visible(p.types[i]), was)
+			}})
 		case there && ((was[i] == nil) != (is[i] == nil) || !bytes.Equal(was[i], is[i])):
-			why = append(why, fmt.Sprintf("%s: %s becomes %s", columnOf(name, p.types[i], c), excerpt(was[i], is[i]), excerpt(is[i], was[i])))
+			all = append(all, difference{was: was[i], is: is[i], why: func(was, is string) string {
+				return fmt.Sprintf("%s: %s becomes %s", columnOf(name, p.types[i], c), was, is)
+			}})
 		case p.doubted[i] != "" && was[i] != nil:
-			why = append(why, fmt.Sprintf("column %[1]s (%[2]s) may be called %[3]s today: this is a copy of the table, and its columns stand in another order: %[4]s goes to %[1]s",
-				strconv.Quote(name), visible(p.types[i]), strconv.Quote(p.doubted[i]), excerpt(was[i], nil)))
+			all = append(all, difference{was: was[i], why: func(was, _ string) string {
+				return fmt.Sprintf("column %[1]s (%[2]s) may be called %[3]s today: this is a copy of the table, and its columns stand in another order: %[4]s goes to %[1]s",
+					strconv.Quote(name), visible(p.types[i]), strconv.Quote(p.doubted[i]), was)
+			}})
 		}
 	}
-	return why, nil
+	return all, nil
 }
 
 // columnOf names a column and its type, and those of today where they differ.

@@ -10,7 +10,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -77,7 +76,7 @@ func detailOf(pg *pgconn.PgError) string {
 func (r *restore) misfit(ctx context.Context, e entry) (at int, refused *pgconn.PgError, err error) {
 	p := r.plans[e.Shape]
 	var plant []byte
-	if err := r.tx.QueryRow(ctx, `SELECT plant FROM public.plant_deletions WHERE id = $1`, e.ID).Scan(&plant); err != nil {
+	if err := r.tx.QueryRow(ctx, `SELECT convert_to(plant, getdatabaseencoding()) FROM public.plant_deletions WHERE id = $1`, e.ID).Scan(&plant); err != nil {
 		return 0, nil, err
 	}
 	values, err := p.parse(e.ID, plant)
@@ -97,14 +96,15 @@ func (r *restore) misfit(ctx context.Context, e entry) (at int, refused *pgconn.
 	return suspects[0], refused, err
 }
 
-// try returns the error with which today's columns refuse some of a row's values.
+// try returns the error with which today's columns refuse some of a row's values, which
+// are in the encoding of the database.
 // A plan of an INSERT is made, for which the values are read and made to fit their
 // columns. Nothing is inserted, and no trigger runs.
 func (r *restore) try(ctx context.Context, p *plan, values [][]byte, some []int) (*pgconn.PgError, error) {
 	var names, sources []string
 	var parameters [][]byte
 	for _, i := range p.into {
-		names = append(names, pgx.Identifier{p.today[i]}.Sanitize())
+		names = append(names, r.table.columns[p.today[i]].quoted())
 		source := "NULL"
 		if slices.Contains(some, i) {
 			parameters = append(parameters, values[i])
@@ -144,28 +144,34 @@ func visible(s string) string {
 func brief(message string) string { return visible(cut(message, 500)) }
 
 // excerpt returns a value in quotes, for a message. Of a long one it shows where it
-// begins to differ from other.
-func excerpt(value, other []byte) string {
+// begins to differ from other. A raw one is in another encoding than UTF-8.
+func excerpt(value, other []byte, raw bool) string {
 	if value == nil {
 		return "null"
+	}
+	quote, begins := strconv.Quote, utf8.RuneStart
+	if raw {
+		quote, begins = quoteRaw, func(byte) bool { return true }
 	}
 	const shown, before = 60, 10
 	same := 0
 	for same < min(len(value), len(other)) && value[same] == other[same] {
 		same++
 	}
-	lead := ""
+	lead, end := "", ""
 	if from := same - before; len(value) > shown && from > 0 {
-		for from > 0 && !utf8.RuneStart(value[from]) {
+		for from > 0 && !begins(value[from]) {
 			from--
 		}
 		lead, value = "…", value[from:]
 	}
-	text := string(value)
-	if short := cut(text, shown); short != text {
-		return lead + strconv.Quote(strings.TrimSuffix(short, "…")) + "…"
+	if to := shown; len(value) > to {
+		for to > 0 && !begins(value[to]) {
+			to--
+		}
+		end, value = "…", value[:to]
 	}
-	return lead + strconv.Quote(text)
+	return lead + quote(string(value)) + end
 }
 
 // cut returns s up to about size bytes.

@@ -25,6 +25,7 @@ const (
 	lockNotAvailable      = "55P03"
 	queryCanceled         = "57014"
 	serializationFailure  = "40001"
+	untranslatable        = "22P05"
 
 	// unrecorded is raised by our own functions in the database: a plant would
 	// leave without its record.

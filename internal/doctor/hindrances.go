@@ -57,6 +57,7 @@ func hindrances() []hindrance {
 		{"the service's role as the migrating one", "rights", beforeUp | beforeDown, serviceMigrates},
 		{"the rights of the owner", "rights", byDoctor | beforeUp, ownerRights},
 		{"the rights that recording takes", "rights", byDoctor | ready, recordingRights},
+		{"a superuser's ledger", "rights", byDoctor, superusersLedger},
 		{"the rights to make tables", "rights", beforeUp, schemaRights},
 		{"the service's role", "rights", beforeUp, missingRole},
 		{"the rights of the service", "rights", ready, serviceRights},

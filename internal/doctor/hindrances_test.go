@@ -149,6 +149,8 @@ var after = []provocation{
 	{"sequences of a copy", "DELETE FROM plants WHERE id < 4;\nUPDATE plant_shapes SET relation = 1;\nSELECT setval('plant_deletions_id_seq', 1), setval('plant_shapes_id_seq', 1, false)", "record", Problem,
 		"the next number of (the ledger is 2, and it has entries up to 3|public.plant_shapes is 1, and it has some up to 1): nothing can be recorded", false, nil},
 	{"trigger on replicas, too", "ALTER TABLE plants ENABLE ALWAYS TRIGGER plantstore_record_deletion", "record", Warning, "trigger plantstore_record_deletion fires on logical replicas, too, .*", true, nil},
+	{"a superuser's ledger", "REASSIGN OWNED BY plantstore_owner TO CURRENT_USER", "rights", Warning,
+		`the ledger belongs to superuser \w+: for whoever deletes a plant, the trigger runs with all rights`, true, nil},
 	{"a function of somebody's", "ALTER FUNCTION plantstore_record_deletion() OWNER TO pg_monitor", "record", Problem,
 		"function plantstore_record_deletion belongs to pg_monitor, not to plantstore_owner as the ledger does", false, nil},
 	{"another text of a function", "CREATE OR REPLACE FUNCTION plantstore_prove(plants bigint[], principals text[], keys text[]) RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp AS 'SELECT NULL'", "record", Problem,

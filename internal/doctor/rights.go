@@ -46,6 +46,19 @@ const recordingRights = `
 	FROM ledger l JOIN pg_proc p ON p.pronamespace = to_regnamespace('public') AND p.proname = ANY (@names::text[]) AND p.proowner = l.oid
 	WHERE NOT has_function_privilege(l.oid, p.oid, 'EXECUTE')`
 
+// A superuser has migrated, or restored a dump without its owners.
+const superusersLedger = `
+	WITH theirs AS (
+		SELECT 'TABLE ' || c.oid::regclass AS object, c.relowner AS owner FROM pg_class c
+		WHERE c.relnamespace = to_regnamespace('public') AND c.relkind = 'r' AND (c.relname = ANY (@tables::text[]) OR c.relname IN ('goose_db_version', 'plantstore_migrations'))
+		UNION ALL
+		SELECT 'FUNCTION ' || p.oid::regprocedure, p.proowner FROM pg_proc p JOIN unnest(@names::text[], @parameters::text[]) s (name, parameters)
+			ON p.pronamespace = to_regnamespace('public') AND p.proname = s.name AND pg_get_function_identity_arguments(p.oid) = s.parameters
+	)
+	SELECT 'warning', format('the ledger belongs to superuser %I: for whoever deletes a plant, the trigger runs with all rights', r.rolname),
+		(SELECT string_agg(format('ALTER %s OWNER TO plantstore_owner;', t.object), E'\n' ORDER BY t.object DESC) FROM theirs t WHERE t.owner = r.oid)
+	FROM pg_class l JOIN pg_roles r ON r.oid = l.relowner WHERE l.oid = to_regclass('public.plant_deletions') AND r.rolsuper`
+
 const schemaRights = `
 	SELECT 'problem', CASE WHEN n.oid IS NULL THEN 'there is no schema public' ELSE format('%s may not make tables in schema public, which its owner %I can allow', @owner::text, o.rolname) END,
 		CASE WHEN n.oid IS NULL THEN 'CREATE SCHEMA public;' ELSE format('GRANT USAGE, CREATE ON SCHEMA public TO %I;', @owner::text) END

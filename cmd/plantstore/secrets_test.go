@@ -122,6 +122,34 @@ func TestAURLOfTwoLinesIsNotShown(t *testing.T) {
 	}
 }
 
+// With anything before it, a URL is a parameter's name or value to the driver. The server
+// would be told, and tells again.
+func TestAURLWithSomethingBeforeItIsNotShown(t *testing.T) {
+	t.Parallel()
+	const has = " cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database: take out what is before postgres:// in it, such as a quotation mark or a name, and what is no parameter\n"
+	file := filepath.Join(t.TempDir(), "url")
+	for _, url := range []string{
+		`"postgres://u:geheim@127.0.0.1:1/d?sslmode=disable"`,
+		"\ufeffpostgres://u:geheim@127.0.0.1:1/d?sslmode=disable",
+		"POSTGRES://u:geheim@127.0.0.1:1/d?sslmode=disable",
+		"postgresql+asyncpg://u:geheim@127.0.0.1:1/d?sslmode=disable",
+		"DATABASE_URL=postgres://u:geheim@127.0.0.1:1/d?sslmode=disable",
+	} {
+		writeFile(t, file, url+"\n")
+		for _, tt := range []struct{ setting, at, command string }{
+			{"DATABASE_URL", "serve: ", "serve"}, {"DATABASE_URL", "", "token list"},
+			{"PLANTSTORE_MIGRATE_DATABASE_URL", "", "token list"}, {"PLANTSTORE_MIGRATE_DATABASE_URL", "", "migrate up"}, {"PLANTSTORE_MIGRATE_DATABASE_URL", "", "doctor"},
+		} {
+			for variable, want := range map[string]string{tt.setting + "=" + url: tt.setting + has, tt.setting + "_FILE=" + file: "the file " + file + has} {
+				stderr, code := runProcess(t, []string{variable, "PGHOST=127.0.0.1", "PGPORT=1"}, strings.Fields(tt.command)...)
+				if code != exitUsage || stderr != "plantstore: "+tt.at+want {
+					t.Errorf("%s with %s: exit code %d, %q; want %d, %q", tt.command, variable, code, stderr, exitUsage, "plantstore: "+tt.at+want)
+				}
+			}
+		}
+	}
+}
+
 // While the database has the new password already and the file does not, connections
 // are refused, and requests wait.
 func TestPasswordChangesUnderLoad(t *testing.T) {

@@ -64,18 +64,20 @@ func ExplainFor(err error, setting string) string {
 			return fmt.Sprintf("there is no database %q at %s: create it, or correct %s", c.Database, at, setting)
 		case "53300":
 			return fmt.Sprintf("the server at %s has no connection left for role %q", at, c.User)
-		case "55P02", "42704": // cant_change_runtime_param, undefined_object
-			// What the driver does not know it sends on to the server.
+		case "55P02", "42602", "42704": // cant_change_runtime_param, invalid_name, undefined_object
+			// What the driver does not know it sends on to the server. That may be anything, so
+			// of the server's message only the name of a parameter is told.
 			name := ""
 			for n := range c.RuntimeParams {
-				if strings.Contains(pg.Message, n) && len(n) > len(name) {
+				if strings.Contains(pg.Message, n) && len(n) > len(name) && parameterName.MatchString(n) {
 					name = n
 				}
 			}
-			if name != "" {
-				return fmt.Sprintf("%s (or a PG* variable) sets %s, which this driver does not know, and the server at %s does not take it either (%s, SQLSTATE %s): take it out",
-					setting, name, at, pg.Message, pg.Code)
+			if name == "" {
+				return fmt.Sprintf("%s (or a PG* variable) sets what is no parameter, and the server at %s does not take it (SQLSTATE %s): take it out", setting, at, pg.Code)
 			}
+			return fmt.Sprintf("%s (or a PG* variable) sets %s, which this driver does not know, and the server at %s does not take it either (SQLSTATE %s): take it out",
+				setting, name, at, pg.Code)
 		case "57P03":
 			return fmt.Sprintf("the server at %s is starting up, shutting down or recovering", at)
 		}
@@ -160,6 +162,10 @@ func explainSettings(e *pgconn.ParseConfigError, setting string) string {
 	case usableWith(e.ConnString, "sslrootcert", "system"):
 		return "sslrootcert in " + setting + " (or PGSSLROOTCERT) names a file without a certificate in it"
 	}
+	return unreadable(setting)
+}
+
+func unreadable(setting string) string {
 	return setting + " cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database"
 }
 

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -111,6 +112,13 @@ func TestExplainTellsWhyTLSFails(t *testing.T) {
 	trusting := &tls.Config{Certificates: []tls.Certificate{good}}
 	trust := []pgproto3.BackendMessage{&pgproto3.AuthenticationOk{}, &pgproto3.ReadyForQuery{TxStatus: 'I'}}
 	md5 := []pgproto3.BackendMessage{&pgproto3.AuthenticationMD5Password{}}
+	refused := func(code, message string) string {
+		b, err := (&pgproto3.ErrorResponse{Severity: "FATAL", Code: code, Message: message}).Encode(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tlsServer(t, string(b), nil)
+	}
 	unknown, err := (&pgproto3.ErrorResponse{Severity: "FATAL", Code: "55P02", Message: "no ssl_min_protocol_version"}).Encode(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +175,13 @@ func TestExplainTellsWhyTLSFails(t *testing.T) {
 		{"no TLS, and channel binding", tlsServer(t, "N", nil), "sslmode=require&channel_binding=require",
 			"the server at localhost:PORT does not speak TLS as sslmode in DATABASE_URL asks for (server refused TLS connection): switch TLS on at the server (ssl = on), or ask for less"},
 		{"a setting of libpq's only", tlsServer(t, string(unknown), nil), "sslmode=disable&ssl_min_protocol_version=TLSv1.3",
-			"DATABASE_URL (or a PG* variable) sets ssl_min_protocol_version, which this driver does not know, and the server at localhost:PORT does not take it either (no ssl_min_protocol_version, SQLSTATE 55P02): take it out"},
+			"DATABASE_URL (or a PG* variable) sets ssl_min_protocol_version, which this driver does not know, and the server at localhost:PORT does not take it either (SQLSTATE 55P02): take it out"},
+		{"a parameter that nobody knows", refused("42704", `unrecognized configuration parameter "colour"`), "sslmode=disable&colour=geheim",
+			"DATABASE_URL (or a PG* variable) sets colour, which this driver does not know, and the server at localhost:PORT does not take it either (SQLSTATE 42704): take it out"},
+		{"a text that became a parameter's name", refused("42602", `invalid configuration parameter name "geheim@x"`), "sslmode=disable&geheim@x=y",
+			"DATABASE_URL (or a PG* variable) sets what is no parameter, and the server at localhost:PORT does not take it (SQLSTATE 42602): take it out"},
+		{"a text that became a parameter's name, in another way", refused("42704", `unrecognized configuration parameter "geheim@x"`), "sslmode=disable&geheim@x=y",
+			"DATABASE_URL (or a PG* variable) sets what is no parameter, and the server at localhost:PORT does not take it (SQLSTATE 42704): take it out"},
 		{"key encrypted", "1", "sslmode=require&sslcert=" + authority + "&sslkey=" + encrypted,
 			"the key that sslkey in DATABASE_URL (or PGSSLKEY) names is encrypted: give its password with sslpassword (or PGSSLPASSWORD)"},
 		{"key encrypted, wrong password", "1", "sslmode=require&sslpassword=geheim&sslcert=" + authority + "&sslkey=" + encrypted,
@@ -208,6 +222,35 @@ func TestUnknownNegotiationOfTLS(t *testing.T) {
 			if got != want {
 				t.Errorf("CheckURL of sslnegotiation %q: %q, want %q", way, got, want)
 			}
+		}
+	}
+}
+
+// The driver takes any text with a = in it for parameters, and sends their names and
+// values to the server. A URL among them has a password.
+func TestWhatOnlyHasAURLInItIsNone(t *testing.T) {
+	t.Parallel()
+	const url = "postgres://u:geheim@h/d?sslmode=disable"
+	for _, bad := range []string{
+		`"` + url + `"`, `'` + url + `'`, " " + url, "\ufeff" + url, "POSTGRES" + url[len("postgres"):], "postgresql+asyncpg" + url[len("postgres"):], "jdbc:" + url,
+		"DATABASE_URL=" + url, "DATABASE_URL='" + url + "'", "DATABASE_URL=POSTGRES" + url[len("postgres"):], "host=h DATABASE_URL=" + url,
+		"host=" + url, "dbname=" + url, "user=" + url, "options=" + url, "postgres://h,h/d?host=" + strings.ReplaceAll(url, "?", "%3F"),
+		"\ufeffhost=h password=geheim", `"host=h password=geheim"`, "host=h password=x geheim@=y", "postgres://u@h/d?geheim@=y",
+	} {
+		err := CheckURL("DATABASE_URL", bad)
+		if _, unread := pgxpool.ParseConfig(bad); err == nil && unread != nil {
+			err = errors.New(Explain(unread)) // as whoever opens it tells
+		}
+		if err == nil || !strings.HasPrefix(err.Error(), "DATABASE_URL cannot be read as a PostgreSQL URL or DSN") || strings.Contains(err.Error(), "geheim") {
+			t.Errorf("CheckURL of %q: %v, want that it can't be read, and no more of it", bad, err)
+		}
+	}
+	for _, good := range []string{
+		url, "postgresql" + url[len("postgres"):], "postgres://u:a%3A%2F%2Fb@h1:1,h2/d?application_name=https://store.example&pool_max_conns=16",
+		"host=/run/postgresql user=u password='a://b' application_name=https://store.example plan_cache_mode=auto store.colour=green", "host=@abstract", "",
+	} {
+		if err := CheckURL("DATABASE_URL", good); err != nil {
+			t.Errorf("CheckURL of %q: %v, want none", good, err)
 		}
 	}
 }

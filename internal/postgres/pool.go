@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -91,19 +92,46 @@ func ReadURL(file string) (string, error) {
 	return url, CheckURL("the file "+file, url)
 }
 
-// CheckURL refuses a URL or DSN that is not one line, or has a way to negotiate TLS that
-// there is not, of which the driver would say nothing. Its error is a sentence for an
-// operator, and names the setting. The driver would make part of a name of what follows
-// the line, a password in it, and names are told.
+// CheckURL refuses a URL or DSN that is not one line, that the driver would take apart
+// wrongly, or that has a way to negotiate TLS that there is not, of which the driver would
+// say nothing. Its error is a sentence for an operator, and names the setting. The driver
+// would make part of a name of what follows the line, a password in it, and names are told.
 func CheckURL(setting, url string) error {
 	if strings.ContainsFunc(url, unicode.IsControl) {
 		return fmt.Errorf("%s has a line break or another control character in it: the database's URL or DSN is one line", setting)
 	}
-	// What can't be read at all is told of by who opens it.
-	if c, err := pgconn.ParseConfig(url); err == nil && !slices.Contains([]string{"", "postgres", "direct"}, c.SSLNegotiation) {
+	if url == "" {
+		setting = "a PG* variable"
+	}
+	c, err := pgconn.ParseConfig(url)
+	switch {
+	case err != nil: // who opens it tells of that
+	case isMisread(c):
+		return fmt.Errorf("%s: take out what is before postgres:// in it, such as a quotation mark or a name, and what is no parameter", unreadable(setting))
+	case !slices.Contains([]string{"", "postgres", "direct"}, c.SSLNegotiation):
 		return fmt.Errorf("sslnegotiation in %s (or PGSSLNEGOTIATION) is none that there is: it may be postgres or direct", setting)
 	}
 	return nil
+}
+
+// parameterName is what the server takes for the name of a parameter.
+var parameterName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.]*$`)
+
+// isMisread reports whether a configuration has parts of a text that was not meant as
+// parameters, or a URL where none belongs. To the driver, all that has a = and does not
+// begin as a URL is parameters. We tell of hosts, database and role, and the server tells
+// of parameters.
+func isMisread(c *pgconn.Config) bool {
+	told := []string{hosts(c), c.Database, c.User}
+	for name, value := range c.RuntimeParams {
+		if !parameterName.MatchString(name) {
+			return true
+		}
+		if name != "application_name" {
+			told = append(told, value)
+		}
+	}
+	return slices.ContainsFunc(told, func(s string) bool { return strings.Contains(s, "://") })
 }
 
 func open(ctx context.Context, setting string, read func() (string, error)) (*DB, error) {

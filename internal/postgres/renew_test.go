@@ -66,6 +66,8 @@ func TestAFileThatIsNotTakenIsToldOf(t *testing.T) {
 	}
 	port := tlsServer(t, string(refusal), nil)
 	const stale = ". The service still uses what it read at its start: "
+	const noURL = " cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database"
+	const before = ": take out what is before postgres:// in it, such as a quotation mark or a name, and what is no parameter"
 	const wrong = `the password for role "u" is wrong at 127.0.0.1:PORT`
 	for _, tt := range []struct{ name, now, want string }{ // without a text now: the file is gone
 		{"taken", "host=127.0.0.1 port=PORT user=u password=geheim2 dbname=store sslmode=disable", wrong + ": correct it in the file FILE, or in the password file if there is one"},
@@ -74,6 +76,8 @@ func TestAFileThatIsNotTakenIsToldOf(t *testing.T) {
 		{"unknown sslmode", "host=127.0.0.1 port=PORT user=u password=geheim2 dbname=store sslmode=disabled",
 			"sslmode in the file FILE (or PGSSLMODE) is none that there is: it may be disable, allow, prefer, require, verify-ca or verify-full" + stale + wrong},
 		{"half written", "host=127.0.0.1 port=PORT user=u password='geheim", "the file FILE cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database" + stale + wrong},
+		{"in quotes", `"postgres://u:geheim@127.0.0.1:PORT/store?sslmode=disable"`, "the file FILE" + noURL + before + stale + wrong},
+		{"with the name of its variable", "DATABASE_URL=postgres://u:geheim@127.0.0.1:PORT/store?sslmode=disable", "the file FILE" + noURL + before + stale + wrong},
 		{"empty", "\n", "the file with the database's URL, FILE, is empty" + stale + wrong},
 		{"gone", "", "the file with the database's URL can't be read: open FILE: no such file or directory" + stale + wrong},
 	} {

@@ -56,10 +56,21 @@ func main() {
 		e = &exitError{1, err}
 	}
 	if e.err != nil {
-		fmt.Fprintf(os.Stderr, "plantstore: %v\n", e.err)
+		told := make(chan struct{})
+		go func() {
+			defer close(told)
+			fmt.Fprintf(os.Stderr, "plantstore: %v\n", e.err)
+		}()
+		select {
+		case <-told:
+		case <-time.After(lastLineTimeout):
+		}
 	}
 	os.Exit(e.code)
 }
+
+// lastLineTimeout bounds how long the end waits for who reads standard error.
+const lastLineTimeout = 2 * time.Second
 
 // togetherFor is how long after a signal another one means the same. Programs that start
 // others, such as timeout, send theirs to the process, and again to its group.

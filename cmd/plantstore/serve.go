@@ -249,8 +249,31 @@ type service struct {
 	secrets       []any               // which are set, for the log
 }
 
-// serve wires the service and runs it until ctx ends.
+// lastTimeout is how long the end may take beyond its two time limits: the last traces are
+// sent.
+const lastTimeout = tracesTimeout
+
+// serve runs the service until ctx ends. A log whose reader stalls holds up whoever
+// writes to it, but not the end: then what is left is cut off.
 func serve(ctx context.Context, f serveTuning, s service) error {
+	done := make(chan error, 1)
+	go func() { done <- serveInOrder(ctx, f, s) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	most := s.drainDelay + f.ShutdownTimeout + lastTimeout
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(most):
+		return fmt.Errorf("the end took longer than %s, and what was under way was cut off: does anybody read the log?", most)
+	}
+}
+
+// serveInOrder wires the service and runs it until ctx ends, and then to its orderly end.
+func serveInOrder(ctx context.Context, f serveTuning, s service) error {
 	db, log := s.db, s.log
 	db.LogFaults(log)
 	tokens := db.Tokens(f.TokenCacheTTL)

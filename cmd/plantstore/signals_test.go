@@ -214,6 +214,66 @@ func TestServeDrainsWhenNobodyReadsItsLog(t *testing.T) {
 	}
 }
 
+// A pipe that nobody reads takes no more once it is full. Requests are answered before
+// they are logged, and neither a second signal nor the end of all time limits waits for
+// the log.
+func TestServeWithALogWhoseReaderStalls(t *testing.T) {
+	t.Parallel()
+	for _, signals := range []int{1, 2} {
+		log, stderr, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer log.Close()
+		s := serviceProcess{log: new(syncBuffer)}
+		delay := map[int]string{1: "0s", 2: "10m"}[signals]
+		s.cmd = inProcess(t, nil, "serve", "--database-url=host="+t.TempDir(), "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0",
+			"--drain-delay="+delay, "--request-timeout=500ms", "--shutdown-timeout=500ms")
+		s.cmd.Stderr = stderr
+		if err := s.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		stderr.Close()
+		for lines := bufio.NewScanner(log); lines.Scan(); {
+			io.WriteString(s.log, lines.Text()+"\n")
+			if strings.Contains(lines.Text(), `"msg":"serving"`) {
+				break
+			}
+		}
+		s.public, _ = (&process{log: s.log}).addresses(t)
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
+		for i := range 600 { // of more than 200 bytes each in the log, where a pipe holds 64 KiB
+			answer, err := client.Get(fmt.Sprintf("%s/plants/%064d", s.public, i))
+			if err != nil {
+				t.Fatalf("request %d: %v, want an answer", i, err)
+			}
+			answer.Body.Close()
+		}
+		s.signal(t, syscall.SIGTERM)
+		ended := make(chan struct{})
+		if signals == 2 {
+			go func() { // until one counts as a second one
+				for s.cmd.Process.Signal(syscall.SIGTERM) == nil {
+					time.Sleep(togetherFor)
+				}
+			}()
+		}
+		go func() {
+			_ = s.cmd.Wait() // the exit code tells
+			close(ended)
+		}()
+		select {
+		case <-ended:
+		case <-time.After(patience):
+			s.signal(t, syscall.SIGKILL)
+			<-ended
+		}
+		if got := s.cmd.ProcessState.ExitCode(); got != 1 {
+			t.Errorf("after %d of SIGTERM: %v, want exit code 1", signals, s.cmd.ProcessState)
+		}
+	}
+}
+
 // A dev is "plantstore dev" as a process of its own, with a folder for its database.
 type dev struct {
 	cmd    *exec.Cmd

@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 
 	"github.com/labstack/echo/v4"
@@ -49,6 +50,7 @@ func (p page) serve(c echo.Context) error {
 	if p.encoding != "" {
 		header.Set(echo.HeaderContentEncoding, p.encoding)
 	}
+	header.Set(echo.HeaderContentLength, strconv.Itoa(len(p.content)))
 	return c.Blob(http.StatusOK, p.contentType, p.content)
 }
 

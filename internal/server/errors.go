@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -147,12 +148,14 @@ func (s *Server) fail(c echo.Context, err error) int32 {
 	if r.status() == http.StatusMethodNotAllowed {
 		header.Set(echo.HeaderAllow, allowed(c))
 	}
+	var text bytes.Buffer
+	body := json.NewEncoder(&text)
+	body.SetEscapeHTML(false)                          // nobody renders it, people read it
+	_ = body.Encode(errorBody{r.code, r.message(err)}) // there is nothing in it that can't be written
 	header.Set(echo.HeaderContentType, echo.MIMEApplicationJSON)
+	header.Set(echo.HeaderContentLength, strconv.Itoa(text.Len())) // it is sent before net/http could tell
 	c.Response().WriteHeader(r.status())
-	body := json.NewEncoder(c.Response())
-	body.SetEscapeHTML(false) // nobody renders it, people read it
-	// A client that went away needs no answer.
-	_ = body.Encode(errorBody{r.code, r.message(err)})
+	_, _ = c.Response().Write(text.Bytes()) // a client that went away needs no answer
 	return r.code
 }
 

@@ -46,6 +46,48 @@ func logOf(t *testing.T, c Config, q request) []map[string]any {
 	}
 }
 
+// A stalled is a reader of the log that takes the lines of requests once it is let.
+type stalled struct {
+	begun, let chan struct{}
+}
+
+func (w stalled) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte(`"msg":"request"`)) {
+		close(w.begun)
+		<-w.let
+	}
+	return len(line), nil
+}
+
+// An answer is whole before it is logged, so that its client need not wait for who reads
+// the log. Only its connection does.
+func TestAnswersDoNotWaitForTheLog(t *testing.T) {
+	t.Parallel()
+	for want, q := range map[int]request{
+		204:   del(),
+		40100: {method: "DELETE", target: "/plants/1"},
+		40400: {method: "HEAD", target: "/nowhere"},
+		200:   {method: "GET", target: "/docs"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			log := stalled{make(chan struct{}), make(chan struct{})}
+			c := testConfig()
+			c.Log = slog.New(slog.NewJSONHandler(log, nil))
+			s := run(t, c, newPipeListener(), newPipeListener())
+			a := s.ask(t, q)
+			if q.method == "HEAD" {
+				want /= 100 // it has no body
+			}
+			if a.code() != want || a.header.Get("Transfer-Encoding") != "" || a.status != 204 && a.header.Get("Content-Length") == "" {
+				t.Errorf("%s %s: answer %d, %v; want %d and its length", q.method, q.target, a.code(), a.header, want)
+			}
+			<-log.begun
+			close(log.let)
+			s.stop(t)
+		})
+	}
+}
+
 func TestLogHasOneLineForEachRequest(t *testing.T) {
 	t.Parallel()
 	failing := testConfig()

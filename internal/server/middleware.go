@@ -74,6 +74,10 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		if !s.Log.Enabled(context.Background(), level) {
 			return nil
 		}
+		// Who reads the log may stall. Over HTTP/2 an answer ends with its handler only.
+		if r := c.Request(); r.ProtoMajor == 1 {
+			_ = http.NewResponseController(c.Response().Writer).Flush() // a client that went away needs no answer
+		}
 		attrs := make([]slog.Attr, 0, 20)
 		attrs = append(attrs,
 			slog.String("method", printable(c.Request().Method, mostPrinted)),

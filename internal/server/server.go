@@ -201,7 +201,11 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 	s.draining.Store(true)
 	s.metrics.readiness(reasonDraining)
 	if ctx.Err() != nil {
-		s.Log.Info("draining", "delay", s.DrainDelay.String())
+		// Where nobody takes the line, the drain goes on.
+		group.Go(func() error {
+			s.Log.Info("draining", "delay", s.DrainDelay.String())
+			return nil
+		})
 		time.Sleep(s.DrainDelay)
 	}
 	// The operators' listener stays to the last: unready, but there.

@@ -48,6 +48,12 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		if s.draining.Load() || endIsDoubtful(c.Request()) {
 			header.Set("Connection", "close")
 		}
+		if r := c.Request(); r.ContentLength != 0 && r.ProtoMajor == 1 {
+			// net/http reads a body before it answers, unless the answer is the connection's
+			// last, and once more before it closes that. A deletion may do better: see dropBody.
+			header.Set("Connection", "close")
+			_ = http.NewResponseController(c.Response().Writer).SetReadDeadline(time.Now().Add(bodyTimeout)) // of a connection that is gone, nothing is read
+		}
 
 		var err error
 		if c.Request().Method == http.MethodOptions && c.Get(echo.ContextKeyHeaderAllow) != nil {

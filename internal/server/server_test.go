@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -495,6 +496,39 @@ func TestBodyThatNeverComes(t *testing.T) {
 			}
 			s.stop(t)
 		})
+	}
+}
+
+// Nor does it hold up an answer that comes before the deletion, or its connection.
+func TestBodyThatNeverComesOfOtherRequests(t *testing.T) {
+	t.Parallel()
+	for _, announced := range []string{"Content-Length: 10", "Content-Length: 4097", "Content-Length: 1000000000", "Transfer-Encoding: chunked"} {
+		for want, q := range map[int]request{
+			40100: {method: "DELETE", target: "/plants/1"},
+			40101: {method: "DELETE", target: "/plants/1", headers: []string{"Authorization: Bearer x"}},
+			40300: {method: "DELETE", target: "/plants/1", headers: []string{asBob}},
+			40400: {method: "DELETE", target: "/nowhere"},
+			40500: {method: "PUT", target: "/plants/1"},
+			200:   {method: "GET", target: "/docs"},
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				s := run(t, testConfig(), newPipeListener(), newPipeListener())
+				client, server := net.Pipe()
+				defer client.Close()
+				watched := &watchedConn{Conn: server, closed: make(chan struct{})}
+				s.public.(*pipeListener).conns <- watched
+				began := time.Now()
+				q.headers = append(q.headers, announced)
+				a := askOn(t, client, q)
+				if took := time.Since(began); a.code() != want || took > 0 || a.header.Get("Connection") != "close" {
+					t.Errorf("%s %s with %s: answer %d after %s, Connection %q; want %d at once, and close", q.method, q.target, announced, a.code(), took, a.header.Get("Connection"), want)
+				}
+				<-watched.closed
+				if took := time.Since(began); took > time.Second {
+					t.Errorf("%s %s with %s: the connection is closed after %s, want it soon", q.method, q.target, announced, took)
+				}
+			})
+		}
 	}
 }
 

@@ -78,6 +78,13 @@ func (c *connections) Close() error {
 	return c.Listener.Close()
 }
 
+// busy is on how many connections a request is being answered.
+func (c *connections) busy() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.all) - c.quiet.Len()
+}
+
 // admit makes room for one connection, if it can.
 func (c *connections) admit() bool {
 	c.mu.Lock()

@@ -128,6 +128,27 @@ func TestEndDoesNotWaitForEver(t *testing.T) {
 	})
 }
 
+// net/http looks every half second whether all is answered, and a connection on which
+// nothing has come yet is in flight to it.
+func TestEndKnowsWhatWasAnswered(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := testConfig()
+		c.ShutdownTimeout = 300 * time.Millisecond // it looks after 255 to 281 ms, and then after 500 more
+		c.Plants = slowPlants(295 * time.Millisecond)
+		s := run(t, c, newPipeListener(), newPipeListener())
+		dial(t, s.public)
+		conn := dial(t, s.public)
+		got := make(chan answer, 1)
+		go func() { got <- askOn(t, conn, del()) }()
+		synctest.Wait()
+		s.stop(t)
+		if a := <-got; a.status != 204 {
+			t.Errorf("answer %d, want 204", a.status)
+		}
+	})
+}
+
 func TestServeReportsALostListener(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

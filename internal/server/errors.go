@@ -120,8 +120,9 @@ func overBudget(err error) string {
 	if e.Left > 0 {
 		return fmt.Sprintf("With this plant others would go, more than the %d that you may delete now. This request deleted nothing: ask the operators to lift your deletion budget.", e.Left)
 	}
+	until := e.Until.Add(time.Second - 1).UTC().Truncate(time.Second) // who tries again then is not too early
 	return fmt.Sprintf("Your deletion budget is used up until %s. This request deleted nothing: try again then, or ask the operators to lift the budget.",
-		e.Until.UTC().Format(time.RFC3339))
+		until.Format(time.RFC3339))
 }
 
 // fail writes the answer to a request that failed, and returns its code. It does

@@ -43,6 +43,8 @@ func TestOutcomes(t *testing.T) {
 		{name: "out of reach", err: plant.ErrUnavailable, want: 50300, mentions: "This request deleted nothing; what an earlier one with the same Idempotency-Key did is not known"},
 		{name: "locked", err: plant.ErrBusy, want: 50301, mentions: "This request deleted nothing; an earlier one with the same Idempotency-Key may have"},
 		{name: "over budget", err: &plant.OverBudgetError{}, want: 42901, mentions: "This request deleted nothing"},
+		{name: "over budget, for a part of a second", err: &plant.OverBudgetError{Until: time.Date(2026, 11, 20, 10, 29, 59, 1, time.UTC)}, want: 42901, mentions: "until 2026-11-20T10:30:00Z"},
+		{name: "over budget, to the second", err: &plant.OverBudgetError{Until: time.Date(2026, 11, 20, 10, 30, 0, 0, time.UTC)}, want: 42901, mentions: "until 2026-11-20T10:30:00Z"},
 		{name: "over budget, by a cascade", err: &plant.OverBudgetError{Left: 7}, want: 42901, mentions: "more than the 7"},
 		{name: "overloaded", err: plant.ErrOverloaded, want: 50302, mentions: "This request deleted nothing; an earlier one with the same Idempotency-Key may have"},
 		{name: "unknown", err: fmt.Errorf("%w: %w", plant.ErrUnknown, plant.ErrUnavailable), want: 50400, mentions: "Idempotency-Key of this answer"},

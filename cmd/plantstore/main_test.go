@@ -163,6 +163,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"serve --oidc-issuer=https://login.example --oidc-audience=plants --jwks-url=file://etc/jwks.json", 2, `plantstore: serve: --jwks-url (PLANTSTORE_JWKS_URL): "file://etc/jwks.json" is no URL of a file: that has three slashes and the whole path, as file:///etc/jwks.json`, false},
 		{"token create x --days=-1", 2, `plantstore: token create: --days is -1: it must be from 0 to 36500`, false},
 		{"token create", 2, `plantstore: expected "<name>"`, true},
+		{"token create x --database-url=host=h --scope=", 2, `plantstore: token create: --scope is empty: the token would allow nothing`, false},
 		{"healthcheck --timeout=-1s", 2, `plantstore: healthcheck: --timeout is -1s: it must be longer than 0s`, false},
 		{"healthcheck --timeout=0s", 2, `plantstore: healthcheck: --timeout is 0s: it must be longer than 0s`, false},
 		{"healthcheck --admin-addr=nonsense", 2, `plantstore: --admin-addr (PLANTSTORE_ADMIN_ADDR) is "nonsense": address nonsense: missing port in address`, false},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -59,6 +60,14 @@ type tokenCreate struct {
 	Budget     string   `default:"none" placeholder:"BUDGET" help:"How many plants it may delete in a time, as 500/1h or 10000/7d."`
 }
 
+// Validate refuses values that can't work.
+func (c *tokenCreate) Validate() error {
+	if len(c.Scope) == 0 {
+		return errors.New("--scope is empty: the token would allow nothing")
+	}
+	return c.lifetime.Validate()
+}
+
 // Run makes a principal.
 func (c *tokenCreate) Run(ctx context.Context, console *console) error {
 	if console.nowhere {
@@ -70,7 +79,7 @@ func (c *tokenCreate) Run(ctx context.Context, console *console) error {
 		return err
 	}
 	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
-		token, err := tokens.Create(ctx, c.Name, c.Scope, expires, budget)
+		token, err := tokens.Create(ctx, c.Name, slices.Compact(slices.Sorted(slices.Values(c.Scope))), expires, budget)
 		switch {
 		case errors.Is(err, postgres.ErrPrincipalExists):
 			return fmt.Errorf("there is a principal %q already: 'plantstore token rotate %s' gives it another token", c.Name, c.Name)

@@ -94,6 +94,13 @@ func TestARotationThatCannotBeTold(t *testing.T) {
 	}
 }
 
+func TestAScopeIsStoredOnce(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	createToken(t, database.Owner, "shop", "--scope=plants:delete,plants:delete", "--scope=plants:delete")
+	expecting(t, database.Owner)(0, `(?s).*"scopes": \[\n +"plants:delete"\n +\].*`, "", "token", "list", "--json")
+}
+
 // The owner's commands say so where the URL is the service's.
 func TestStateOfAToken(t *testing.T) {
 	t.Parallel()

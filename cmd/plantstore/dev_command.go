@@ -11,3 +11,11 @@ type devCommand struct {
 	LogLevel    slog.Level `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
 	serveTuning `embed:""`
 }
+
+// Validate refuses values that can't work.
+func (c *devCommand) Validate() error {
+	if err := c.serveTuning.Validate(); err != nil {
+		return err
+	}
+	return apart(c.Addr, c.AdminAddr)
+}

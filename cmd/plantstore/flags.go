@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -21,7 +22,7 @@ import (
 type ownerFlags struct {
 	DatabaseURL     string `name:"database-url" env:"PLANTSTORE_MIGRATE_DATABASE_URL" help:"Database, as its owner and without a connection pooler between: libpq URL or DSN. PG* variables fill the gaps. Default: that of --service-url."`
 	DatabaseURLFile string `name:"database-url-file" env:"PLANTSTORE_MIGRATE_DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the database URL instead."`
-	Password        string `name:"database-password" env:"PLANTSTORE_MIGRATE_PASSWORD" help:"Password for --database-url, where that shall not hold it and PGPASSWORD is the service's."`
+	Password        string `name:"database-password" env:"PLANTSTORE_MIGRATE_PASSWORD" help:"Password for --database-url, or without URLs for the database that PG* variables name, where PGPASSWORD is the service's."`
 	ServiceURL      string `name:"service-url" env:"DATABASE_URL" help:"Database as the service connects to it, pool_max_conns included."`
 	ServiceURLFile  string `name:"service-url-file" env:"DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the service's database URL instead."`
 
@@ -39,23 +40,26 @@ func (f *ownerFlags) AfterApply(parsed *kong.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if f.Password != "" && f.DatabaseURL != "" {
-		f.DatabaseURL = postgres.WithPassword(f.DatabaseURL, f.Password)
-		password := passwordSetting
-		if isGiven(parsed, "database-password") {
-			password = "--database-password"
-		}
-		f.setting = password + " or " + f.setting
-	}
 	f.ServiceURL, f.serviceSetting, err = chosenURL(parsed, "service-url", postgres.ServiceSetting, &f.ServiceURL, &f.ServiceURLFile)
 	if err != nil {
 		return err
 	}
-	if f.DatabaseURL == "" {
-		f.DatabaseURL, f.setting = f.ServiceURL, f.serviceSetting
+	password := passwordSetting
+	if isGiven(parsed, "database-password") {
+		password = "--database-password"
 	}
-	if f.DatabaseURL == "" && !isDatabaseNamed() {
+	switch owners, services := f.DatabaseURL != "", f.ServiceURL != ""; {
+	case !owners && !services && !isDatabaseNamed():
 		return fmt.Errorf("neither %s nor %s is set: %s", ownerSetting, postgres.ServiceSetting, likeURL)
+	case !owners && services && f.Password != "":
+		return fmt.Errorf("%s is the owner's password, and of the URLs only the service's is set: set %s, too", password, ownerSetting)
+	case !owners && services:
+		f.DatabaseURL, f.setting = f.ServiceURL, f.serviceSetting
+	case f.Password != "":
+		if !owners {
+			f.setting = "a PG* variable"
+		}
+		f.DatabaseURL, f.setting = postgres.WithPassword(f.DatabaseURL, f.Password), password+" or "+f.setting
 	}
 	return nil
 }
@@ -67,6 +71,24 @@ const likeURL = "set it to the database's URL, as postgres://user:password@host:
 // they say where none is set could be anybody's.
 func isDatabaseNamed() bool {
 	return slices.ContainsFunc([]string{"PGHOST", "PGDATABASE", "PGSERVICE"}, func(name string) bool { return os.Getenv(name) != "" })
+}
+
+// apart refuses two addresses that can't be listened to at a time, of serve and dev. A
+// port 0 is any that is free.
+func apart(public, admin string) error {
+	host, port, err := net.SplitHostPort(public)
+	otherHost, otherPort, otherErr := net.SplitHostPort(admin)
+	same := host == otherHost || isEveryHost(host) || isEveryHost(otherHost)
+	if err != nil || otherErr != nil || port != otherPort || port == "0" || !same {
+		return nil
+	}
+	return fmt.Errorf("--addr (PLANTSTORE_ADDR) is %q and --admin-addr (PLANTSTORE_ADMIN_ADDR) is %q: each listener needs an address of its own", public, admin)
+}
+
+// isEveryHost reports whether a host is that of all of the machine's addresses.
+func isEveryHost(host string) bool {
+	a, err := netip.ParseAddr(host)
+	return host == "" || err == nil && a.IsUnspecified()
 }
 
 // explained is an error of the database in words for an operator.

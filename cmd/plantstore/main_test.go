@@ -88,6 +88,11 @@ func lastLine(s string) string {
 	return lines[len(lines)-1]
 }
 
+// sameAddresses is what a command says of two addresses that can't be had together.
+func sameAddresses(command, public, admin string) string {
+	return fmt.Sprintf("plantstore: %s: --addr (PLANTSTORE_ADDR) is %q and --admin-addr (PLANTSTORE_ADMIN_ADDR) is %q: each listener needs an address of its own", command, public, admin)
+}
+
 func TestBadCommandLines(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
@@ -164,6 +169,11 @@ func TestBadCommandLines(t *testing.T) {
 		{"token create x --days=-1", 2, `plantstore: token create: --days is -1: it must be from 0 to 36500`, false},
 		{"token create", 2, `plantstore: expected "<name>"`, true},
 		{"token create x --database-url=host=h --scope=", 2, `plantstore: token create: --scope is empty: the token would allow nothing`, false},
+		{"serve --database-url=host=h --addr=127.0.0.1:8080 --admin-addr=127.0.0.1:8080", 2, sameAddresses("serve", "127.0.0.1:8080", "127.0.0.1:8080"), false},
+		{"serve --database-url=host=h --addr=:8080 --admin-addr=127.0.0.1:8080", 2, sameAddresses("serve", ":8080", "127.0.0.1:8080"), false},
+		{"serve --database-url=host=h --addr=[::1]:8080 --admin-addr=[::]:8080", 2, sameAddresses("serve", "[::1]:8080", "[::]:8080"), false},
+		{"serve --database-url=host=h --addr=localhost:9090", 2, sameAddresses("serve", "localhost:9090", ":9090"), false},
+		{"dev --addr=localhost:8080 --admin-addr=localhost:8080", 2, sameAddresses("dev", "localhost:8080", "localhost:8080"), false},
 		{"healthcheck --timeout=-1s", 2, `plantstore: healthcheck: --timeout is -1s: it must be longer than 0s`, false},
 		{"healthcheck --timeout=0s", 2, `plantstore: healthcheck: --timeout is 0s: it must be longer than 0s`, false},
 		{"healthcheck --admin-addr=nonsense", 2, `plantstore: --admin-addr (PLANTSTORE_ADMIN_ADDR) is "nonsense": address nonsense: missing port in address`, false},

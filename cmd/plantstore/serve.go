@@ -114,6 +114,9 @@ func (c *serveCommand) Validate(parsed *kong.Context) error {
 	if err := c.serveTuning.Validate(); err != nil {
 		return err
 	}
+	if err := apart(c.Addr, c.AdminAddr); err != nil {
+		return err
+	}
 	if c.DatabaseURL == "" && c.DatabaseURLFile == "" && !isDatabaseNamed() {
 		return fmt.Errorf("--database-url (%s) is not set: %s", postgres.ServiceSetting, likeURL)
 	}

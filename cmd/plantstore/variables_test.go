@@ -260,12 +260,39 @@ func TestWrongPasswordIsBlamedRightly(t *testing.T) {
 		{[]string{"DATABASE_URL_FILE=" + file}, wrong + "the file " + file + orFile, nil},
 		{[]string{"DATABASE_URL=" + bare, "PGPASSWORD=wrong"}, wrong + "PGPASSWORD", nil},
 		{[]string{"PLANTSTORE_MIGRATE_DATABASE_URL=" + bare, "PLANTSTORE_MIGRATE_PASSWORD=wrong", "PGPASSWORD=right"}, wrong + "PLANTSTORE_MIGRATE_PASSWORD or PLANTSTORE_MIGRATE_DATABASE_URL" + orFile, nil},
+		{[]string{"PGHOST=" + folder, "PGUSER=someone", "PGDATABASE=postgres", "PLANTSTORE_MIGRATE_PASSWORD=wrong", "PGPASSWORD=right"}, wrong + "PLANTSTORE_MIGRATE_PASSWORD or a PG* variable" + orFile, nil},
+		{[]string{"PGHOST=" + folder, "PGUSER=someone", "PGDATABASE=postgres", "PGPASSWORD=right"}, wrong + "--database-password or a PG* variable" + orFile, []string{"--database-password=wrong"}},
 		{[]string{"DATABASE_URL=" + bare}, `role "someone" needs a password at ` + folder + ": give it in DATABASE_URL, PGPASSWORD or a password file", nil},
 	} {
 		for _, command := range []string{"token list", "migrate status", "deletions list"} {
 			stderr, code := runProcess(t, append(tt.variables, "PGPASSFILE=/nonexistent"), append(strings.Fields(command), tt.flags...)...)
 			if code != 1 || !strings.HasSuffix(stderr, tt.want+"\n") {
 				t.Errorf("%s with %s and %s: exit code %d, %q\nwant 1, %q", command, tt.variables, tt.flags, code, stderr, tt.want)
+			}
+		}
+	}
+}
+
+// The owner's password is for the owner's URL, or for a database that PG* variables name.
+func TestAPasswordThatIsForNothing(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "url")
+	writeFile(t, file, "host=127.0.0.1 port=1")
+	const isFor = " is the owner's password, and of the URLs only the service's is set: set PLANTSTORE_MIGRATE_DATABASE_URL, too\n"
+	for _, tt := range []struct {
+		variables []string
+		want      string
+		flags     []string
+	}{
+		{[]string{"PLANTSTORE_MIGRATE_PASSWORD=geheim", "DATABASE_URL=host=127.0.0.1 port=1"}, "PLANTSTORE_MIGRATE_PASSWORD" + isFor, nil},
+		{[]string{"PLANTSTORE_MIGRATE_PASSWORD=geheim", "DATABASE_URL_FILE=" + file, "PGHOST=127.0.0.1"}, "PLANTSTORE_MIGRATE_PASSWORD" + isFor, nil},
+		{nil, "--database-password" + isFor, []string{"--database-password=geheim", "--service-url=host=127.0.0.1 port=1"}},
+		{[]string{"PLANTSTORE_MIGRATE_PASSWORD=geheim"}, "neither PLANTSTORE_MIGRATE_DATABASE_URL nor DATABASE_URL is set: " + likeURL + "\n", nil},
+	} {
+		for _, command := range []string{"token list", "migrate status", "deletions list", "doctor"} {
+			stderr, code := runProcess(t, tt.variables, append(strings.Fields(command), tt.flags...)...)
+			if code != exitUsage || stderr != "plantstore: "+tt.want {
+				t.Errorf("%s with %s and %s: exit code %d, %q; want %d, %q", command, tt.variables, tt.flags, code, stderr, exitUsage, "plantstore: "+tt.want)
 			}
 		}
 	}

@@ -33,8 +33,8 @@ func (s *Server) Admin() http.Handler {
 		io.WriteString(w, "ready\n")
 	})
 	if s.Profiles {
-		mux.HandleFunc("GET /debug/pprof/", pprof.Index) // and all that it lists but these
-		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		// And all that it lists but these, and but the command line: a password may be in that.
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)

@@ -61,7 +61,10 @@ func (c *Certificate) read(now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("%s and %s are no certificate and its key: %w", c.certFile, c.keyFile, err)
 	}
-	if from, until := pair.Leaf.NotBefore, pair.Leaf.NotAfter; now.Before(from) || now.After(until) {
+	switch from, until := pair.Leaf.NotBefore, pair.Leaf.NotAfter; {
+	case now.Before(from):
+		return fmt.Errorf("the certificate in %s is not valid before %s", c.certFile, from.UTC().Format(time.RFC3339))
+	case now.After(until):
 		return fmt.Errorf("the certificate in %s is good from %s until %s only: renew it",
 			c.certFile, from.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339))
 	}

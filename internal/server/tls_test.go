@@ -337,6 +337,7 @@ func TestCertificateThatIsNotRenewedIsTold(t *testing.T) {
 func TestCertificatesThatAreOfNoUse(t *testing.T) {
 	t.Parallel()
 	good, other := newPair(t, time.Now().Add(time.Hour)), newPair(t, time.Now().Add(time.Hour))
+	late := time.Now().Add(72 * time.Hour)
 	for name, tt := range map[string]struct {
 		files files
 		want  string
@@ -346,7 +347,7 @@ func TestCertificatesThatAreOfNoUse(t *testing.T) {
 		"wrong key":      {newFiles(t, pemPair{good.cert, other.key}), " are no certificate and its key: tls: private key does not match public key"},
 		"no PEM":         {newFiles(t, pemPair{[]byte("x"), good.key}), " are no certificate and its key: tls: failed to find any PEM data in certificate input"},
 		"expired":        {newFiles(t, newPair(t, time.Now().Add(-time.Minute))), " only: renew it"},
-		"not yet":        {newFiles(t, newPair(t, time.Now().Add(72*time.Hour))), " only: renew it"},
+		"not yet":        {newFiles(t, newPair(t, late)), " is not valid before " + late.Add(-48*time.Hour).UTC().Format(time.RFC3339)},
 	} {
 		_, err := LoadCertificate(tt.files.cert, tt.files.key)
 		if err == nil || !strings.HasSuffix(err.Error(), tt.want) || strings.Contains(err.Error(), "\n") {

@@ -40,7 +40,7 @@ type authenticator interface {
 // A tokenStore is an authenticator that looks tokens up.
 type tokenStore interface {
 	authenticator
-	// Knows reports, without a look-up, whether a token was good a moment ago.
+	// Knows reports, without a look-up, whether a token is good by what is known of it.
 	Knows(token string) bool
 }
 

@@ -104,8 +104,8 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 		took := c.was("took")
 		tellColumns(console, "new columns, "+took+" their default", restored.Defaulted)
 		tellColumns(console, "columns made again since, "+took+" the values of those that had their names", restored.Remade)
-		if len(restored.Altered) > 0 {
-			fmt.Fprintf(console.out, "altered since: %s\n", strings.Join(restored.Altered, "; "))
+		if len(restored.Retyped) > 0 {
+			fmt.Fprintf(console.out, "of another type today, %s the same text: %s\n", took, strings.Join(restored.Retyped, "; "))
 		}
 		if len(restored.Losses) > 0 {
 			fmt.Fprintln(console.out, "not as it was, the ledger has the values:")

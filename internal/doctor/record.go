@@ -24,7 +24,7 @@ const shippedObjects = `
 	)
 	SELECT 'problem', format('function %s is missing', name), remake FROM objects WHERE definition = '' AND function IS NULL
 	UNION ALL
-	SELECT 'problem', format('function %s is not what the migrations made it', name), remake FROM objects WHERE definition = '' AND NOT same
+	SELECT 'problem', format('function %s is not what the migrations made it', name), remake FROM objects WHERE definition = '' AND function IS NOT NULL AND NOT same
 	UNION ALL
 	SELECT 'problem', format('trigger %s is missing: plants leave without a record', name), remake FROM objects WHERE definition <> '' AND made IS NULL AND alias IS NULL
 	UNION ALL

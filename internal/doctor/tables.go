@@ -89,7 +89,7 @@ const changedTables = `
 		UNION ALL
 		SELECT 2, format(CASE WHEN alias IS NULL THEN 'column %I of public.%I is missing' ELSE 'column %I of public.%I is called %I' END, name, tab, alias),
 			CASE WHEN alias IS NULL THEN format(E'-- What it held is in a backup only.\nALTER TABLE public.%I ADD COLUMN %I %s%s%s;', tab, name, type, value, needed)
-				ELSE format('ALTER TABLE public.%I RENAME COLUMN %I TO %I;', tab, alias, name) END
+				ELSE format(E'-- If it is that one that was renamed.\nALTER TABLE public.%I RENAME COLUMN %I TO %I;', tab, alias, name) END
 		FROM missing_columns
 		UNION ALL
 		SELECT 3, format('column %I of public.%I is %s%s%s, not %s%s%s', m.name, m.tab, c.type, c.needed, c.value, m.type, m.needed, m.value),

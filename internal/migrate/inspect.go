@@ -192,7 +192,7 @@ func readApplied(ctx context.Context, tx pgx.Tx) ([]appliedRow, error) {
 	var owner, us string
 	err := tx.QueryRow(ctx, `SELECT g.oid IS NOT NULL, coalesce(has_table_privilege(g.oid, 'SELECT'), false),
 			coalesce(has_table_privilege(to_regclass('public.plantstore_migrations'), 'SELECT'), false),
-			coalesce((SELECT relowner::regrole::text FROM pg_class c WHERE c.oid = g.oid), ''), current_user
+			coalesce((SELECT relowner::regrole::text FROM pg_class c WHERE c.oid = g.oid), ''), quote_ident(current_user)
 		FROM (SELECT to_regclass('public.goose_db_version')::oid) g (oid)`).Scan(&migrated, &readable, &records, &owner, &us)
 	switch {
 	case err != nil:

@@ -42,9 +42,9 @@ type Restored struct {
 	// Remade are columns that were dropped since and made again: they took the values of
 	// those that had their names.
 	Remade []string
-	// Altered are columns that took their values under another name, or as another type:
-	// it reads the same text, and may take it for something else. Each in words.
-	Altered []string
+	// Retyped are columns that took their values as another type, with both types: it
+	// reads the same text, and may take it for something else.
+	Retyped []string
 	// Losses are what did not come back as it was.
 	Losses []Refusal
 }
@@ -255,7 +255,7 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 		WHERE id = ANY ($1)`, idsOf(back), r.options.As); err != nil {
 		return Restored{}, err
 	}
-	return Restored{Plants: len(back), Defaulted: r.defaulted(), Remade: r.remade(), Altered: r.altered(), Losses: losses}, nil
+	return Restored{Plants: len(back), Defaulted: r.defaulted(), Remade: r.remade(), Retyped: r.retyped(), Losses: losses}, nil
 }
 
 // putBack inserts all entries and returns none, or those that can't be. Newest

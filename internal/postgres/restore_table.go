@@ -67,20 +67,21 @@ func readTable(ctx context.Context, tx pgx.Tx) (table, error) {
 // A plan is how rows of a shape go into today's table.
 type plan struct {
 	shape
-	today []string // what the shape's columns are called today; empty: it is gone
-	into  []int    // which values are inserted
-	copy  string   // the statement that inserts them, in the encoding of the database
-	read  string   // the row that they make, of the table as p, in the order of the shape
+	into []int  // which values are inserted
+	copy string // the statement that inserts them, in the encoding of the database
+	read string // the row that they make, of the table as p, in the order of the shape
 	// unrecorded are columns that computed themselves and do so no longer.
 	unrecorded []string
 	defaulted  []string // columns that the shape has no value for
 	// remade are columns that have the name of one of the shape, which is gone.
-	remade []string
-	// altered are columns that have another name or type today, and a word of both.
-	altered []string
-	// doubted are columns, by their places in the shape, that may be called otherwise in a
-	// copy of the table, while another one has their name.
-	doubted map[int]string
+	remade  []string
+	retyped []string // columns that have another type today, and both types
+	// renamed are columns, by their places in the shape, that are called otherwise today;
+	// doubted are those that may be while another one has their name.
+	renamed, doubted map[int]string
+	// replaced are columns that are gone while another one of the shape has their name: with
+	// what that was called.
+	replaced map[int]string
 }
 
 // plan reads the table and makes plans for all shapes of entries.
@@ -104,12 +105,13 @@ func (r *restore) plan(ctx context.Context, entries []entry) error {
 	var relation uint32
 	var numbers []int16
 	if _, err := pgx.ForEachRow(rows, []any{&id, &s.names, &s.types, &s.generated, &relation, &numbers}, func() error {
-		if relation == r.table.oid && r.table.had(s, numbers) {
-			r.plans[id] = r.table.plan(s, numbers)
+		p := r.table.plan(s)
+		if relation == r.table.oid && r.table.had(numbers) {
+			p.identify(r.table, numbers)
 		} else { // a copy of the table, as from a dump, has numbers of its own
-			r.plans[id] = r.table.plan(s, nil)
-			r.plans[id].doubted = r.table.doubted(s)
+			p.doubted = r.table.doubted(s)
 		}
+		r.plans[id] = p
 		s, numbers = shape{}, nil
 		return nil
 	}); err != nil {
@@ -123,29 +125,11 @@ func (r *restore) plan(ctx context.Context, entries []entry) error {
 	return nil
 }
 
-// today returns what the columns of a shape are called today: by the numbers that they had,
-// which a column keeps whatever it is called, or without these by their names. One that is
-// gone may have been made again under its name.
-func (t *table) today(s shape, numbers []int16) []string {
-	today := make([]string, len(s.names))
-	for i, name := range s.names {
-		c, there := t.columns[name]
-		switch {
-		case numbers != nil && t.names[numbers[i]] != "":
-			today[i] = t.names[numbers[i]]
-		case there && !slices.Contains(numbers, c.Number):
-			today[i] = name
-		}
-	}
-	return today
-}
-
-// plan makes the plan of a shape. numbers are those of its columns, if they are known.
-func (t *table) plan(s shape, numbers []int16) *plan {
-	p := &plan{shape: s, today: t.today(s, numbers)}
+func (t *table) plan(s shape) *plan {
+	p := &plan{shape: s}
 	var names, read []string
 	has := make(map[string]bool)
-	for i, name := range p.today {
+	for i, name := range s.names {
 		c, there := t.columns[name]
 		switch {
 		case !there, s.generated[i] && c.Generated == "v":
@@ -157,17 +141,14 @@ func (t *table) plan(s shape, numbers []int16) *plan {
 			continue
 		}
 		if s.generated[i] {
-			p.unrecorded = append(p.unrecorded, s.names[i])
+			p.unrecorded = append(p.unrecorded, name)
 			continue
 		}
 		has[name] = true
 		p.into = append(p.into, i)
 		names = append(names, c.quoted())
-		switch {
-		case numbers != nil && c.Number != numbers[i]:
-			p.remade = append(p.remade, name)
-		case name != s.names[i], c.Type != s.types[i]:
-			p.altered = append(p.altered, columnOf(s.names[i], s.types[i], c))
+		if c.Type != s.types[i] {
+			p.retyped = append(p.retyped, columnOf(name, s.types[i], c.Type))
 		}
 	}
 	for name, c := range t.columns {
@@ -183,17 +164,45 @@ func (t *table) plan(s shape, numbers []int16) *plan {
 // had reports whether this table can have had columns with these numbers, and at that
 // time no others. A column keeps its number, also when it is dropped, and new ones come
 // last. A copy that was made from a dump numbers its columns anew, without those that are
-// gone; in a server of its own it may have the table's oid all the same. Where another
-// column is the id now, names are what is left to go by.
-func (t *table) had(s shape, numbers []int16) bool {
+// gone; in a server of its own it may have the table's oid all the same. So numbers tell of
+// doubts, and not where a value goes.
+func (t *table) had(numbers []int16) bool {
 	for n := range slices.Max(append([]int16{0}, numbers...)) {
 		_, there := t.names[n+1]
 		if !t.dropped[n+1] && !(there && slices.Contains(numbers, n+1)) {
 			return false
 		}
 	}
-	id := slices.Index(s.names, "id")
-	return len(numbers) == len(s.names) && id >= 0 && (t.dropped[numbers[id]] || t.names[numbers[id]] == "id")
+	return true
+}
+
+// identify finds out which of a shape's columns today's are, by the numbers that they had.
+func (p *plan) identify(t table, numbers []int16) {
+	p.renamed, p.replaced = make(map[int]string), make(map[int]string)
+	for i, number := range numbers {
+		name := p.names[i]
+		c, there := t.columns[name]
+		today, alive := t.names[number]
+		switch {
+		case alive && today != name:
+			p.renamed[i] = today
+		case alive || !there || !slices.Contains(p.into, i):
+		case slices.Contains(numbers, c.Number):
+			p.replaced[i] = p.names[slices.Index(numbers, c.Number)]
+		default:
+			p.remade = append(p.remade, name)
+		}
+	}
+}
+
+// formerly returns what a column of today was called, if it was called otherwise.
+func (p *plan) formerly(today string) string {
+	for i, name := range p.renamed {
+		if name == today {
+			return p.names[i]
+		}
+	}
+	return ""
 }
 
 // doubted returns for those columns of a shape that may be called otherwise in a copy of
@@ -252,9 +261,9 @@ func (r *restore) remade() []string {
 	return r.columns(func(p *plan) []string { return p.remade })
 }
 
-// altered returns the columns that took values under another name or type, sorted.
-func (r *restore) altered() []string {
-	return r.columns(func(p *plan) []string { return p.altered })
+// retyped returns the columns that took values as another type, in words, sorted.
+func (r *restore) retyped() []string {
+	return r.columns(func(p *plan) []string { return p.retyped })
 }
 
 // columns returns the names that some plan has, sorted.
@@ -300,7 +309,7 @@ func (r *restore) compareAlike(ctx context.Context, entries []entry, keptOut map
 		SELECT d.id, d.plant_id, p.id IS NULL, convert_to(d.plant, getdatabaseencoding()), convert_to(%[1]s, getdatabaseencoding())
 		FROM public.plant_deletions d LEFT JOIN ONLY public.plants p ON p.id = d.plant_id
 		WHERE d.id = ANY ($1) AND (p.id IS NULL OR $2 OR d.plant COLLATE "C" <> %[1]s COLLATE "C")
-		ORDER BY d.id DESC`, p.read), idsOf(entries), len(p.unrecorded)+len(p.doubted) > 0)
+		ORDER BY d.id DESC`, p.read), idsOf(entries), len(p.unrecorded)+len(p.renamed)+len(p.replaced)+len(p.doubted) > 0)
 	if err != nil {
 		return nil, err
 	}
@@ -359,20 +368,34 @@ func (r *restore) differences(entry int64, p *plan, recorded, present []byte) ([
 	}
 	var all []difference
 	for i, name := range p.names {
-		c, there := r.table.columns[p.today[i]]
+		c, there := r.table.columns[name]
 		switch {
 		case p.generated[i] && slices.Contains(p.unrecorded, name):
 			all = append(all, difference{why: func(_, _ string) string {
 				return fmt.Sprintf("column %s computed itself then and does not today: its value is not recorded", strconv.Quote(name))
 			}})
 		case p.generated[i]:
+		case p.renamed[i] != "" && was[i] != nil:
+			where := " goes there"
+			also := fmt.Sprintf(", and another one %s", strconv.Quote(name))
+			if !there {
+				where, also = " has no place", ""
+			}
+			all = append(all, difference{was: was[i], why: func(was, _ string) string {
+				return fmt.Sprintf("column %s (%s) is called %s today%s: %s%s", strconv.Quote(name), visible(p.types[i]), strconv.Quote(p.renamed[i]), also, was, where)
+			}})
+		case p.replaced[i] != "" && was[i] != nil:
+			all = append(all, difference{was: was[i], why: func(was, _ string) string {
+				return fmt.Sprintf("column %[1]s (%[2]s) is gone, and the one that was called %[3]s is called %[1]s today: %[4]s goes there",
+					strconv.Quote(name), visible(p.types[i]), strconv.Quote(p.replaced[i]), was)
+			}})
 		case !there && was[i] != nil:
 			all = append(all, difference{was: was[i], why: func(was, _ string) string {
 				return fmt.Sprintf("column %s (%s) is gone: %s has no place", strconv.Quote(name), visible(p.types[i]), was)
 			}})
 		case there && ((was[i] == nil) != (is[i] == nil) || !bytes.Equal(was[i], is[i])):
 			all = append(all, difference{was: was[i], is: is[i], why: func(was, is string) string {
-				return fmt.Sprintf("%s: %s becomes %s", columnOf(name, p.types[i], c), was, is)
+				return fmt.Sprintf("%s: %s becomes %s", columnOf(name, p.types[i], c.Type), was, is)
 			}})
 		case p.doubted[i] != "" && was[i] != nil:
 			all = append(all, difference{was: was[i], why: func(was, _ string) string {
@@ -384,18 +407,10 @@ func (r *restore) differences(entry int64, p *plan, recorded, present []byte) ([
 	return all, nil
 }
 
-// columnOf names a column and its type, and those of today where they differ.
-func columnOf(name, then string, today column) string {
-	var differs []string
-	if today.Name != name {
-		differs = append(differs, strconv.Quote(today.Name))
+// columnOf names a column and its types, then and now.
+func columnOf(name, then, now string) string {
+	if then == now {
+		return fmt.Sprintf("column %s (%s)", strconv.Quote(name), visible(now))
 	}
-	if today.Type != then {
-		differs = append(differs, visible(today.Type))
-	}
-	now := ""
-	if len(differs) > 0 {
-		now = ", today " + strings.Join(differs, " ")
-	}
-	return fmt.Sprintf("column %s (%s%s)", strconv.Quote(name), visible(then), now)
+	return fmt.Sprintf("column %s (%s, today %s)", strconv.Quote(name), visible(then), visible(now))
 }

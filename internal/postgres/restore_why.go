@@ -28,7 +28,7 @@ func (r *restore) refusals(ctx context.Context, groups [][]entry, errs []*pgconn
 	var refusals []Refusal
 	for i, group := range groups {
 		e := group[0]
-		why := r.whyRefused(errs[i])
+		why := r.whyRefused(errs[i], r.plans[e.Shape])
 		if errs[i].TableName == "" { // no constraint of a table: it may be a value that does not fit
 			at, refused, err := r.misfit(ctx, e)
 			if err != nil {
@@ -36,7 +36,7 @@ func (r *restore) refusals(ctx context.Context, groups [][]entry, errs []*pgconn
 			}
 			if refused != nil {
 				p := r.plans[e.Shape]
-				why = columnOf(p.names[at], p.types[at], r.table.columns[p.today[at]]) + ": " + said(refused)
+				why = columnOf(p.names[at], p.types[at], r.table.columns[p.names[at]].Type) + ": " + said(refused)
 			}
 		}
 		refusals = append(refusals, Refusal{ID: e.ID, Plant: e.Plant, Why: why})
@@ -46,7 +46,7 @@ func (r *restore) refusals(ctx context.Context, groups [][]entry, errs []*pgconn
 }
 
 // whyRefused says what kept a row from being inserted.
-func (r *restore) whyRefused(pg *pgconn.PgError) string {
+func (r *restore) whyRefused(pg *pgconn.PgError, p *plan) string {
 	switch {
 	case pg.SchemaName != "public" || pg.TableName != "plants": // such as a table that a trigger fills
 	case pg.Code == uniqueViolation && pg.ConstraintName == r.table.primaryKey:
@@ -55,7 +55,10 @@ func (r *restore) whyRefused(pg *pgconn.PgError) string {
 		return "another row has a value that must be unique" + detailOf(pg)
 	case pg.Code == "23503": // foreign_key_violation
 		return "a row that it refers to is not there" + detailOf(pg)
-	case pg.Code == "23502": // not_null_violation
+	case pg.Code == "23502" && p.formerly(pg.ColumnName) != "": // not_null_violation
+		return fmt.Sprintf("column %s may not be null, and its value is that of %s, as it was called then: rename it back for the restore",
+			strconv.Quote(pg.ColumnName), strconv.Quote(p.formerly(pg.ColumnName)))
+	case pg.Code == "23502":
 		return fmt.Sprintf("column %s may not be null, and the deleted row has no value for it", strconv.Quote(pg.ColumnName))
 	}
 	return said(pg)
@@ -104,7 +107,7 @@ func (r *restore) try(ctx context.Context, p *plan, values [][]byte, some []int)
 	var names, sources []string
 	var parameters [][]byte
 	for _, i := range p.into {
-		names = append(names, r.table.columns[p.today[i]].quoted())
+		names = append(names, r.table.columns[p.names[i]].quoted())
 		source := "NULL"
 		if slices.Contains(some, i) {
 			parameters = append(parameters, values[i])

@@ -1,12 +1,13 @@
 package migrate
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"regexp"
+	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -35,10 +36,7 @@ type ForeignHistoryError struct{ Why, Remedy string }
 
 func (e *ForeignHistoryError) Error() string { return e.Why + ". " + e.Remedy }
 
-const (
-	moveHistory = "CREATE SCHEMA store_migrations; ALTER TABLE public.goose_db_version SET SCHEMA store_migrations; and have that program run goose with -table store_migrations.goose_db_version."
-	bringBack   = "If it is ours, bring back what is missing from a backup. If it is the history of another program: " + moveHistory
-)
+const moveHistory = "CREATE SCHEMA store_migrations; ALTER TABLE public.goose_db_version SET SCHEMA store_migrations; and have that program run goose with -table store_migrations.goose_db_version."
 
 // refuseForeignTables returns a ForeignTableError where the migrations' tables
 // were made by somebody whom we don't trust. Trusted are we ourselves, superusers,
@@ -62,38 +60,61 @@ func refuseForeignTables(ctx context.Context, tx pgx.Tx) error {
 	return &e
 }
 
-var makesTable = regexp.MustCompile(`(?m)^CREATE TABLE public\.(\w+)`)
-
-// refuseForeignHistory returns a ForeignHistoryError where what was applied has made no
-// table, or none of it is ours.
-func (s Set) refuseForeignHistory(ctx context.Context, tx pgx.Tx, rows []appliedRow, known map[int64]Migration) error {
-	ours := 0
-	var by string // the first migration that makes tables
-	var tables []string
+// refuseForeignHistory returns a ForeignHistoryError where what was applied can't be ours:
+// our first migration that makes tables is among it, and they are not there, or it is not,
+// and newer ones are. What comes before makes nothing that tells it from another program's:
+// so it has to be noted that we applied it.
+func (s Set) refuseForeignHistory(ctx context.Context, tx pgx.Tx, rows []appliedRow, all []Migration) error {
+	first, tables, err := s.firstTables(all)
+	if err != nil || len(tables) == 0 {
+		return err
+	}
+	applied, noted, unknown := false, len(rows) == 0, int64(0)
 	for _, row := range rows {
-		m, ok := known[row.Version]
-		if !ok {
-			continue
-		}
-		ours++
-		text, err := fs.ReadFile(s.Files, m.Name)
-		if err != nil {
-			return err
-		}
-		for _, made := range makesTable.FindAllStringSubmatch(string(text), -1) {
-			by = cmp.Or(by, m.Name)
-			tables = append(tables, made[1])
+		applied = applied || row.Version == first.Version
+		noted = noted || row.Checksum != nil
+		if !slices.ContainsFunc(all, func(m Migration) bool { return m.Version == row.Version }) {
+			unknown = row.Version
 		}
 	}
-	if len(rows) > 0 && ours == 0 {
-		return &ForeignHistoryError{fmt.Sprintf("public.goose_db_version has migration %d, and none of ours", rows[0].Version), bringBack}
-	}
-	var exists bool
-	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('public') AND relname = ANY ($1))`, tables).Scan(&exists); err != nil {
-		return fmt.Errorf("look for %s: %w", tables, err)
-	}
-	if len(tables) > 0 && !exists {
-		return &ForeignHistoryError{fmt.Sprintf("public.goose_db_version says that %s is applied, and public.%s is not there, nor any other table of ours", by, tables[0]), bringBack}
+	switch {
+	case applied:
+		var exists bool
+		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('public') AND relname = ANY ($1))`, tables).Scan(&exists); err != nil {
+			return fmt.Errorf("look for %s: %w", tables, err)
+		}
+		if !exists {
+			return &ForeignHistoryError{fmt.Sprintf("public.goose_db_version says that %s is applied, and there is no public.%s", first.Name, strings.Join(tables, ", no public.")),
+				otherwise("bring back what is missing from a backup")}
+		}
+	case unknown > 0:
+		return &ForeignHistoryError{fmt.Sprintf("public.goose_db_version has migration %d, and not ours that makes tables", unknown), otherwise("bring back what is missing from a backup")}
+	case !noted:
+		return &ForeignHistoryError{fmt.Sprintf("public.goose_db_version has migration %d, and nothing tells whether it is ours", rows[len(rows)-1].Version),
+			otherwise("apply the next one with goose, too")}
 	}
 	return nil
+}
+
+// firstTables returns the first of migrations that makes tables in public, and these.
+func (s Set) firstTables(all []Migration) (first Migration, tables []string, err error) {
+	makes := regexp.MustCompile(`(?m)^CREATE TABLE public\.(\w+)`)
+	for _, first = range all {
+		text, err := fs.ReadFile(s.Files, first.Name)
+		if err != nil {
+			return first, nil, err
+		}
+		for _, made := range makes.FindAllStringSubmatch(string(text), -1) {
+			tables = append(tables, made[1])
+		}
+		if len(tables) > 0 {
+			break
+		}
+	}
+	return first, tables, nil
+}
+
+// otherwise is the remedy for a history that may be ours after all.
+func otherwise(ours string) string {
+	return "If it is the history of another program: " + moveHistory + " If it is ours, " + ours + "."
 }

@@ -96,7 +96,7 @@ func (s Set) inspectIn(ctx context.Context, tx pgx.Tx) (condition, error) {
 	for _, m := range all {
 		known[m.Version] = m
 	}
-	if err := s.refuseForeignHistory(ctx, tx, rows, known); err != nil {
+	if err := s.refuseForeignHistory(ctx, tx, rows, all); err != nil {
 		return c, err
 	}
 	var newest Migration

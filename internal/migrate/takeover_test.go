@@ -119,13 +119,18 @@ func TestForeignTables(t *testing.T) {
 // for ours nor written, and once it is elsewhere both go on.
 func TestTheHistoryOfAnotherProgram(t *testing.T) {
 	t.Parallel()
-	const missing = "public.goose_db_version says that 00002_ledger.sql is applied, and public.plant_shapes is not there, nor any other table of ours. "
+	const missing = "public.goose_db_version says that 00002_ledger.sql is applied, and there is no public.plant_shapes, no public.plant_deletions. "
 	for _, tt := range []struct{ name, sql, want string }{
 		{"as long as ours", `INSERT INTO goose_db_version (version_id, is_applied) SELECT n, true FROM generate_series(0, 6) n`, missing},
 		{"shorter", `INSERT INTO goose_db_version (version_id, is_applied) VALUES (0, true), (1, true), (2, true)`, missing},
 		{"longer", `INSERT INTO goose_db_version (version_id, is_applied) SELECT n, true FROM generate_series(0, 60) n`, missing},
 		{"by dates", `INSERT INTO goose_db_version (version_id, is_applied) VALUES (0, true), (20240301120000, true)`,
-			"public.goose_db_version has migration 20240301120000, and none of ours. "},
+			"public.goose_db_version has migration 20240301120000, and not ours that makes tables. "},
+		{"with one of ours, and by dates", `INSERT INTO goose_db_version (version_id, is_applied) VALUES (0, true), (1, true), (20240301120000, true)`,
+			"public.goose_db_version has migration 20240301120000, and not ours that makes tables. "},
+		{"of one migration", `INSERT INTO goose_db_version (version_id, is_applied) VALUES (0, true), (1, true)`,
+			"public.goose_db_version has migration 1, and nothing tells whether it is ours. "},
+		{"and a table of the name of ours", `INSERT INTO goose_db_version (version_id, is_applied) SELECT n, true FROM generate_series(0, 6) n; CREATE TABLE public.api_tokens (n int)`, missing},
 		{"of somebody else's", `ALTER TABLE goose_db_version OWNER TO pg_monitor`, "public.goose_db_version belongs to role pg_monitor, "},
 		{"of a superuser's", `DO 'BEGIN EXECUTE format(''ALTER TABLE goose_db_version OWNER TO %I'', (SELECT rolname FROM pg_roles WHERE oid = 10)); END'`, "public.goose_db_version belongs to "},
 	} {
@@ -160,7 +165,7 @@ func TestTheHistoryOfAnotherProgram(t *testing.T) {
 					t.Errorf("%s: %v, want %s... %s", name, err, tt.want, remedy)
 				}
 			}
-			exec(t, super, remedy)
+			exec(t, super, remedy+` DROP TABLE IF EXISTS public.api_tokens`)
 			if _, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
 				t.Fatalf("Up once it is elsewhere: %v", err)
 			}

@@ -61,7 +61,7 @@ func (f *ownerFlags) AfterApply(parsed *kong.Context) (err error) {
 		}
 		f.DatabaseURL, f.setting = postgres.WithPassword(f.DatabaseURL, f.Password), password+" or "+f.setting
 	}
-	return nil
+	return postgres.CheckURL(f.setting, f.DatabaseURL)
 }
 
 // likeURL says what a database's URL looks like.
@@ -79,7 +79,7 @@ func apart(public, admin string) error {
 	host, port, err := net.SplitHostPort(public)
 	otherHost, otherPort, otherErr := net.SplitHostPort(admin)
 	same := host == otherHost || isEveryHost(host) || isEveryHost(otherHost)
-	if err != nil || otherErr != nil || port != otherPort || port == "0" || !same {
+	if err != nil || otherErr != nil || strings.Trim(port, "0") != strings.Trim(otherPort, "0") || strings.Trim(port, "0") == "" || !same {
 		return nil
 	}
 	return fmt.Errorf("--addr (PLANTSTORE_ADDR) is %q and --admin-addr (PLANTSTORE_ADMIN_ADDR) is %q: each listener needs an address of its own", public, admin)
@@ -114,6 +114,8 @@ func chosenURL(parsed *kong.Context, name, variable string, url, file *string) (
 		setting, fileSetting = "--"+name, "--"+name+"-file"
 	}
 	switch {
+	case *file == "" && *url == "":
+		return "", setting, nil
 	case *file == "":
 		return *url, setting, postgres.CheckURL(setting, *url)
 	case *url != "":

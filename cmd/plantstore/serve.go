@@ -120,6 +120,11 @@ func (c *serveCommand) Validate(parsed *kong.Context) error {
 	if c.DatabaseURL == "" && c.DatabaseURLFile == "" && !isDatabaseNamed() {
 		return fmt.Errorf("--database-url (%s) is not set: %s", postgres.ServiceSetting, likeURL)
 	}
+	if c.DatabaseURL == "" && c.DatabaseURLFile == "" {
+		if err := postgres.CheckURL("", ""); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -253,8 +258,8 @@ type service struct {
 }
 
 // lastTimeout is how long the end may take beyond its two time limits: the last traces are
-// sent.
-const lastTimeout = tracesTimeout
+// sent, and the database's connections closed.
+const lastTimeout = tracesTimeout + 3*time.Second
 
 // serve runs the service until ctx ends. A log whose reader stalls holds up whoever
 // writes to it, but not the end: then what is left is cut off.

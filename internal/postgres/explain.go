@@ -182,7 +182,7 @@ func WithPassword(url, password string) string { return withParameter(url, "pass
 // withParameter returns a URL or DSN with a parameter at its end, which is the one that
 // counts.
 func withParameter(address, name, value string) string {
-	if !strings.HasPrefix(address, "postgres://") && !strings.HasPrefix(address, "postgresql://") {
+	if !isURL(address) {
 		return address + " " + name + "='" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(value) + "'"
 	}
 	glue := "?"

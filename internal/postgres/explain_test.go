@@ -248,6 +248,7 @@ func TestWhatOnlyHasAURLInItIsNone(t *testing.T) {
 	for _, good := range []string{
 		url, "postgresql" + url[len("postgres"):], "postgres://u:a%3A%2F%2Fb@h1:1,h2/d?application_name=https://store.example&pool_max_conns=16",
 		"host=/run/postgresql user=u password='a://b' application_name=https://store.example plan_cache_mode=auto store.colour=green", "host=@abstract", "",
+		"postgres://h/d?app.base=https://x", "postgres://h/d?options=-c%20app.url%3Dhttps://x", "postgres://h/d?a$b.größe=1",
 	} {
 		if err := CheckURL("DATABASE_URL", good); err != nil {
 			t.Errorf("CheckURL of %q: %v, want none", good, err)

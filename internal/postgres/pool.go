@@ -106,7 +106,7 @@ func CheckURL(setting, url string) error {
 	c, err := pgconn.ParseConfig(url)
 	switch {
 	case err != nil: // who opens it tells of that
-	case isMisread(c):
+	case isMisread(c, isURL(url)):
 		return fmt.Errorf("%s: take out what is before postgres:// in it, such as a quotation mark or a name, and what is no parameter", unreadable(setting))
 	case !slices.Contains([]string{"", "postgres", "direct"}, c.SSLNegotiation):
 		return fmt.Errorf("sslnegotiation in %s (or PGSSLNEGOTIATION) is none that there is: it may be postgres or direct", setting)
@@ -115,13 +115,18 @@ func CheckURL(setting, url string) error {
 }
 
 // parameterName is what the server takes for the name of a parameter.
-var parameterName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.]*$`)
+var parameterName = regexp.MustCompile(`^[\pL_][\pL\pN_.$]*$`)
+
+// isURL reports whether the driver takes a text for a URL, and not for a DSN.
+func isURL(text string) bool {
+	return strings.HasPrefix(text, "postgres://") || strings.HasPrefix(text, "postgresql://")
+}
 
 // isMisread reports whether a configuration has parts of a text that was not meant as
-// parameters, or a URL where none belongs. To the driver, all that has a = and does not
-// begin as a URL is parameters. We tell of hosts, database and role, and the server tells
+// parameters or, unless it is a URL itself, a URL where none belongs. To the driver, all that
+// has a = and does not begin as a URL is parameters. We tell of hosts, database and role, and the server tells
 // of parameters.
-func isMisread(c *pgconn.Config) bool {
+func isMisread(c *pgconn.Config, url bool) bool {
 	told := []string{hosts(c), c.Database, c.User}
 	for name, value := range c.RuntimeParams {
 		if !parameterName.MatchString(name) {
@@ -131,7 +136,7 @@ func isMisread(c *pgconn.Config) bool {
 			told = append(told, value)
 		}
 	}
-	return slices.ContainsFunc(told, func(s string) bool { return strings.Contains(s, "://") })
+	return !url && slices.ContainsFunc(told, func(s string) bool { return strings.Contains(s, "://") })
 }
 
 func open(ctx context.Context, setting string, read func() (string, error)) (*DB, error) {

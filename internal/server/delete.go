@@ -21,6 +21,10 @@ const maxBody = 4 << 10
 // headers. What comes later is not waited for, and ends the connection.
 const bodyTimeout = 100 * time.Millisecond
 
+// lingerTimeout is how long a body is read that was answered before its end. A client that
+// writes all of it before it reads would lose the answer if the connection was closed at once.
+const lingerTimeout = 2 * time.Second
+
 // deletePlant answers DELETE /plants/{id}.
 func (s *Server) deletePlant(c echo.Context) error {
 	if err := s.dropBody(c); err != nil {

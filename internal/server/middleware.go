@@ -50,9 +50,8 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		}
 		if r := c.Request(); r.ContentLength != 0 && r.ProtoMajor == 1 {
 			// net/http reads a body before it answers, unless the answer is the connection's
-			// last, and once more before it closes that. A deletion may do better: see dropBody.
+			// last. A deletion may do better: see dropBody.
 			header.Set("Connection", "close")
-			_ = http.NewResponseController(c.Response().Writer).SetReadDeadline(time.Now().Add(bodyTimeout)) // of a connection that is gone, nothing is read
 		}
 
 		var err error
@@ -76,6 +75,9 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		level := slog.LevelInfo
 		if status >= 500 {
 			level = slog.LevelError
+		}
+		if r := c.Request(); r.ContentLength != 0 && r.ProtoMajor == 1 && header.Get("Connection") == "close" {
+			_ = http.NewResponseController(c.Response().Writer).SetReadDeadline(time.Now().Add(lingerTimeout)) // of a connection that is gone, nothing is read
 		}
 		if !s.Log.Enabled(context.Background(), level) {
 			return nil

@@ -195,7 +195,7 @@ func TestSlowClientsAreCut(t *testing.T) {
 		after           time.Duration
 	}{
 		{"silent", "", false, true, 5 * time.Second},
-		{"body", "DELETE /plants/1" + head + "Content-Length: 4000\r\n\r\n", true, true, bodyTimeout},
+		{"body", "DELETE /plants/1" + head + "Content-Length: 4000\r\n\r\n", true, true, lingerTimeout},
 		{"reader", "GET /docs/swagger-ui-bundle.js" + head + "\r\n", false, false, 15 * time.Second},
 		{"idle", "GET /openapi.yaml" + head + "\r\n", false, true, 2 * time.Minute},
 	} {

@@ -526,11 +526,43 @@ func TestBodyThatNeverComesOfOtherRequests(t *testing.T) {
 					t.Errorf("%s %s with %s: answer %d after %s, Connection %q; want %d at once, and close", q.method, q.target, announced, a.code(), took, a.header.Get("Connection"), want)
 				}
 				<-watched.closed
-				if took := time.Since(began); took > time.Second {
-					t.Errorf("%s %s with %s: the connection is closed after %s, want it soon", q.method, q.target, announced, took)
+				if took := time.Since(began); took > lingerTimeout {
+					t.Errorf("%s %s with %s: the connection is closed after %s, want %s", q.method, q.target, announced, took, lingerTimeout)
 				}
 			})
 		}
+	}
+}
+
+// A client that writes its body to the end before it reads has its answer all the same.
+func TestBodyThatComesAfterTheAnswer(t *testing.T) {
+	t.Parallel()
+	for want, head := range map[int]string{
+		401: "DELETE /plants/1 HTTP/1.1\r\n", 405: "POST /plants/1 HTTP/1.1\r\n",
+		413: "DELETE /plants/1 HTTP/1.1\r\n" + asAlice + "\r\n",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := run(t, testConfig(), newPipeListener(), newPipeListener())
+			conn := dial(t, s.public)
+			answer := make(chan int, 1)
+			go func() {
+				status := 0
+				if response, err := http.ReadResponse(bufio.NewReader(conn), nil); err == nil {
+					status = response.StatusCode
+				}
+				answer <- status
+			}()
+			_, err := io.WriteString(conn, head+"Host: plants.example\r\nContent-Length: 60000\r\n\r\n")
+			for range 60 {
+				if err == nil {
+					time.Sleep(20 * time.Millisecond)
+					_, err = conn.Write(make([]byte, 1000))
+				}
+			}
+			if status := <-answer; err != nil || status != want {
+				t.Errorf("the body is written: %v, answer %d; want %d and all written", err, status, want)
+			}
+		})
 	}
 }
 

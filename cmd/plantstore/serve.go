@@ -117,15 +117,13 @@ func (c *serveCommand) Validate(parsed *kong.Context) error {
 	if err := apart(c.Addr, c.AdminAddr); err != nil {
 		return err
 	}
-	if c.DatabaseURL == "" && c.DatabaseURLFile == "" && !isDatabaseNamed() {
+	switch {
+	case c.DatabaseURL != "" || c.DatabaseURLFile != "":
+		return nil
+	case !isDatabaseNamed():
 		return fmt.Errorf("--database-url (%s) is not set: %s", postgres.ServiceSetting, likeURL)
 	}
-	if c.DatabaseURL == "" && c.DatabaseURLFile == "" {
-		if err := postgres.CheckURL("", ""); err != nil {
-			return err
-		}
-	}
-	return nil
+	return postgres.CheckURL("", "")
 }
 
 // Run serves until ctx ends, or until nobody reads its log any more: who starts it

@@ -162,28 +162,35 @@ func TestTheUnitStartsWhatCrashedAgain(t *testing.T) {
 	}
 }
 
+// serveIntoPipe starts a service whose log is a pipe, and reads that until it serves.
+func serveIntoPipe(t *testing.T, args ...string) (s serviceProcess, log *os.File) {
+	t.Helper()
+	log, stderr, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.log = new(syncBuffer)
+	s.cmd = inProcess(t, nil, append([]string{"serve", "--database-url=host=" + t.TempDir(), "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0"}, args...)...)
+	s.cmd.Stderr = stderr
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stderr.Close()
+	for lines := bufio.NewScanner(log); lines.Scan(); {
+		io.WriteString(s.log, lines.Text()+"\n")
+		if strings.Contains(lines.Text(), `"msg":"serving"`) {
+			break
+		}
+	}
+	s.public, s.admin = (&process{log: s.log}).addresses(t)
+	return s, log
+}
+
 // Who starts a service behind a pipe and goes away does not cut its requests off.
 func TestServeDrainsWhenNobodyReadsItsLog(t *testing.T) {
 	t.Parallel()
 	for _, delay := range []string{"10m", "0s"} {
-		log, stderr, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := serviceProcess{log: new(syncBuffer)}
-		s.cmd = inProcess(t, nil, "serve", "--database-url=host="+t.TempDir(), "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay="+delay)
-		s.cmd.Stderr = stderr
-		if err := s.cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		stderr.Close()
-		for lines := bufio.NewScanner(log); lines.Scan(); {
-			io.WriteString(s.log, lines.Text()+"\n")
-			if strings.Contains(lines.Text(), `"msg":"serving"`) {
-				break
-			}
-		}
-		s.public, s.admin = (&process{log: s.log}).addresses(t)
+		s, log := serveIntoPipe(t, "--drain-delay="+delay)
 		log.Close()
 		// Each request is a line of the log, and the first one that nobody reads tells.
 		for draining := false; !draining; {
@@ -220,27 +227,9 @@ func TestServeDrainsWhenNobodyReadsItsLog(t *testing.T) {
 func TestServeWithALogWhoseReaderStalls(t *testing.T) {
 	t.Parallel()
 	for _, signals := range []int{1, 2} {
-		log, stderr, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer log.Close()
-		s := serviceProcess{log: new(syncBuffer)}
 		delay := map[int]string{1: "0s", 2: "10m"}[signals]
-		s.cmd = inProcess(t, nil, "serve", "--database-url=host="+t.TempDir(), "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0",
-			"--drain-delay="+delay, "--request-timeout=500ms", "--shutdown-timeout=500ms")
-		s.cmd.Stderr = stderr
-		if err := s.cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		stderr.Close()
-		for lines := bufio.NewScanner(log); lines.Scan(); {
-			io.WriteString(s.log, lines.Text()+"\n")
-			if strings.Contains(lines.Text(), `"msg":"serving"`) {
-				break
-			}
-		}
-		s.public, _ = (&process{log: s.log}).addresses(t)
+		s, log := serveIntoPipe(t, "--drain-delay="+delay, "--request-timeout=500ms", "--shutdown-timeout=500ms")
+		defer log.Close()
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
 		for i := range 600 { // of more than 200 bytes each in the log, where a pipe holds 64 KiB
 			answer, err := client.Get(fmt.Sprintf("%s/plants/%064d", s.public, i))

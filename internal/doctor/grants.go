@@ -109,11 +109,11 @@ func granted(ctx context.Context, tx pgx.Tx) ([]grantedRight, error) {
 	rows, err := tx.Query(ctx, `
 		WITH app AS (SELECT oid FROM pg_roles WHERE rolname = $1), objects AS (
 			SELECT c.relacl AS acl, c.relowner AS owner, '' AS suffix, CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE '' END || c.oid::regclass AS object,
-				c.relnamespace = 'public'::regnamespace AND c.relname IN ('plants', 'plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'plantstore_budgets', 'goose_db_version', 'plantstore_migrations') AS ours
+				c.relnamespace = 'public'::regnamespace AND (c.relname = ANY ($2::text[]) OR c.relname IN ('plants', 'goose_db_version', 'plantstore_migrations')) AS ours
 			FROM pg_class c WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
 			UNION ALL
 			SELECT a.attacl, c.relowner, format(' (%I)', a.attname), c.oid::regclass::text,
-				c.relnamespace = 'public'::regnamespace AND c.relname IN ('plants', 'plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'plantstore_budgets', 'goose_db_version', 'plantstore_migrations')
+				c.relnamespace = 'public'::regnamespace AND (c.relname = ANY ($2::text[]) OR c.relname IN ('plants', 'goose_db_version', 'plantstore_migrations'))
 			FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
 			WHERE a.attacl IS NOT NULL AND NOT a.attisdropped AND c.relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
 			UNION ALL
@@ -134,7 +134,7 @@ func granted(ctx context.Context, tx pgx.Tx) ([]grantedRight, error) {
 		WHERE (acl.grantee = app.oid OR acl.grantee = 0 AND ours)
 			AND NOT (object LIKE 'DATABASE %' AND acl.privilege_type = 'CONNECT')
 			AND NOT (acl.grantee = 0 AND (object LIKE 'DATABASE %' AND acl.privilege_type = 'TEMPORARY' OR object = 'SCHEMA public' AND acl.privilege_type = 'CREATE'))
-		ORDER BY 2, 1, 3`, serviceRole)
+		ORDER BY 2, 1, 3`, serviceRole, shippedArguments()["tables"])
 	if err != nil {
 		return nil, err
 	}

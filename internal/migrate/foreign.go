@@ -38,6 +38,9 @@ func (e *ForeignHistoryError) Error() string { return e.Why + ". " + e.Remedy }
 
 const moveHistory = "CREATE SCHEMA store_migrations; ALTER TABLE public.goose_db_version SET SCHEMA store_migrations; and have that program run goose with -table store_migrations.goose_db_version."
 
+// ownTables are those that the migrations make. Plants may be the store's.
+var ownTables = []string{"plant_shapes", "plant_deletions", "api_principals", "api_tokens", "plantstore_budgets", "plantstore_migrations"}
+
 // refuseForeignTables returns a ForeignTableError where the migrations' tables
 // were made by somebody whom we don't trust. Trusted are we ourselves, superusers,
 // and the owner of roles.sql. Membership is no trust: up to PostgreSQL 15 any role
@@ -48,9 +51,9 @@ func refuseForeignTables(ctx context.Context, tx pgx.Tx) error {
 		SELECT c.oid::regclass::text, r.rolname
 		FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
 		WHERE c.relnamespace = 'public'::regnamespace
-			AND c.relname IN ('goose_db_version', 'plantstore_migrations', 'plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'plantstore_budgets')
+			AND (c.relname = 'goose_db_version' OR c.relname = ANY ($1))
 			AND NOT (r.rolsuper OR r.rolname IN (current_user, 'plantstore_owner'))
-		ORDER BY 1 LIMIT 1`).Scan(&e.Table, &e.Owner)
+		ORDER BY 1 LIMIT 1`, ownTables).Scan(&e.Table, &e.Owner)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil

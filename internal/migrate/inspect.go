@@ -241,11 +241,11 @@ func invalidIndexes(ctx context.Context, tx pgx.Tx) ([]Trouble, error) {
 		JOIN pg_class t ON t.oid = x.indrelid
 		JOIN pg_namespace n ON n.oid = t.relnamespace
 		WHERE NOT x.indisvalid AND n.nspname = 'public'
-			AND t.relname IN ('plants', 'plant_deletions', 'plant_shapes', 'api_principals', 'api_tokens', 'plantstore_budgets', 'plantstore_migrations')
+			AND (t.relname = 'plants' OR t.relname = ANY ($1))
 			AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index p JOIN pg_locks l USING (pid)
 				WHERE l.relation = t.oid AND l.database = p.datid AND p.datname = current_database()
 				AND l.mode = 'ShareUpdateExclusiveLock')
-		ORDER BY 1`)
+		ORDER BY 1`, ownTables)
 	if err != nil {
 		return nil, fmt.Errorf("look for invalid indexes: %w", err)
 	}

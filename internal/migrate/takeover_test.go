@@ -80,6 +80,17 @@ func TestTheKindOfServerThatIsAskedFor(t *testing.T) {
 	}
 }
 
+// everyCommand returns what each command says of a database.
+func everyCommand(t *testing.T, url string) map[string]error {
+	t.Helper()
+	set := migrate.Service()
+	_, planErr := set.Plan(t.Context(), url)
+	_, _, statusErr := set.Status(t.Context(), url)
+	_, upErr := set.Up(t.Context(), url, migrate.Options{})
+	_, downErr := set.Down(t.Context(), url, migrate.Options{})
+	return map[string]error{"plan": planErr, "status": statusErr, "up": upErr, "down": downErr}
+}
+
 // A table with the name of ours, made by somebody who may create in public, is
 // neither read nor written.
 func TestForeignTables(t *testing.T) {
@@ -95,19 +106,8 @@ func TestForeignTables(t *testing.T) {
 				ALTER VIEW `+table+` OWNER TO plantstore_app;
 				GRANT ALL ON `+table+` TO PUBLIC`)
 			want := "public." + table + " belongs to role plantstore_app"
-			for name, run := range map[string]func() error{
-				"plan":   func() error { _, err := migrate.Service().Plan(t.Context(), database.Owner); return err },
-				"status": func() error { _, _, err := migrate.Service().Status(t.Context(), database.Owner); return err },
-				"up": func() error {
-					_, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{})
-					return err
-				},
-				"down": func() error {
-					_, err := migrate.Service().Down(t.Context(), database.Owner, migrate.Options{})
-					return err
-				},
-			} {
-				if err := run(); err == nil || !strings.HasPrefix(err.Error(), want) {
+			for name, err := range everyCommand(t, database.Owner) {
+				if err == nil || !strings.HasPrefix(err.Error(), want) {
 					t.Errorf("%s: %v, want %s", name, err, want)
 				}
 			}
@@ -149,19 +149,8 @@ func TestTheHistoryOfAnotherProgram(t *testing.T) {
 			}
 			before := history("public.goose_db_version")
 			const remedy = "CREATE SCHEMA store_migrations; ALTER TABLE public.goose_db_version SET SCHEMA store_migrations;"
-			for name, run := range map[string]func() error{
-				"plan":   func() error { _, err := migrate.Service().Plan(t.Context(), database.Owner); return err },
-				"status": func() error { _, _, err := migrate.Service().Status(t.Context(), database.Owner); return err },
-				"up": func() error {
-					_, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{})
-					return err
-				},
-				"down": func() error {
-					_, err := migrate.Service().Down(t.Context(), database.Owner, migrate.Options{})
-					return err
-				},
-			} {
-				if err := run(); err == nil || !strings.HasPrefix(err.Error(), tt.want) || !strings.Contains(err.Error(), remedy) {
+			for name, err := range everyCommand(t, database.Owner) {
+				if err == nil || !strings.HasPrefix(err.Error(), tt.want) || !strings.Contains(err.Error(), remedy) {
 					t.Errorf("%s: %v, want %s... %s", name, err, tt.want, remedy)
 				}
 			}

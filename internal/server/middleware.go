@@ -48,7 +48,10 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		if s.draining.Load() || endIsDoubtful(c.Request()) {
 			header.Set("Connection", "close")
 		}
-		if r := c.Request(); r.ContentLength != 0 && r.ProtoMajor == 1 {
+		connection := http.NewResponseController(c.Response().Writer)
+		http1 := c.Request().ProtoMajor == 1
+		hasBody := http1 && c.Request().ContentLength != 0
+		if hasBody {
 			// net/http reads a body before it answers, unless the answer is the connection's
 			// last. A deletion may do better: see dropBody.
 			header.Set("Connection", "close")
@@ -76,15 +79,15 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		if status >= 500 {
 			level = slog.LevelError
 		}
-		if r := c.Request(); r.ContentLength != 0 && r.ProtoMajor == 1 && header.Get("Connection") == "close" {
-			_ = http.NewResponseController(c.Response().Writer).SetReadDeadline(time.Now().Add(lingerTimeout)) // of a connection that is gone, nothing is read
+		if hasBody && header.Get("Connection") == "close" {
+			_ = connection.SetReadDeadline(time.Now().Add(lingerTimeout)) // of a connection that is gone, nothing is read
 		}
 		if !s.Log.Enabled(context.Background(), level) {
 			return nil
 		}
 		// Who reads the log may stall. Over HTTP/2 an answer ends with its handler only.
-		if r := c.Request(); r.ProtoMajor == 1 {
-			_ = http.NewResponseController(c.Response().Writer).Flush() // a client that went away needs no answer
+		if http1 {
+			_ = connection.Flush() // a client that went away needs no answer
 		}
 		attrs := make([]slog.Attr, 0, 20)
 		attrs = append(attrs,

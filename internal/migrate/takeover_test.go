@@ -165,6 +165,19 @@ func TestTheHistoryOfAnotherProgram(t *testing.T) {
 	}
 }
 
+// Ours is known by the table that it made, too, where the comment on goose's table is a DBA's.
+func TestOurHistoryUnderACommentOfOthers(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	exec(t, pgtest.Connect(t, database.Super), `COMMENT ON TABLE goose_db_version IS 'migrations of the store'`)
+	if _, err := migrate.Service().DownTo(t.Context(), database.Owner, 1, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if changes, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{}); len(changes) != 5 || err != nil {
+		t.Errorf("Up after DownTo(1): %d applied, %v; want 5", len(changes), err)
+	}
+}
+
 // Row level security of an adopted table is not a way to run code as the owner.
 func TestPoliciesOfOthersDoNotRun(t *testing.T) {
 	t.Parallel()

@@ -123,8 +123,8 @@ func isURL(text string) bool {
 }
 
 // isMisread reports whether a configuration has parts of a text that was not meant as
-// parameters or, unless it is a URL itself, a URL where none belongs. To the driver, all that
-// has a = and does not begin as a URL is parameters. We tell of hosts, database and role, and the server tells
+// parameters, or a URL where none belongs. To the driver, all that has a = and does not begin
+// as a URL is parameters, which in a URL may have any value, as those of extensions always. We tell of hosts, database and role, and the server tells
 // of parameters.
 func isMisread(c *pgconn.Config, url bool) bool {
 	told := []string{hosts(c), c.Database, c.User}
@@ -132,11 +132,11 @@ func isMisread(c *pgconn.Config, url bool) bool {
 		if !parameterName.MatchString(name) {
 			return true
 		}
-		if name != "application_name" {
+		if !url && name != "application_name" && !strings.Contains(name, ".") {
 			told = append(told, value)
 		}
 	}
-	return !url && slices.ContainsFunc(told, func(s string) bool { return strings.Contains(s, "://") })
+	return slices.ContainsFunc(told, func(s string) bool { return strings.Contains(s, "://") })
 }
 
 func open(ctx context.Context, setting string, read func() (string, error)) (*DB, error) {

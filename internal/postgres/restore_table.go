@@ -67,9 +67,9 @@ func readTable(ctx context.Context, tx pgx.Tx) (table, error) {
 // A plan is how rows of a shape go into today's table.
 type plan struct {
 	shape
-	into []int  // which values are inserted
-	copy string // the statement that inserts them, in the encoding of the database
-	read string // the row that they make, of the table as p, in the order of the shape
+	into []int    // which values are inserted
+	copy string   // the statement that inserts them, in the encoding of the database
+	read []string // the values of the row that they make, of the table as p, as in the shape
 	// unrecorded are columns that computed themselves and do so no longer.
 	unrecorded []string
 	defaulted  []string // columns that the shape has no value for
@@ -127,15 +127,15 @@ func (r *restore) plan(ctx context.Context, entries []entry) error {
 
 func (t *table) plan(s shape) *plan {
 	p := &plan{shape: s}
-	var names, read []string
+	var names []string
 	has := make(map[string]bool)
 	for i, name := range s.names {
 		c, there := t.columns[name]
 		switch {
 		case !there, s.generated[i] && c.Generated == "v":
-			read = append(read, "NULL")
+			p.read = append(p.read, "NULL")
 		default:
-			read = append(read, "p."+pgx.Identifier{name}.Sanitize())
+			p.read = append(p.read, "p."+pgx.Identifier{name}.Sanitize())
 		}
 		if !there || c.Generated != "" {
 			continue
@@ -157,7 +157,6 @@ func (t *table) plan(s shape) *plan {
 		}
 	}
 	p.copy = fmt.Sprintf(`COPY public.plants (%s) FROM STDIN (ENCODING '%s')`, strings.Join(names, ", "), t.encoding)
-	p.read = "ROW(" + strings.Join(read, ", ") + ")::text"
 	return p
 }
 
@@ -186,6 +185,9 @@ func (p *plan) identify(t table, numbers []int16) {
 		switch {
 		case alive && today != name:
 			p.renamed[i] = today
+			if !slices.Contains(p.names, today) { // nothing of the row goes there, and its default may
+				p.read[i] = "p." + pgx.Identifier{today}.Sanitize()
+			}
 		case alive || !there || !slices.Contains(p.into, i):
 		case slices.Contains(numbers, c.Number):
 			p.replaced[i] = p.names[slices.Index(numbers, c.Number)]
@@ -305,11 +307,12 @@ func (r *restore) compare(ctx context.Context, entries []entry) (losses []Refusa
 // compareAlike is compare for entries of one shape.
 func (r *restore) compareAlike(ctx context.Context, entries []entry, keptOut map[int64]bool) ([]Refusal, error) {
 	p := r.plans[entries[0].Shape]
+	row := "ROW(" + strings.Join(p.read, ", ") + ")::text"
 	rows, err := r.tx.Query(ctx, fmt.Sprintf(`
 		SELECT d.id, d.plant_id, p.id IS NULL, convert_to(d.plant, getdatabaseencoding()), convert_to(%[1]s, getdatabaseencoding())
 		FROM public.plant_deletions d LEFT JOIN ONLY public.plants p ON p.id = d.plant_id
 		WHERE d.id = ANY ($1) AND (p.id IS NULL OR $2 OR d.plant COLLATE "C" <> %[1]s COLLATE "C")
-		ORDER BY d.id DESC`, p.read), idsOf(entries), len(p.unrecorded)+len(p.renamed)+len(p.replaced)+len(p.doubted) > 0)
+		ORDER BY d.id DESC`, row), idsOf(entries), len(p.unrecorded)+len(p.renamed)+len(p.replaced)+len(p.doubted) > 0)
 	if err != nil {
 		return nil, err
 	}
@@ -383,6 +386,10 @@ func (r *restore) differences(entry int64, p *plan, recorded, present []byte) ([
 			}
 			all = append(all, difference{was: was[i], why: func(was, _ string) string {
 				return fmt.Sprintf("column %s (%s) is called %s today%s: %s%s", strconv.Quote(name), visible(p.types[i]), strconv.Quote(p.renamed[i]), also, was, where)
+			}})
+		case p.renamed[i] != "" && is[i] != nil && !slices.Contains(p.names, p.renamed[i]):
+			all = append(all, difference{is: is[i], why: func(_, is string) string {
+				return fmt.Sprintf("column %s (%s) is called %s today: null becomes %s", strconv.Quote(name), visible(p.types[i]), strconv.Quote(p.renamed[i]), is)
 			}})
 		case p.replaced[i] != "" && was[i] != nil:
 			all = append(all, difference{was: was[i], why: func(was, _ string) string {

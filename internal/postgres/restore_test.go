@@ -149,6 +149,8 @@ func TestRestoreNamesWhatWouldChange(t *testing.T) {
 		{"an empty column that is gone", "text", "NULL", "DROP v", ``},
 		{"a column that is called otherwise", "text", "'white'", "RENAME v TO w", `column "v" (text) is called "w" today: "white" has no place`},
 		{"another column of its name", "text", "'white'", "RENAME v TO w; ALTER TABLE plants ADD v text", `column "v" (text) is called "w" today, and another one "v": "white" goes there`},
+		{"a column that is called otherwise, no value, and a default", "text", "NULL", "RENAME v TO w; ALTER TABLE plants ALTER w SET DEFAULT 'white'", `column "v" (text) is called "w" today: null becomes "white"`},
+		{"another column of its name, no value, and a default", "text", "NULL", "RENAME v TO w; ALTER TABLE plants ALTER w SET DEFAULT 'white', ADD v text", `column "v" (text) is called "w" today: null becomes "white"`},
 		{"another column of its name, and no value", "text", "NULL", "RENAME v TO w; ALTER TABLE plants ADD v text", ``},
 		{"two columns with each other's names", "text", "NULL", "RENAME v TO w; ALTER TABLE plants RENAME name TO v; ALTER TABLE plants RENAME w TO name; ALTER TABLE plants ALTER v DROP NOT NULL", `column "name" (text) is called "v" today, and another one "name": "Fern" goes there`},
 		{"a column that is gone, and another one of its name", "text", "NULL", "DROP name; ALTER TABLE plants RENAME v TO name", `column "name" (text) is gone, and the one that was called "v" is called "name" today: "Fern" goes there`},

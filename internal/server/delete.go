@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,6 +38,9 @@ func (s *Server) deletePlant(c echo.Context) error {
 	id, err := plant.ParseID(c.Param("id"))
 	if err != nil {
 		return err
+	}
+	if !isUnconditional(c.Request().Header) {
+		return errPrecondition
 	}
 	x := c.(*exchange)
 	x.key = key
@@ -93,6 +97,15 @@ func (s *Server) dropBody(c echo.Context) error {
 		}
 	}
 	return nil
+}
+
+// isUnconditional reports whether a deletion need not look at the plant's version. Plants
+// have no entity tags: so "If-Match" holds with "*" only, and "If-None-Match" with anything
+// else (RFC 9110, 13.1.1 and 13.1.2). Who guards a plant against being deleted unseen must
+// not lose it. Conditions on dates are to be ignored where there are none (13.1.4).
+func isUnconditional(h http.Header) bool {
+	isNotAny := func(value string) bool { return value != "*" }
+	return !slices.ContainsFunc(h["If-Match"], isNotAny) && !slices.Contains(h["If-None-Match"], "*")
 }
 
 // idempotencyKey returns the client's key, without the quotes of the

@@ -164,7 +164,7 @@ func TestMetricsKnowEveryOutcome(t *testing.T) {
 	t.Parallel()
 	seen := map[string]int32{outcomeDeleted: 0, outcomeReplayed: 0}
 	for code, err := range causes {
-		if code/100 == 400 || code/100 == 401 || code/100 == 403 || code/100 == 405 || code/100 == 413 || code == 42900 || code == 40400 || code == 50303 {
+		if code/100 == 400 || code/100 == 401 || code/100 == 403 || code/100 == 405 || code/100 == 412 || code/100 == 413 || code == 42900 || code == 40400 || code == 50303 {
 			continue // refused before a deletion was tried
 		}
 		got := answerTo(err).outcome

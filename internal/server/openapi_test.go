@@ -97,6 +97,7 @@ var causes = map[int32]error{
 	40500: errMethod,
 	40900: &plant.ReferencedError{Table: "order_items"},
 	40901: plant.ErrStoreRule,
+	41200: errPrecondition,
 	41300: errTooLarge,
 	42900: errTooManyFailures,
 	42901: &plant.OverBudgetError{Until: time.Date(2026, 11, 20, 10, 30, 0, 0, time.FixedZone("CET", 3600))},

@@ -164,7 +164,7 @@ func TestTokenThatCannotBeLookedUpIsNot401(t *testing.T) {
 func TestOrderOfChecks(t *testing.T) {
 	t.Parallel()
 	// Each request has every fault that a later one has.
-	const badKey, badLength = "Idempotency-Key: a b", "Content-Length: 5000"
+	const badKey, badLength, badMatch = "Idempotency-Key: a b", "Content-Length: 5000", `If-Match: "v7"`
 	body := strings.Repeat(" ", 5000)
 	tests := []struct {
 		name string
@@ -177,8 +177,9 @@ func TestOrderOfChecks(t *testing.T) {
 		{"token", request{"DELETE", "/plants/x", []string{"Authorization: Bearer x", badKey, badLength}, body}, 40101},
 		{"scope", request{"DELETE", "/plants/x", []string{asBob, badKey, badLength}, body}, 40300},
 		{"size", request{"DELETE", "/plants/x", []string{asAlice, badKey, badLength}, body}, 41300},
-		{"key", request{"DELETE", "/plants/x", []string{asAlice, badKey}, ""}, 40002},
-		{"id", request{"DELETE", "/plants/x", []string{asAlice}, ""}, 40001},
+		{"key", request{"DELETE", "/plants/x", []string{asAlice, badKey, badMatch}, ""}, 40002},
+		{"id", request{"DELETE", "/plants/x", []string{asAlice, badMatch}, ""}, 40001},
+		{"precondition", request{"DELETE", "/plants/1", []string{asAlice, badMatch}, ""}, 41200},
 	}
 	c := testConfig()
 	c.Plants = fakePlants(func(_ context.Context, d plant.Deletion) (plant.Result, error) {
@@ -205,6 +206,37 @@ func recorder() (Config, <-chan plant.Deletion) {
 		return plant.Result{}, nil
 	})
 	return c, deletions
+}
+
+func TestPreconditions(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name    string
+		headers []string
+		want    int
+	}{
+		{"a version", []string{`If-Match: "v7"`}, 41200},
+		{"a weak version", []string{`If-Match: W/"v7"`}, 41200},
+		{"several versions", []string{`If-Match: "v7", "v8"`}, 41200},
+		{"a version in a second line", []string{"If-Match: *", `If-Match: "v7"`}, 41200},
+		{"nothing", []string{"If-Match:"}, 41200},
+		{"not a list", []string{"If-Match: v7"}, 41200},
+		{"any version", []string{"If-Match: *"}, 204},
+		{"no version", []string{"If-None-Match: *"}, 41200},
+		{"no version, in a second line", []string{`If-None-Match: "v7"`, "If-None-Match: *"}, 41200},
+		{"another version", []string{`If-None-Match: "v7"`}, 204},
+		{"a date, which plants have none of", []string{"If-Unmodified-Since: Tue, 24 Nov 2026 00:00:00 GMT"}, 204},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			c, deletions := recorder()
+			code := start(t, c).ask(t, del(tt.headers...)).code()
+			if code != tt.want || len(deletions) != map[int]int{204: 1}[tt.want] {
+				t.Errorf("%q: answer %d and %d deletions, want %d", tt.headers, code, len(deletions), tt.want)
+			}
+		})
+	}
 }
 
 func TestDeletionHasWhatTheRequestSaid(t *testing.T) {

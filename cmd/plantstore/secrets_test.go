@@ -126,7 +126,7 @@ func TestAURLOfTwoLinesIsNotShown(t *testing.T) {
 // would be told, and tells again.
 func TestAURLWithSomethingBeforeItIsNotShown(t *testing.T) {
 	t.Parallel()
-	const has = " cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database: take out what is before postgres:// in it, such as a quotation mark or a name, and what is no parameter\n"
+	const has = " cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database: take out what is before postgres:// in it, such as a quotation mark or a name, and what is no parameter; only blanks divide the parameters of a DSN\n"
 	file := filepath.Join(t.TempDir(), "url")
 	for _, url := range []string{
 		`"postgres://u:geheim@127.0.0.1:1/d?sslmode=disable"`,

@@ -107,7 +107,7 @@ func CheckURL(setting, url string) error {
 	switch {
 	case err != nil: // who opens it tells of that
 	case isMisread(c, isURL(url)):
-		return fmt.Errorf("%s: take out what is before postgres:// in it, such as a quotation mark or a name, and what is no parameter", unreadable(setting))
+		return fmt.Errorf("%s: take out what is before postgres:// in it, such as a quotation mark or a name, and what is no parameter; only blanks divide the parameters of a DSN", unreadable(setting))
 	case !slices.Contains([]string{"", "postgres", "direct"}, c.SSLNegotiation):
 		return fmt.Errorf("sslnegotiation in %s (or PGSSLNEGOTIATION) is none that there is: it may be postgres or direct", setting)
 	}
@@ -122,10 +122,14 @@ func isURL(text string) bool {
 	return strings.HasPrefix(text, "postgres://") || strings.HasPrefix(text, "postgresql://")
 }
 
+// misplaced is a URL, or a password, within another value.
+var misplaced = regexp.MustCompile(`://|(?i:password|passwd|pwd)\s*=`)
+
 // isMisread reports whether a configuration has parts of a text that was not meant as
-// parameters, or a URL where none belongs. To the driver, all that has a = and does not begin
-// as a URL is parameters, which in a URL may have any value, as those of extensions always. We tell of hosts, database and role, and the server tells
-// of parameters.
+// parameters, or a URL or a password where none belongs. To the driver, all that has a = and
+// does not begin as a URL is parameters, and they are divided by blanks only. We tell of
+// hosts, database and role, and the server tells of parameters. Those of a URL, or of an
+// extension, may have any value.
 func isMisread(c *pgconn.Config, url bool) bool {
 	told := []string{hosts(c), c.Database, c.User}
 	for name, value := range c.RuntimeParams {
@@ -136,7 +140,7 @@ func isMisread(c *pgconn.Config, url bool) bool {
 			told = append(told, value)
 		}
 	}
-	return slices.ContainsFunc(told, func(s string) bool { return strings.Contains(s, "://") })
+	return slices.ContainsFunc(told, misplaced.MatchString)
 }
 
 func open(ctx context.Context, setting string, read func() (string, error)) (*DB, error) {

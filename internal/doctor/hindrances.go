@@ -183,6 +183,9 @@ func Hindrances(ctx context.Context, tx pgx.Tx, up bool, work []migrate.Migratio
 		at = beforeUp
 	}
 	found, err := hindrancesAt(ctx, tx, at, "", s)
+	if err != nil {
+		return nil, err
+	}
 	var troubles []migrate.Trouble
 	for _, f := range found {
 		kind := migrate.Hindrance
@@ -191,5 +194,9 @@ func Hindrances(ctx context.Context, tx pgx.Tx, up bool, work []migrate.Migratio
 		}
 		troubles = append(troubles, migrate.Trouble{Kind: kind, Message: f.Message, Remedy: f.Remedy})
 	}
-	return troubles, err
+	if up || Worst(found) == Problem {
+		return troubles, nil
+	}
+	losses, err := lost(ctx, tx, work)
+	return append(troubles, losses...), err
 }

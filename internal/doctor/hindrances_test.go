@@ -626,6 +626,43 @@ func TestANewerSchemaHindersNothing(t *testing.T) {
 	}
 }
 
+// What down would lose is told before anything is taken back: the service goes on.
+func TestDownTellsWhatItWouldLose(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	script(t, database.Owner, `INSERT INTO plants (name) VALUES ('Jade plant'), ('Agave'); DELETE FROM plants WHERE name = 'Agave'; INSERT INTO api_principals (name) VALUES ('shop');`)
+	down := func(to int64) (taken int, refused []string) {
+		changes, err := service().DownTo(t.Context(), database.Owner, to, migrate.Options{})
+		hindered, ok := errors.AsType[*migrate.HinderedError](err)
+		if err != nil && !ok {
+			t.Fatal(err)
+		}
+		if ok {
+			for _, trouble := range hindered.Troubles {
+				refused = append(refused, trouble.Message)
+			}
+		}
+		return len(changes), refused
+	}
+	const clients, deletions, plants = "public.api_principals holds clients, and would be dropped", "public.plant_deletions holds deletions, and would be dropped",
+		"public.plants holds plants, and would be dropped"
+	for to, want := range [][]string{{clients, deletions, plants}, {clients, deletions}, {clients}, {clients}} {
+		if taken, refused := down(int64(to)); taken != 0 || !cmp.Equal(want, refused) {
+			t.Errorf("down to %d: %d taken back, refused with %q; want 0, %q", to, taken, refused, want)
+		}
+	}
+	if reason := unready(t, database.App); reason != "" {
+		t.Errorf("not ready because of %q, though nothing was taken back", reason)
+	}
+	if taken, refused := down(4); taken != 2 || refused != nil {
+		t.Errorf("down to 4: %d taken back, refused with %q; want 2, as nothing is lost", taken, refused)
+	}
+	script(t, database.Owner, `DELETE FROM api_principals; DELETE FROM plant_deletions; COMMENT ON TABLE plants IS 'the store''s own';`)
+	if taken, refused := down(0); taken != 4 || refused != nil {
+		t.Errorf("down to 0 once nothing would be lost: %d taken back, refused with %q; want 4", taken, refused)
+	}
+}
+
 // To take back what is on a table of somebody else's takes its owner, who is told so
 // before anything is taken back.
 func TestDownOnAnAdoptedTable(t *testing.T) {

@@ -138,12 +138,14 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 		return plant.Result{}, plant.ErrOverloaded
 	}
 	defer land()
-	s := progress{deletion: d, land: land, began: began, what: p.difficult.recall(d.Plant), spender: spender{holds: &p.holds, deletion: d}}
+	s := progress{deletion: d, land: land, began: began, what: p.difficult.recall(d.Plant), spender: spender{holds: &p.holds, deletion: d},
+		late: began.Sub(d.Came) >= freshFor}
 	defer s.spender.leave()
 	pause := backoff()
 	for ; ; s.began = time.Now() {
 		if held := s.spender.waitsFor(s.unsure); held != nil {
 			land()
+			s.late = true
 			if lockedSince.IsZero() {
 				lockedSince = time.Now()
 			}
@@ -202,7 +204,14 @@ type progress struct {
 	unsure   bool
 	onItsOwn bool // others would be lost with it again, or wait for it
 	askAlone bool // as others are asked for no longer than commitTimeout
+	// late is set once the client may have been told no meanwhile, of an earlier or a later
+	// request with the same key: see history.passes.
+	late bool
 }
+
+// freshFor is how long a request may take to its first attempt and pass a refusal: many times
+// what it takes unless it has to wait.
+const freshFor = time.Second
 
 // attempt makes an attempt at a deletion. If it is unsure of earlier ones, the ledger is asked
 // first. A definite no is true for good when attempt returns it.
@@ -221,7 +230,7 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 	switch {
 	case over != nil || !open:
 	case s.what != together || s.onItsOwn:
-		v = p.deleteAlone(ctx, turn{Deletion: d, number: s.number}, s.tries, s.unsure, s.what)
+		v = p.deleteAlone(ctx, turn{Deletion: d, number: s.number, late: s.late}, s.tries, s.unsure, s.what)
 		p.used.note(d, v.err)
 	default:
 		g := p.group
@@ -231,7 +240,7 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 		v = g.join(ctx, d)
 		if over = p.used.note(d, v.err); over == nil && v.next == look {
 			waited, batch := v.waited, v.batch
-			v = p.lookAlone(ctx, d, v.err, s.unsure)
+			v = p.lookAlone(ctx, turn{Deletion: d, late: s.late}, v.err, s.unsure)
 			v.waited, v.batch = v.waited+waited, batch
 		}
 	}
@@ -252,6 +261,7 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 // learn decides, by an attempt that did not bring the outcome, how the next is made. It may be
 // made at once (atOnce) where the deletion is waiting, not failing.
 func (s *progress) learn(v verdict) (atOnce bool) {
+	s.late = s.late || v.next != alone || v.what >= suspected || v.turn > s.number
 	switch v.next {
 	case alone:
 		s.number = max(s.number, v.turn)
@@ -411,8 +421,8 @@ func (p *Plants) lockPatience() time.Duration {
 }
 
 // lookAlone explains why a deletion was refused (why) or found no row (nil).
-func (p *Plants) lookAlone(ctx context.Context, d plant.Deletion, why error, unsure bool) verdict {
-	return p.looks.await(ctx, &member{deletion: d, explains: because(turn{Deletion: d}, why, unsure)})
+func (p *Plants) lookAlone(ctx context.Context, d turn, why error, unsure bool) verdict {
+	return p.looks.await(ctx, &member{deletion: d.Deletion, explains: because(d, why, unsure)})
 }
 
 // sayNo makes a definite no true for good, before the client is told.
@@ -514,14 +524,18 @@ func (h history) explains(d turn, why error, unsure bool) (v verdict, settles bo
 
 // passes goes on with the next turn of a deletion that met a refusal, which has
 // to be older than the request. If it is not, the client was told no while this request
-// was under way, perhaps given up long ago: nothing may come of it any more. Both ages
-// are durations of one clock each, that of the database and ours.
+// was under way, perhaps given up long ago: nothing may come of it any more.
+//
+// Both ages are durations of one clock each, that of the database and ours. But a clock may be
+// set, or another server's, and stand still while a machine is paused. So only a request that
+// has not waited for anything passes a refusal: then there was no time for a no. One whose
+// time is yet to come is as old as any.
 //
 // The refusal has to outlive a failover. Otherwise an attempt of its turn could
 // delete the plant there, and one of the next turn once more.
 func (h history) passes(d turn) (v verdict, settles bool) {
-	if h.age <= time.Since(d.Came).Seconds() {
-		return verdict{err: fmt.Errorf("%w: the same request was refused meanwhile", plant.ErrBusy)}, false
+	if d.late || 0 <= h.age && h.age <= time.Since(d.Came).Seconds() {
+		return verdict{err: fmt.Errorf("%w: the same request was refused, and that may have been meanwhile", plant.ErrBusy)}, false
 	}
 	return verdict{next: alone, turn: h.turn, err: plant.ErrBusy}, true
 }

@@ -162,7 +162,8 @@ func exec(ctx context.Context, db sender, sql string, args ...any) error {
 // Attempts of one turn delete once at the most, and not at all after its refusal.
 type turn struct {
 	plant.Deletion
-	number int // how many refusals there were before
+	number int  // how many refusals there were before
+	late   bool // see progress
 	// patience is how long an attempt waits for its principal's budget at the most; none
 	// leaves that to the trigger.
 	patience time.Duration

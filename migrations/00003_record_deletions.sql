@@ -241,7 +241,7 @@ BEGIN
         taken := coalesce(last_turn + 1, 0);
         INSERT INTO public.plant_deletions (plant_id, deleted_by, session_role, request_id, idempotency_key, turn)
         VALUES (plantstore_refuse.plant_id, principal, session_user, plantstore_refuse.request_id, key, taken)
-        ON CONFLICT ON CONSTRAINT plant_deletions_once DO NOTHING;
+        ON CONFLICT DO NOTHING; -- by its name, the constraint would not be all of it during REINDEX CONCURRENTLY
         IF FOUND THEN
             RETURN true;
         END IF;

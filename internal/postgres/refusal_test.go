@@ -464,6 +464,59 @@ func TestWhatTakesTimeMakesADeletionLate(t *testing.T) {
 	}
 }
 
+// REINDEX CONCURRENTLY leaves the index of the ledger's constraint beside the new one, under
+// another name, until every transaction that may use it has ended: an export may be long.
+func TestWhileTheLedgersIndexIsMadeAnew(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.exec(t, `CREATE TABLE items (plant bigint REFERENCES plants); INSERT INTO plants VALUES (1, 'Boston fern'), (2, 'Jade plant'); INSERT INTO items VALUES (1);
+		CREATE UNIQUE INDEX plant_deletions_once_ccold ON plant_deletions (plant_id, deleted_by, idempotency_key, turn);
+		ALTER TABLE plant_deletions DROP CONSTRAINT plant_deletions_once; -- made again, it is looked into after the other
+		ALTER TABLE plant_deletions ADD CONSTRAINT plant_deletions_once UNIQUE (plant_id, deleted_by, idempotency_key, turn)`)
+	for range 2 {
+		if _, err := s.insist(t, keyed(1, "k")); !isA[*plant.ReferencedError](err) {
+			t.Fatalf("Delete of a plant that is referred to: %v, want a ReferencedError", err)
+		}
+	}
+	s.exec(t, `DELETE FROM items`)
+	if _, err := s.insist(t, keyed(1, "k")); err != nil || s.has(t, 1) {
+		t.Errorf("Delete after a refusal: %v, the plant is there: %v; want it deleted", err, s.has(t, 1))
+	}
+	for replayed := range 2 {
+		result, err := s.insist(t, keyed(2, "k"))
+		if err != nil || result.Replayed != (replayed == 1) {
+			t.Errorf("Delete %d: %+v, %v; want replayed: %v", replayed, result, err, replayed == 1)
+		}
+		if replayed == 0 {
+			s.plant(t, 2)
+		}
+	}
+	// A refusal that meets one of the same turn, which is committed in between.
+	tx, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	if _, err := tx.Exec(t.Context(), `INSERT INTO plant_deletions (plant_id, deleted_by, idempotency_key) VALUES (3, 'tester', 'k')`); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() {
+		_, err := s.plants.Delete(in(t, patience), keyed(3, "k"))
+		ended <- err
+	}()
+	s.seeWaits(t, 1)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; !errors.Is(err, plant.ErrNotFound) {
+		t.Errorf("Delete beside another of the same request: %v, want ErrNotFound", err)
+	}
+	if diff := cmp.Diff([]string{"1 k 0", "1 k 1", "3 k 0", "3 k 1"}, s.refusals(t)); diff != "" {
+		t.Errorf("refusals (-want +got):\n%s", diff)
+	}
+}
+
 // Refusals that come at once are committed together, as deletions are.
 func TestRefusalsAreCommittedTogether(t *testing.T) {
 	t.Parallel()

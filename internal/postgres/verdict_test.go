@@ -98,6 +98,7 @@ func TestJudge(t *testing.T) {
 		{"insufficient_privilege in a trigger", within("42501"), true, plant.ErrHindered, done},
 		{"unrecorded", within(unrecorded), true, plant.ErrHindered, look},
 		{"recorded already", violation("23505", "plant_deletions", "plant_deletions_once", ""), true, plant.ErrBusy, look},
+		{"recorded already, during a REINDEX CONCURRENTLY", violation("23505", "plant_deletions", "plant_deletions_once_ccold", ""), true, plant.ErrBusy, look},
 		{"nobody's cascade in a batch", violation("23502", "plant_deletions", "", "deleted_by"), true, plant.ErrBusy, alone},
 		{"the ledger's sequence is behind", violation("23505", "plant_deletions", "plant_deletions_pkey", ""), true, plant.ErrHindered, done},
 		{"check of another table", violation("23514", "archive", "archive_check", ""), true, plant.ErrStoreRule, done},

@@ -518,7 +518,9 @@ func (h history) explains(d turn, why error, unsure bool) (v verdict, settles bo
 	case h.deletedAt != nil:
 		return verdict{err: &plant.DeletedEarlierError{At: *h.deletedAt}}, true
 	default:
-		return verdict{err: plant.ErrNotFound}, false
+		// A server that others have replaced knows nothing of what came there since. Where a
+		// standby is waited for, it can't settle that.
+		return verdict{err: plant.ErrNotFound}, h.followed
 	}
 }
 

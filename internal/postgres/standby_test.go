@@ -109,7 +109,7 @@ func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
 		}
 		wg.Wait()
 		// What is read may not be on the standby, and what is refused is not yet.
-		for _, d := range []plant.Deletion{deletion(21, "k"), deletion(21, "other"), keyed(22, "k"), keyed(23, "k")} {
+		for _, d := range []plant.Deletion{deletion(21, "k"), deletion(21, "other"), keyed(22, "k"), keyed(23, "k"), deletion(24, "k")} {
 			if _, err := s.plants.Delete(in(t, 2*time.Second), d); err == nil || isDefinite(err) {
 				t.Errorf("Delete(%d) under key %q: %v, want nothing definite", d.Plant, d.Key, err)
 			}

@@ -366,6 +366,7 @@ type history struct {
 	kept      bool       // the plant is there, and a rule or trigger of the store's may be why
 	replaced  bool       // the plant is there, and a rule may have kept even the ledger's trigger from running
 	hidden    bool       // row level security may hide the plant or the ledger from us
+	followed  bool       // the server's commits wait for a standby
 	own       bool       // the deletion that was asked about is in the ledger
 	turn      int        // the first of that deletion which has no entry
 	age       float64    // of its last entry, in seconds
@@ -440,7 +441,7 @@ func readHistories(ctx context.Context, conn *pgx.Conn, deletions []plant.Deleti
 				OR EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = 'public.plants'::pg_catalog.regclass AND r.ev_type = '4' AND r.is_instead)),
 			p.there AND EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = 'public.plants'::pg_catalog.regclass AND r.ev_type = '4' AND r.is_instead
 				AND r.ev_qual::pg_catalog.text = '<>'),
-			row_security_active('public.plants') OR row_security_active('public.plant_deletions'),
+			row_security_active('public.plants') OR row_security_active('public.plant_deletions'), current_setting('synchronous_standby_names') <> '',
 			coalesce(l.own, false), l.request_id, l.deleted_at,
 			coalesce(r.turn + 1, 0), coalesce(extract(epoch FROM clock_timestamp() - r.deleted_at), 0)::float8,
 			extract(epoch FROM clock_timestamp() - transaction_timestamp())::float8
@@ -458,7 +459,7 @@ func readHistories(ctx context.Context, conn *pgx.Conn, deletions []plant.Deleti
 	err = readSecond(ctx, conn, queue, func(scan func(...any) error) error {
 		var h history
 		var seconds float64
-		err := scan(&h.exists, &h.kept, &h.replaced, &h.hidden, &h.own, &h.requestID, &h.deletedAt, &h.turn, &h.age, &seconds)
+		err := scan(&h.exists, &h.kept, &h.replaced, &h.hidden, &h.followed, &h.own, &h.requestID, &h.deletedAt, &h.turn, &h.age, &seconds)
 		all, work = append(all, h), time.Duration(seconds*float64(time.Second))
 		return err
 	})

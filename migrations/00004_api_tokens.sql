@@ -81,7 +81,7 @@ BEGIN
     UPDATE public.plantstore_budgets b SET used = b.used + plants, default_most = usual_most, default_period = usual_period,
         parts[cardinality(b.parts)] = b.parts[cardinality(b.parts)] + plants, ends[cardinality(b.ends)] = greatest(b.ends[cardinality(b.ends)], clock_timestamp())
     WHERE b.principal = spender AND b.used + plants <= coalesce(b.most, usual_most)
-        AND clock_timestamp() < b.began + coalesce(b.period, usual_period) / 60
+        AND clock_timestamp() >= b.began AND clock_timestamp() < b.began + coalesce(b.period, usual_period) / 60
         AND clock_timestamp() < b.ends[1] + coalesce(b.period, usual_period) AND clock_timestamp() >= b.lifted_until;
     IF FOUND THEN
         RETURN NULL;
@@ -107,6 +107,14 @@ BEGIN
         budget.used := budget.used - budget.parts[1];
         budget.parts := budget.parts[2:];
         budget.ends := budget.ends[2:];
+    END LOOP;
+    -- What was deleted later than now, by a clock that was set back, counts for two periods
+    -- at the most: nobody knows when that was, and the clock may have been a year ahead.
+    WHILE budget.ends[cardinality(budget.ends)] > moment + budget.period LOOP
+        budget.used := budget.used - budget.parts[cardinality(budget.parts)];
+        budget.parts := trim_array(budget.parts, 1);
+        budget.ends := trim_array(budget.ends, 1);
+        budget.began := '-infinity';
     END LOOP;
 
     missing := budget.used + plants - budget.most;

@@ -559,6 +559,53 @@ func TestABudgetSlides(t *testing.T) {
 	}
 }
 
+// A clock that is set back, also by a failover to a server that is behind, leaves deletions
+// in the future. A budget comes back after two periods all the same.
+func TestABudgetAfterAClockWasSetBack(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	budget := plant.Budget{Most: 2, Period: time.Hour}
+	withBudget(t, database, budget, "shop")
+	for id := range int64(6) {
+		s.plant(t, id)
+	}
+	use := func(id int64) error {
+		_, err := s.plants.Delete(in(t, patience), by("shop", id, budget))
+		return err
+	}
+	setBack := func(by string) {
+		s.exec(t, fmt.Sprintf(`UPDATE plantstore_budgets SET began = began + interval '%[1]s', ends = ARRAY(SELECT e + interval '%[1]s' FROM unnest(ends) e)`, by))
+		s = storeOn(t, database, "") // which does not know yet that the budget is used up
+	}
+	for id := range int64(2) {
+		if err := use(id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	setBack("30 minutes")
+	if over := overBudget(use(2)); over == nil || time.Until(over.Until) > 2*time.Hour || time.Until(over.Until) < time.Hour {
+		t.Errorf("half an hour back: %+v, want the budget used up for an hour and a half", over)
+	}
+	setBack("90 minutes")
+	for id := range int64(2) {
+		if err := use(2 + id); err != nil {
+			t.Errorf("two hours back: %v, want the budget whole", err)
+		}
+	}
+	if over := overBudget(use(4)); over == nil || time.Until(over.Until) > time.Hour {
+		t.Errorf("after the whole budget: %+v, want it used up for an hour", over)
+	}
+	// What is left of a part that is in the future is not spent as if there was no end to it.
+	s.exec(t, `UPDATE plantstore_budgets SET used = 1, parts = '{1}', began = began + interval '2 hours', ends = ARRAY[ends[1] + interval '2 hours']`)
+	s = storeOn(t, database, "")
+	for id := range int64(2) {
+		if err := use(4 + id); err != nil {
+			t.Errorf("one used two hours ahead: %v, want the budget whole", err)
+		}
+	}
+}
+
 // Principals that the service knows from elsewhere have its default. Its role can
 // neither raise a budget nor reset what was used.
 func TestTheDefaultBudget(t *testing.T) {

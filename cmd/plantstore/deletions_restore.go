@@ -11,18 +11,19 @@ import (
 )
 
 type deletionsRestore struct {
-	ownerFlags `embed:""`
-	IDs        []int64 `arg:"" name:"id" optional:"" help:"The deletions, as 'deletions list' numbers them."`
-	By         string  `placeholder:"NAME" help:"Instead of ids: everything that this principal deleted, with --since."`
-	ByRole     string  `placeholder:"ROLE" help:"Instead of ids: everything that this database role deleted with SQL, with --since."`
-	Since      moment  `placeholder:"TIME" help:"With --by or --by-role: at that time or later: RFC 3339, a date (midnight UTC), or how long ago, as 2h or 7d."`
-	Until      moment  `placeholder:"TIME" help:"With --by or --by-role: before that time."`
-	Except     []int64 `placeholder:"ID" help:"With --by or --by-role: leave these deletions out."`
-	Yes        bool    `help:"With --by or --by-role: do not ask."`
-	As         string  `placeholder:"NAME" help:"Who is restoring, for the ledger. Default: the database role."`
-	Lossy      bool    `help:"Restore also what does not come back as it was, and list that."`
-	DryRun     bool    `help:"Do all of it, and take it back: says what a restore would do, or what is in its way."`
-	Superseded bool    `help:"With ids: restore also an earlier row of a plant that was deleted again later."`
+	ownerFlags   `embed:""`
+	IDs          []int64 `arg:"" name:"id" optional:"" help:"The deletions, as 'deletions list' numbers them."`
+	By           string  `placeholder:"NAME" help:"Instead of ids: everything that this principal deleted, with --since."`
+	ByRole       string  `placeholder:"ROLE" help:"Instead of ids: everything that this database role deleted with SQL, with --since."`
+	Since        moment  `placeholder:"TIME" help:"With --by or --by-role: at that time or later: RFC 3339, a date (midnight UTC), or how long ago, as 2h or 7d."`
+	Until        moment  `placeholder:"TIME" help:"With --by or --by-role: before that time."`
+	Except       []int64 `placeholder:"ID" help:"With --by or --by-role: leave these deletions out."`
+	Yes          bool    `help:"With --by or --by-role: do not ask."`
+	As           string  `placeholder:"NAME" help:"Who is restoring, for the ledger. Default: the database role."`
+	Lossy        bool    `help:"Restore also what does not come back as it was, and list that."`
+	DryRun       bool    `help:"Do all of it, and take it back: says what a restore would do, or what is in its way."`
+	Superseded   bool    `help:"With ids: restore also an earlier row of a plant that was deleted again later."`
+	SkipExisting bool    `help:"Leave out plants whose id is that of a plant again, and say how many."`
 	// RunTriggers is about more than triggers, but they are what there usually is.
 	RunTriggers bool `help:"Run triggers and other functions of the table although roles that are not yours could have them act with your rights."`
 }
@@ -85,13 +86,13 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 			}
 		}
 		restored, err := ledger.Restore(ctx, ids, postgres.RestoreOptions{
-			As: c.As, Lossy: c.Lossy, Superseded: c.Superseded, RunTriggers: c.RunTriggers, DryRun: c.DryRun,
+			As: c.As, Lossy: c.Lossy, Superseded: c.Superseded, SkipExisting: c.SkipExisting, RunTriggers: c.RunTriggers, DryRun: c.DryRun,
 			Progress: func(what string, done, of int) {
 				console.say("%s %s of %s", what, thousands(int64(done)), thousands(int64(of)))
 			},
 		})
 		if refused, ok := errors.AsType[*postgres.RefusedError](err); ok {
-			return c.refusal(refused.Refusals)
+			return c.refusal(refused)
 		}
 		if strangers, ok := errors.AsType[*postgres.StrangersError](err); ok {
 			return fmt.Errorf("nothing %s restored: inserting into public.plants would run this with your rights:\n  %s\n"+
@@ -101,6 +102,9 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 			return err
 		}
 		fmt.Fprintf(console.out, "%s %s\n", c.was("restored"), counted(restored.Plants, "plant"))
+		if c.SkipExisting {
+			fmt.Fprintf(console.out, "left out, because a plant with their id exists again: %s\n", counted(restored.Existing, "plant"))
+		}
 		took := c.was("took")
 		tellColumns(console, "new columns, "+took+" their default", restored.Defaulted)
 		tellColumns(console, "columns made again since, "+took+" the values of those that had their names", restored.Remade)
@@ -156,18 +160,22 @@ func (c *deletionsRestore) undoable(ctx context.Context, console *console, ledge
 }
 
 // refusal says what is in the way of a restore.
-func (c *deletionsRestore) refusal(refusals []postgres.Refusal) error {
+func (c *deletionsRestore) refusal(refused *postgres.RefusedError) error {
 	const shown = 20
 	var b strings.Builder
 	ids := make(map[int64]bool)
-	for _, r := range refusals {
+	for _, r := range refused.Refusals {
 		ids[r.ID] = true
 	}
-	fmt.Fprintf(&b, "nothing %s restored, because of %s:", c.was("was"), counted(len(ids), "deletion"))
-	for i, r := range refusals {
+	atLeast := ""
+	if refused.More {
+		atLeast = "at least "
+	}
+	fmt.Fprintf(&b, "nothing %s restored, because of %s%s:", c.was("was"), atLeast, counted(len(ids), "deletion"))
+	for i, r := range refused.Refusals {
 		switch {
 		case i == shown:
-			fmt.Fprintf(&b, "\n  and %d more", len(refusals)-shown)
+			fmt.Fprintf(&b, "\n  and %s%d more", atLeast, len(refused.Refusals)-shown)
 		case i < shown && r.Plant == 0:
 			fmt.Fprintf(&b, "\n  deletion %d: %s", r.ID, r.Why)
 		case i < shown:
@@ -176,9 +184,13 @@ func (c *deletionsRestore) refusal(refusals []postgres.Refusal) error {
 	}
 	for _, option := range []struct{ name, accepts string }{
 		{"lossy", "\n--lossy restores what is not as it was, too."},
+		{"skip-existing", "\n--skip-existing leaves out plants whose id is taken again."},
 		{"superseded", "\n--superseded brings the earlier row back, as if the later deletion had not been."},
 	} {
-		if slices.ContainsFunc(refusals, func(r postgres.Refusal) bool { return r.Unless == option.name }) {
+		if option.name == "skip-existing" && len(c.IDs) == 1 {
+			continue // that would leave nothing
+		}
+		if slices.ContainsFunc(refused.Refusals, func(r postgres.Refusal) bool { return r.Unless == option.name }) {
 			b.WriteString(option.accepts)
 		}
 	}

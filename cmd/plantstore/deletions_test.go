@@ -184,8 +184,12 @@ created_at  timestamp with time zone  2026-01-01 00:00:00\+00
 	expect(1, "", `plantstore: nothing was restored, because of 21 deletions:(?:\n  deletion 1\d\d: the ledger has no such entry; was it purged\?){20}\n  and 1 more\n`, many...)
 	expect(1, "", `plantstore: nothing was restored, because of 1 deletion:
   deletion 2, plant 2: a plant with this id exists again
+--skip-existing leaves out plants whose id is taken again.
 Mend that, or leave them out with --except.
 `, "deletions", "restore", "--by-role=plantstore_owner", "--since=2026-07-01", "--yes")
+	expect(1, "", `plantstore: nothing was restored, because of 1 deletion:
+  deletion 2, plant 2: a plant with this id exists again
+`, "deletions", "restore", "2")
 	untouched := func() (state string) {
 		t.Helper()
 		if err := owner.QueryRow(t.Context(), `SELECT concat((SELECT string_agg(p::text, ' ' ORDER BY id) FROM plants p),
@@ -205,6 +209,8 @@ not as it was, the ledger has the values:
   deletion 4, plant 4: column "created_at" \(timestamp with time zone\) is gone: "2026-01-01 00:00:00\+00" has no place
 `, "", "deletions", "restore", "4", "--lossy", "--dry-run")
 	expect(0, "would restore 2 plants\n.*", "", "deletions", "restore", "--by-role=plantstore_owner", "--since=2026-07-01", "--except=2", "--lossy", "--dry-run")
+	expect(0, "would restore 2 plants\nleft out, because a plant with their id exists again: 1 plant\n.*", "", "deletions", "restore", "--by-role=plantstore_owner", "--since=2026-07-01", "--skip-existing", "--lossy", "--dry-run")
+	expect(0, "would restore 0 plants\nleft out, because a plant with their id exists again: 1 plant\n.*", "", "deletions", "restore", "2", "--skip-existing", "--dry-run")
 	expect(1, "", `plantstore: nothing was restored: --except names deletion 22, which is not one of those to be undone\n`,
 		"deletions", "restore", "--by-role=plantstore_owner", "--since=2026-07-01", "--except=2,22", "--lossy", "--yes")
 	if after := untouched(); after != before {

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,8 @@ type RestoreOptions struct {
 	// Superseded accepts that the restore of an earlier deletion undoes a later one
 	// of the same plant, too.
 	Superseded bool
+	// SkipExisting leaves out plants whose id is taken again.
+	SkipExisting bool
 	// RunTriggers accepts what a *StrangersError is about.
 	RunTriggers bool
 	// DryRun takes everything back in the end.
@@ -37,6 +40,8 @@ type RestoreOptions struct {
 // Restored tells what a restore did.
 type Restored struct {
 	Plants int
+	// Existing are those that were left out, see SkipExisting.
+	Existing int
 	// Defaulted are columns that plants have got since: they took their default.
 	Defaulted []string
 	// Remade are columns that were dropped since and made again: they took the values of
@@ -51,7 +56,9 @@ type Restored struct {
 
 // A RefusedError says why nothing was restored.
 type RefusedError struct {
-	Refusals []Refusal // newest first; of very many, the first hundred or so
+	Refusals []Refusal // newest first
+	// More: the search ended when there were a hundred or so.
+	More bool
 }
 
 // A Refusal is what of a deletion stands in the way of a restore.
@@ -59,7 +66,7 @@ type Refusal struct {
 	ID    int64  // of the ledger's entry
 	Plant int64  // zero when there is no such entry
 	Why   string // fit for a terminal
-	// Unless is the option that accepts it, "lossy" or "superseded", or empty.
+	// Unless is the option that accepts it, "lossy", "superseded" or "skip-existing", or empty.
 	Unless string
 }
 
@@ -98,7 +105,7 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 		if err != nil {
 			return err
 		}
-		r := restore{tx: tx, options: o, batch: l.restoreBatch, of: len(entries)}
+		r := restore{tx: tx, options: o, batch: l.restoreBatch}
 		if err := r.plan(ctx, entries); err != nil {
 			return err
 		}
@@ -191,7 +198,7 @@ func lockEntries(ctx context.Context, tx pgx.Tx, ids []int64) ([]entry, error) {
 		refused = append(refused, Refusal{ID: id, Why: "the ledger has no such entry; was it purged?"})
 	}
 	if len(refused) > 0 {
-		return nil, &RefusedError{refused}
+		return nil, &RefusedError{Refusals: refused}
 	}
 	return entries, nil
 }
@@ -203,7 +210,7 @@ type restore struct {
 	batch   int // how many bytes of rows to hold at a time
 	table   table
 	plans   map[int64]*plan // by shape
-	// of is how many entries there are, inserted and compared how many were so far.
+	// of is how many entries go in, inserted and compared how many did so far.
 	of, inserted, compared int
 	// rows is how many rows that made: triggers may keep some out.
 	rows int64
@@ -223,18 +230,35 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 			return Restored{}, err
 		}
 	}
-	if refused, err := r.putBack(ctx, entries); err != nil {
+	// Of thousands whose ids are taken again, each would be found by itself.
+	refused, err := existing(ctx, r.tx, entries)
+	if err != nil {
 		return Restored{}, err
-	} else if len(refused) > 0 {
-		return Restored{}, &RefusedError{refused}
+	}
+	taken := make(map[int64]bool, len(refused))
+	for _, f := range refused {
+		taken[f.ID] = true
+	}
+	entries = slices.DeleteFunc(entries, func(e entry) bool { return taken[e.ID] })
+	r.of = len(entries)
+	if r.options.SkipExisting {
+		refused = nil
+	}
+	others, more, err := r.putBack(ctx, entries)
+	if err != nil {
+		return Restored{}, err
+	}
+	if refused = append(refused, others...); len(refused) > 0 {
+		sortRefusals(refused)
+		return Restored{}, &RefusedError{refused, more}
 	}
 	// Only now, as the rows may have waited for a deletion that was under way.
 	if refused, err := superseded(ctx, r.tx, entries); err != nil {
 		return Restored{}, err
 	} else if len(refused) > 0 && !r.options.Superseded {
-		return Restored{}, &RefusedError{refused}
+		return Restored{}, &RefusedError{Refusals: refused}
 	}
-	losses, keptOut, err := r.compare(ctx, entries)
+	losses, keptOut, more, err := r.compare(ctx, entries)
 	if err != nil {
 		return Restored{}, err
 	}
@@ -243,10 +267,10 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 		for i := range others {
 			others[i].Why, others[i].Unless = "a trigger on plants kept the row out or gave it another id", ""
 		}
-		return Restored{}, &RefusedError{others}
+		return Restored{}, &RefusedError{others, more}
 	}
 	if len(losses) > 0 && !r.options.Lossy {
-		return Restored{}, &RefusedError{losses}
+		return Restored{}, &RefusedError{losses, more}
 	}
 	back := slices.DeleteFunc(slices.Clone(entries), func(e entry) bool { return keptOut[e.ID] })
 	if _, err := r.tx.Exec(ctx, `
@@ -255,15 +279,16 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 		WHERE id = ANY ($1)`, idsOf(back), r.options.As); err != nil {
 		return Restored{}, err
 	}
-	return Restored{Plants: len(back), Defaulted: r.defaulted(), Remade: r.remade(), Retyped: r.retyped(), Losses: losses}, nil
+	return Restored{Plants: len(back), Existing: len(taken), Defaulted: r.defaulted(), Remade: r.remade(), Retyped: r.retyped(), Losses: losses}, nil
 }
 
-// putBack inserts all entries and returns none, or those that can't be. Newest
+// putBack inserts all entries and returns none, or those that can't be, and whether there
+// may be more. Newest
 // first, a plant that others refer to comes back before them. One statement that
 // deleted several may have taken them in another order. So what was refused is
 // tried again as long as others go in, and then in halves, until those that are in
 // the way are alone.
-func (r *restore) putBack(ctx context.Context, entries []entry) ([]Refusal, error) {
+func (r *restore) putBack(ctx context.Context, entries []entry) (refused []Refusal, more bool, err error) {
 	var groups, later [][]entry
 	for _, batch := range inBatches(entries, r.batch) {
 		groups = append(groups, alike(batch, func(e entry) string { return r.plans[e.Shape].copy })...)
@@ -272,12 +297,12 @@ func (r *restore) putBack(ctx context.Context, entries []entry) ([]Refusal, erro
 		var failed [][]entry
 		var why []*pgconn.PgError
 		for _, group := range groups {
-			refused, err := r.insert(ctx, group)
+			pg, err := r.insert(ctx, group)
 			if err != nil {
-				return nil, err
+				return nil, false, err
 			}
-			if refused != nil {
-				failed, why = append(failed, group), append(why, refused)
+			if pg != nil {
+				failed, why = append(failed, group), append(why, pg)
 			}
 		}
 		switch {
@@ -286,7 +311,8 @@ func (r *restore) putBack(ctx context.Context, entries []entry) ([]Refusal, erro
 		case len(failed) == len(groups):
 			halves := inHalves(failed)
 			if len(halves) == len(failed) {
-				return r.refusals(ctx, failed, why)
+				refused, err = r.refusals(ctx, failed, why)
+				return refused, len(later) > 0, err
 			}
 			enough := min(len(halves), enoughRefusals)
 			failed, later = halves[:enough], append(later, halves[enough:]...)
@@ -295,7 +321,7 @@ func (r *restore) putBack(ctx context.Context, entries []entry) ([]Refusal, erro
 		}
 		groups = failed
 	}
-	return nil, nil
+	return nil, false, nil
 }
 
 // insert inserts entries with the same columns, or changes nothing and returns why
@@ -387,6 +413,26 @@ func (r *restore) lines(ctx context.Context, entries []entry) ([]byte, error) {
 	return lines, err
 }
 
+// existing returns the entries whose plant's id is taken again. Of a plant that somebody is
+// deleting, or has locked, only an insert tells: it waits.
+func existing(ctx context.Context, tx pgx.Tx, entries []entry) ([]Refusal, error) {
+	rows, err := tx.Query(ctx, `
+		SELECT d.id, d.plant_id FROM public.plant_deletions d
+		WHERE d.id = ANY ($1) AND EXISTS (SELECT FROM ONLY public.plants p WHERE p.id = d.plant_id
+			AND p.xmax NOT IN (SELECT l.transactionid FROM pg_locks l WHERE l.locktype = 'transactionid' AND l.granted))`, idsOf(entries))
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Refusal, error) {
+		f := Refusal{Why: existsAgain, Unless: "skip-existing"}
+		return f, row.Scan(&f.ID, &f.Plant)
+	})
+}
+
+func sortRefusals(all []Refusal) {
+	slices.SortStableFunc(all, func(a, b Refusal) int { return cmp.Compare(b.ID, a.ID) })
+}
+
 // superseded returns the entries whose plant was deleted again later. (OFFSET 0 keeps
 // their numbers out of the plan: without statistics, as right after a deletion of many,
 // the ledger would be read backwards for each.)
@@ -396,7 +442,7 @@ func superseded(ctx context.Context, tx pgx.Tx, entries []entry) ([]Refusal, err
 		FROM public.plant_deletions d CROSS JOIN LATERAL (
 			SELECT l.id, l.deleted_by FROM (SELECT * FROM public.plant_deletions l WHERE l.plant_id = d.plant_id OFFSET 0) l
 			WHERE l.id > d.id AND l.plant IS NOT NULL ORDER BY l.id DESC LIMIT 1) later
-		WHERE d.id = ANY ($1) ORDER BY d.id DESC LIMIT $2`, idsOf(entries), enoughRefusals)
+		WHERE d.id = ANY ($1) ORDER BY d.id DESC`, idsOf(entries))
 	if err != nil {
 		return nil, err
 	}

@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -281,27 +280,27 @@ func (r *restore) columns(of func(*plan) []string) []string {
 
 // compare returns what of entries is not in the table as it was recorded, and which
 // of them are not there at all. Unless losses are accepted, it stops when it has
-// found enough.
+// found enough, and tells if there may be more.
 //
 // A row that is as it was recorded has the same text. Only the others are looked at
 // column by column.
-func (r *restore) compare(ctx context.Context, entries []entry) (losses []Refusal, keptOut map[int64]bool, err error) {
+func (r *restore) compare(ctx context.Context, entries []entry) (losses []Refusal, keptOut map[int64]bool, more bool, err error) {
 	keptOut = make(map[int64]bool)
 	for _, batch := range inBatches(entries, r.batch) {
 		for _, same := range alike(batch, func(e entry) int64 { return e.Shape }) {
 			found, err := r.compareAlike(ctx, same, keptOut)
 			if err != nil {
-				return nil, nil, err
+				return nil, nil, false, err
 			}
 			losses = append(losses, found...)
 			r.tell("compared", &r.compared, same)
 			if len(losses) >= enoughRefusals && !r.options.Lossy {
-				return losses, keptOut, nil
+				return losses, keptOut, r.compared < len(entries), nil
 			}
 		}
 	}
-	slices.SortStableFunc(losses, func(a, b Refusal) int { return cmp.Compare(b.ID, a.ID) })
-	return losses, keptOut, nil
+	sortRefusals(losses)
+	return losses, keptOut, false, nil
 }
 
 // compareAlike is compare for entries of one shape.

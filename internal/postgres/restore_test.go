@@ -245,9 +245,9 @@ func TestRestoreRefuses(t *testing.T) {
 		{"a column that is called otherwise and may not be null", ``, `ALTER TABLE plants RENAME name TO title`, []int64{1},
 			[]Refusal{{ID: 1, Plant: 1, Why: `column "title" may not be null, and its value is that of "name", as it was called then: rename it back for the restore`}}},
 		{"a taken id", ``, `INSERT INTO plants (id, name) VALUES (2, 'x')`, []int64{1, 2, 3},
-			[]Refusal{{ID: 2, Plant: 2, Why: "a plant with this id exists again"}}},
+			[]Refusal{{ID: 2, Plant: 2, Why: "a plant with this id exists again", Unless: "skip-existing"}}},
 		{"several taken ids", ``, `INSERT INTO plants (id, name) VALUES (1, 'x'), (3, 'x')`, []int64{1, 2, 3},
-			[]Refusal{{ID: 3, Plant: 3, Why: "a plant with this id exists again"}, {ID: 1, Plant: 1, Why: "a plant with this id exists again"}}},
+			[]Refusal{{ID: 3, Plant: 3, Why: "a plant with this id exists again", Unless: "skip-existing"}, {ID: 1, Plant: 1, Why: "a plant with this id exists again", Unless: "skip-existing"}}},
 		{"the same plant twice", ``, `INSERT INTO plants (id, name) VALUES (2, 'x'); DELETE FROM plants`, []int64{2, 4},
 			[]Refusal{{ID: 2, Plant: 2, Why: "deletion 4 is of the same plant, and later: restore one of them"}}},
 		{"a row referred to", `CREATE TABLE shelves (no int PRIMARY KEY); INSERT INTO shelves VALUES (7), (8);
@@ -457,6 +457,48 @@ func TestRestoreKeepsOutWhatATriggerDoes(t *testing.T) {
 	}
 	if open := openEntries(t, l); !cmp.Equal(open, []int64{2}) {
 		t.Errorf("not restored are %v, want 2 only", open)
+	}
+}
+
+// After a mistake that took thousands, the store may have made many of them again.
+func TestRestoreOfManyWhoseIDsAreTaken(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.exec(t, `INSERT INTO plants (name) SELECT 'fern' FROM generate_series(1, 1000); DELETE FROM plants;
+		INSERT INTO plants (id, name) SELECT i, 'new' FROM generate_series(1, 700) i`)
+	refused := func(o RestoreOptions) (n int, more bool) {
+		_, err := l.Restore(t.Context(), ids(1, 1000), o)
+		e, ok := errors.AsType[*RefusedError](err)
+		if !ok {
+			t.Fatalf("Restore: %v, want it refused", err)
+		}
+		if !slices.IsSortedFunc(e.Refusals, func(a, b Refusal) int { return int(b.ID - a.ID) }) {
+			t.Errorf("refusals %v, want them newest first", e.Refusals)
+		}
+		return len(e.Refusals), e.More
+	}
+	if n, more := refused(RestoreOptions{}); n != 700 || more {
+		t.Errorf("%d are in the way, more: %v; want 700, all of them", n, more)
+	}
+	// What else is in the way is told together with those.
+	s.exec(t, `ALTER TABLE plants ADD CHECK (id NOT IN (800, 900))`)
+	if n, more := refused(RestoreOptions{}); n != 702 || more {
+		t.Errorf("%d are in the way, more: %v; want 702, all of them", n, more)
+	}
+	if n, more := refused(RestoreOptions{SkipExisting: true}); n != 2 || more {
+		t.Errorf("%d are in the way beside those that exist, more: %v; want 2, all of them", n, more)
+	}
+	s.exec(t, `ALTER TABLE plants ADD CHECK (id <= 700)`)
+	if n, more := refused(RestoreOptions{SkipExisting: true}); n >= 300 || !more {
+		t.Errorf("%d of 300 are in the way, more: %v; want fewer, and that there are more", n, more)
+	}
+	s.exec(t, `ALTER TABLE plants DROP CONSTRAINT plants_id_check, DROP CONSTRAINT plants_id_check1, ADD shelf text`)
+	got, err := l.Restore(t.Context(), ids(1, 1000), RestoreOptions{SkipExisting: true})
+	if diff := cmp.Diff(Restored{Plants: 300, Existing: 700, Defaulted: []string{"shelf"}}, got); err != nil || diff != "" {
+		t.Errorf("Restore: %v; (-want +got):\n%s", err, diff)
+	}
+	if names := stringsOf(t, s.owner, `SELECT format('%s %s', name, count(*)) FROM plants GROUP BY name ORDER BY name`); !cmp.Equal(names, []string{"fern 300", "new 700"}) {
+		t.Errorf("plants %q, want 300 that came back and 700 new ones", names)
 	}
 }
 

@@ -1,7 +1,6 @@
 package postgres
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -23,7 +22,10 @@ func aboutRows(pg *pgconn.PgError) bool {
 	return pg.Code != insufficientPrivilege && pg.SeverityUnlocalized == "ERROR"
 }
 
-// refusals says for groups of one entry each why they were refused, newest first.
+// existsAgain is why the plant of a deletion whose id is taken can't come back.
+const existsAgain = "a plant with this id exists again"
+
+// refusals says for groups of one entry each why they were refused.
 func (r *restore) refusals(ctx context.Context, groups [][]entry, errs []*pgconn.PgError) ([]Refusal, error) {
 	var refusals []Refusal
 	for i, group := range groups {
@@ -41,7 +43,6 @@ func (r *restore) refusals(ctx context.Context, groups [][]entry, errs []*pgconn
 		}
 		refusals = append(refusals, Refusal{ID: e.ID, Plant: e.Plant, Why: why})
 	}
-	slices.SortFunc(refusals, func(a, b Refusal) int { return cmp.Compare(b.ID, a.ID) })
 	return refusals, nil
 }
 
@@ -50,7 +51,7 @@ func (r *restore) whyRefused(pg *pgconn.PgError, p *plan) string {
 	switch {
 	case pg.SchemaName != "public" || pg.TableName != "plants": // such as a table that a trigger fills
 	case pg.Code == uniqueViolation && pg.ConstraintName == r.table.primaryKey:
-		return "a plant with this id exists again"
+		return existsAgain
 	case pg.Code == uniqueViolation:
 		return "another row has a value that must be unique" + detailOf(pg)
 	case pg.Code == "23503": // foreign_key_violation

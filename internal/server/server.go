@@ -158,7 +158,7 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 		IdleTimeout:                  2 * time.Minute,
 		MaxHeaderBytes:               maxHeaderBytes,
 		DisableGeneralOptionsHandler: true, // "OPTIONS *" is answered like any other path
-		ErrorLog:                     slog.NewLogLogger(s.Log.Handler(), slog.LevelWarn),
+		ErrorLog:                     newHTTPLog(s.Log),
 	}
 	if s.Certificate != nil {
 		publicServer.TLSConfig = s.Certificate.config(s.Log)

@@ -1,0 +1,58 @@
+package server
+
+import (
+	"log"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+)
+
+// toldEvery is how often net/http is heard about one kind of trouble.
+const toldEvery = time.Minute
+
+// An httpLog takes the lines that net/http writes of its own, mostly of connections. Anybody
+// can bring those about, as often as they like and without a token, and a load balancer that
+// looks whether a port is open does so each second. So of each kind there is one line in
+// toldEvery, with how many there were since the one before.
+type httpLog struct {
+	log *slog.Logger
+
+	mu    sync.Mutex
+	kinds map[string]*httpTrouble
+}
+
+// httpTrouble is a kind of lines.
+type httpTrouble struct {
+	told time.Time
+	more int // untold ones since then
+}
+
+// newHTTPLog returns a logger for http.Server.
+func newHTTPLog(to *slog.Logger) *log.Logger {
+	return log.New(&httpLog{log: to, kinds: make(map[string]*httpTrouble)}, "", 0)
+}
+
+// Write takes a line. Its first three words are its kind: no client writes those.
+func (l *httpLog) Write(line []byte) (int, error) {
+	words := strings.Fields(string(line))
+	kind := strings.Join(words[:min(3, len(words))], " ")
+	l.mu.Lock()
+	of, known := l.kinds[kind]
+	if !known {
+		of = new(httpTrouble)
+		l.kinds[kind] = of
+	}
+	now, more := time.Now(), of.more
+	tell := now.Sub(of.told) >= toldEvery
+	if tell {
+		*of = httpTrouble{told: now}
+	} else {
+		of.more++
+	}
+	l.mu.Unlock()
+	if tell {
+		l.log.Warn(strings.Join(words, " "), "more", more)
+	}
+	return len(line), nil
+}

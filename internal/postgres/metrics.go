@@ -132,18 +132,24 @@ func (db *DB) Collect(ch chan<- prometheus.Metric) {
 		gauge(descInUse, float64(db.shares.inUse[p].Load()), p.String())
 		gauge(descWait, float64(db.shares.waiting[p].Load()), p.String())
 	}
-	if l := m.ledger.Load(); l != nil {
+	if l := m.ledger.Load(); l != nil && time.Since(l.read) < ledgerFresh {
 		gauge(descBytes, float64(l.bytes))
 		ch <- prometheus.MustNewConstMetric(descRows, prometheus.CounterValue, float64(l.inserted))
 	}
 }
 
 // A ledgerSize is what the server's statistics know of the ledger.
-type ledgerSize struct{ bytes, inserted int64 }
+type ledgerSize struct {
+	bytes, inserted int64
+	read            time.Time
+}
 
 const (
 	// ledgerEvery is how often the ledger's size is read.
 	ledgerEvery = 15 * time.Second
+	// ledgerFresh is for how long it is shown: later, it may be of statistics that were begun
+	// anew since, and would hide how those grow.
+	ledgerFresh = time.Minute
 	// ledgerTimeout bounds that. A migration may have the table locked.
 	ledgerTimeout = 2 * time.Second
 	// ledgerAgain is when it is tried again after it failed.
@@ -162,6 +168,7 @@ func (db *DB) WatchLedger(ctx context.Context) {
 		cancel()
 		wait := ledgerAgain
 		if err == nil {
+			size.read = time.Now()
 			db.metrics.ledger.Store(&size)
 			wait = ledgerEvery
 		}

@@ -372,6 +372,16 @@ func TestMetricsOfTheLedger(t *testing.T) {
 	if got := counts(t, s.DB)["ledger_bytes"]; got < 8192 {
 		t.Errorf("the ledger has %v bytes, want a page at least", got)
 	}
+	// A replica that is cut off does not go on with what it knew.
+	size := *s.DB.metrics.ledger.Load()
+	size.read = size.read.Add(-ledgerFresh)
+	s.DB.metrics.ledger.Store(&size)
+	all := counts(t, s.DB)
+	for _, name := range []string{"ledger_bytes", "ledger_rows_inserted_total"} {
+		if got, there := all[name]; there {
+			t.Errorf("%s is %v a minute after the ledger was read, want none", name, got)
+		}
+	}
 }
 
 // Whatever is deleted before the ledger is first read is growth that nobody sees, and an

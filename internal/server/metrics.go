@@ -60,8 +60,8 @@ const (
 	// namedPrincipals bounds how many principals have a label of their own.
 	namedPrincipals = 200
 	// otherPrincipals is the label of further ones, and of those whom the identity
-	// provider names: they may have chosen their names.
-	otherPrincipals = "other"
+	// provider names: they may have chosen their names. No principal can be called so.
+	otherPrincipals = "(other)"
 )
 
 // notReadyReasons are the values of a label: those of package postgres, and hindered.

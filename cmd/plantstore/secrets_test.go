@@ -188,7 +188,7 @@ func TestPasswordChangesUnderLoad(t *testing.T) {
 	for _, password := range []string{"third", "fourth"} {
 		change(password)
 		script(endAll)
-		if why := waitReady(t, s.admin, http.StatusServiceUnavailable); why != fmt.Sprintf("the password for role \"plantstore_app\" is wrong at %s: correct it in the file %s, or in the password file if there is one\n", folder, file) {
+		if why := waitReady(t, s.admin, http.StatusServiceUnavailable); why != fmt.Sprintf("the password for role \"plantstore_app\" is wrong at %s, or its time is over (VALID UNTIL): correct it in the file %s, or in the password file if there is one\n", folder, file) {
 			t.Errorf("/readyz says %q, want that the password is wrong", why)
 		}
 		publish(password)

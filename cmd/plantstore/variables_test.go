@@ -245,7 +245,7 @@ func TestWrongPasswordIsBlamedRightly(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "url")
 	writeFile(t, file, bare+" password=wrong")
 	const orFile = ", or in the password file if there is one"
-	wrong := `the password for role "someone" is wrong at ` + folder + ": correct it in "
+	wrong := `the password for role "someone" is wrong at ` + folder + ", or its time is over (VALID UNTIL): correct it in "
 	for _, tt := range []struct {
 		variables []string
 		want      string

@@ -64,6 +64,7 @@ func hindrances() []hindrance {
 		{"rights of others", "rights", byDoctor, rightsOfOthers},
 		{"default privileges", "rights", byDoctor | beforeUp, defaultPrivileges},
 		{"members of the service's role", "rights", byDoctor, members},
+		{"passwords that end", "rights", byDoctor, endingPasswords},
 		{"event triggers", "rights", beforeUp, eventTriggers(upTags)},
 		{"event triggers on the way down", "rights", beforeDown, eventTriggers(downTags)},
 
@@ -78,6 +79,7 @@ func hindrances() []hindrance {
 		{"the tables of ours", "record", byDoctor | ready, alteredTables},
 		{"a ledger that does not hold", "record", ready, looseLedger},
 		{"columns and constraints of ours", "record", byDoctor, changedTables},
+		{"rows that nobody counts", "record", byDoctor, uncountedRows},
 		{"the ledger's sequence", "record", byDoctor | ready | last, ledgerSequence},
 		{"the shapes' sequence", "record", byDoctor | last, shapesSequence},
 		{"shapes that are lost", "record", byDoctor | last, lostShapes},

@@ -126,6 +126,13 @@ const members = `
 	FROM pg_auth_members m WHERE m.roleid = (SELECT oid FROM pg_roles WHERE rolname = @app::text)
 		AND (to_jsonb(m) ->> 'set_option' IS DISTINCT FROM 'false' OR to_jsonb(m) ->> 'inherit_option' IS DISTINCT FROM 'false')`
 
+// The server says of such a password what it says of a wrong one.
+const endingPasswords = `
+	SELECT 'warning', format('no password lets role %I in %s %s', r.rolname, CASE WHEN r.rolvaliduntil < now() THEN 'since' ELSE 'after' END,
+			to_char(r.rolvaliduntil AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')),
+		format('ALTER ROLE %I VALID UNTIL ''infinity'';', r.rolname)
+	FROM pg_roles r WHERE r.rolname IN (@app::text, @owner::text) AND r.rolcanlogin AND r.rolvaliduntil < now() + interval '14 days' ORDER BY r.rolname`
+
 // 00003 put the triggers on, which takes no more than a right; to drop them takes the
 // owner. Rights that the owner gave to the service stay, too.
 const foreignTable = `

@@ -120,6 +120,13 @@ const changedTables = `
 	)
 	SELECT CASE n WHEN 7 THEN 'warning' ELSE 'problem' END, message, remedy FROM found WHERE n = 1 OR @current::boolean ORDER BY n, message`
 
+// Autovacuum goes by these counts, too.
+const uncountedRows = `
+	SELECT 'warning', 'track_counts is off: an alert will take the ledger for one that does not grow, and no table is vacuumed by itself',
+		CASE source WHEN 'database' THEN format('ALTER DATABASE %I RESET track_counts;', current_database())
+			WHEN 'configuration file' THEN E'ALTER SYSTEM RESET track_counts;\nSELECT pg_reload_conf();' ELSE 'Set track_counts to on: it is set by ' || source || '.' END
+	FROM pg_settings WHERE name = 'track_counts' AND setting = 'off'`
+
 // A ledger is large: only its ends are looked at.
 const lostShapes = `
 	WITH ends AS (

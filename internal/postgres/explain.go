@@ -135,7 +135,7 @@ func explainPassword(c *pgconn.Config, setting string) string {
 }
 
 func wrongPassword(c *pgconn.Config) string {
-	return fmt.Sprintf("the password for role %q is wrong at %s", c.User, hosts(c))
+	return fmt.Sprintf("the password for role %q is wrong at %s, or its time is over (VALID UNTIL)", c.User, hosts(c))
 }
 
 // explainSettings says what is wrong with a URL that can't be used. The text of the

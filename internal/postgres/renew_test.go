@@ -68,7 +68,7 @@ func TestAFileThatIsNotTakenIsToldOf(t *testing.T) {
 	const stale = ". The service still uses what it read at its start: "
 	const noURL = " cannot be read as a PostgreSQL URL or DSN, such as postgres://user:password@host:5432/database"
 	const before = ": take out what is before postgres:// in it, such as a quotation mark or a name, and what is no parameter; only blanks divide the parameters of a DSN"
-	const wrong = `the password for role "u" is wrong at 127.0.0.1:PORT`
+	const wrong = `the password for role "u" is wrong at 127.0.0.1:PORT, or its time is over (VALID UNTIL)`
 	for _, tt := range []struct{ name, now, want string }{ // without a text now: the file is gone
 		{"taken", "host=127.0.0.1 port=PORT user=u password=geheim2 dbname=store sslmode=disable", wrong + ": correct it in the file FILE, or in the password file if there is one"},
 		{"other server", "host=127.0.0.2 port=PORT user=u password=geheim2 dbname=store sslmode=disable", "the file FILE names another server or database than at the start: restart the service for that" + stale + wrong},

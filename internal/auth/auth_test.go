@@ -131,7 +131,7 @@ func TestHasToken(t *testing.T) {
 		"%" + strings.Repeat("25", 8000): true, "%252541": false, // encoded without an end, or by a proxy or two
 		token[4:]: true, "st_" + token[4:]: true, "_" + token[4:] + "/": true, "0" + token[4:] + "0": true, encoded[12:]: true,
 		strings.Repeat(token[4:24], 3): false, "4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7": false, // the random part alone can't be known
-		jwt: true, "Bearer " + jwt: true, strings.ReplaceAll(jwt, ".", "%2E"): true, "ewogICJhbGciOiAibm9uZSIKfQ.e30.": true,
+		jwt: true, "Bearer " + jwt: true, "idp.example/" + jwt: true, jwt + ".": true, strings.ReplaceAll(jwt, ".", "%2E"): true, "ewogICJhbGciOiAibm9uZSIKfQ.e30.": true,
 		"": false, "1": false, "1.2.3": false, "192.0.2.7": false, "build.2026.11": false, "%": false, "%25": false, "0b8f-4.r1": false, "DELETE": false,
 		"curl/8.5.0": false, "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36": false,
 	} {

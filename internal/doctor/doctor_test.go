@@ -93,6 +93,7 @@ type provocation struct {
 type hints struct {
 	limit func(*Limits)
 	mend  string // SQL, where the remedy is in words
+	found int    // how many findings there are, where it is more than one
 }
 
 // script returns the SQL of a provocation, with its names in it.
@@ -132,6 +133,9 @@ func provoke(t *testing.T, e *examination, super, database string, p provocation
 	}
 	if len(remedies) == 0 {
 		t.Fatalf("nothing found, want %s", p.want)
+	}
+	if p.hints != nil && p.hints.found > 0 && len(remedies) != p.hints.found {
+		t.Errorf("%d findings, want %d", len(remedies), p.hints.found)
 	}
 	if reason := unready(t, e.Service); (reason == "") != p.ready {
 		t.Errorf("not ready because of %q, want it ready: %v", reason, p.ready)

@@ -63,7 +63,7 @@ var anywhere = []provocation{
 
 	{"rights of the owner", `REVOKE INSERT ON plants FROM plantstore_owner`, "rights", Problem, `plantstore_owner lacks INSERT on public.plants, which only its owner pg_monitor can give`, true, nil},
 	{"default privileges", "ALTER DEFAULT PRIVILEGES FOR ROLE plantstore_owner GRANT SELECT, INSERT ON TABLES TO PUBLIC;\nALTER DEFAULT PRIVILEGES FOR ROLE plantstore_owner IN SCHEMA public GRANT EXECUTE ON FUNCTIONS TO pg_monitor",
-		"rights", Warning, "default privileges give (INSERT, SELECT to PUBLIC of what plantstore_owner makes|EXECUTE to pg_monitor of what plantstore_owner makes in schema public)", true, nil},
+		"rights", Warning, "default privileges give (INSERT, SELECT to PUBLIC of what plantstore_owner makes|EXECUTE to pg_monitor of what plantstore_owner makes in schema public)", true, &hints{found: 2}},
 
 	{"a function with other parameters", "CREATE FUNCTION plantstore_token(text) RETURNS text LANGUAGE sql AS 'SELECT $1'", "names", Problem,
 		`function public.plantstore_token\(text\) has the name of one of ours, and is postgres's`, true, nil},
@@ -121,9 +121,9 @@ var after = []provocation{
 		`the service deletes from public.plants, but where no schema is named plants means shop.plants \(search_path is shop, public\)`, true, nil},
 
 	{"a reader", "GRANT SELECT ON plantstore_budgets TO pg_monitor;\nGRANT SELECT (principal) ON api_tokens TO pg_monitor", "rights", Warning,
-		"pg_monitor has SELECT ON public.(plantstore_budgets|api_tokens), which is for the service alone", true, nil},
+		"pg_monitor has SELECT ON public.(plantstore_budgets|api_tokens), which is for the service alone", true, &hints{found: 2}},
 	{"a writer", "GRANT INSERT ON plant_deletions TO pg_monitor;\nGRANT UPDATE (scopes) ON api_tokens TO pg_monitor;\nGRANT USAGE ON SEQUENCE plant_deletions_id_seq TO pg_monitor;\nGRANT EXECUTE ON FUNCTION plantstore_token(bytea) TO pg_monitor", "rights", Problem,
-		`pg_monitor has (INSERT|UPDATE|USAGE|EXECUTE) ON (SEQUENCE |FUNCTION )?public.(plant_deletions|api_tokens|plant_deletions_id_seq|plantstore_token\(bytea\)), which .*`, true, nil},
+		`pg_monitor has (INSERT|UPDATE|USAGE|EXECUTE) ON (SEQUENCE |FUNCTION )?public.(plant_deletions|api_tokens|plant_deletions_id_seq|plantstore_token\(bytea\)), which .*`, true, &hints{found: 4}},
 	{"another right of the service", "GRANT UPDATE ON plants TO plantstore_owner WITH GRANT OPTION;\nSET ROLE plantstore_owner;\nGRANT UPDATE ON plants TO plantstore_app;\nRESET ROLE", "grants", Problem,
 		"plantstore_app has UPDATE ON public.plants, which the service does not need", true, nil},
 
@@ -271,7 +271,7 @@ func TestHindrances(t *testing.T) {
 			matches := regexp.MustCompile(`(?s)^` + tt.want + `$`).MatchString
 			mend := func(remedies []string) {
 				t.Helper()
-				if tt.hints != nil {
+				if tt.hints != nil && tt.hints.mend != "" {
 					remedies = []string{tt.hints.mend}
 				}
 				for _, remedy := range remedies {
@@ -287,6 +287,9 @@ func TestHindrances(t *testing.T) {
 			}
 			if len(told) == 0 || len(untold) > 0 || slices.ContainsFunc(told, func(t migrate.Trouble) bool { return !matches(t.Message) }) {
 				t.Errorf("plan: trouble %+v, cautions %+v; want grade %s: %s", troubles, cautions, tt.grade, tt.want)
+			}
+			if tt.hints != nil && tt.hints.found > 0 && len(told) != tt.hints.found {
+				t.Errorf("plan tells of %d, want %d", len(told), tt.hints.found)
 			}
 			if tt.grade == Problem {
 				_, err := service().Up(t.Context(), database.Owner, migrate.Options{})

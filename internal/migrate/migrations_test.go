@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
@@ -183,6 +184,48 @@ func TestADownThatWouldLoseRowsRefuses(t *testing.T) {
 			}
 			if got := applied(t, database.Owner); got != tt.left {
 				t.Errorf("%d migrations left, want %d", got, tt.left)
+			}
+		})
+	}
+}
+
+// Nor does one lose rows that come while it looks.
+func TestADownWaitsForRowsThatCome(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		row, refusal string
+		to           int64
+	}{
+		{`INSERT INTO api_principals (name) VALUES ('x')`, "refusing to drop public.api_principals", 3},
+		{`INSERT INTO plants (id, name) VALUES (1, 'Jade plant')`, "refusing to drop public.plants", 0},
+	} {
+		t.Run(tt.refusal, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			if _, err := migrate.Service().DownTo(t.Context(), database.Owner, tt.to+1, migrate.Options{}); err != nil {
+				t.Fatal(err)
+			}
+			tx, err := pgtest.Connect(t, database.Owner).Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), tt.row); err != nil {
+				t.Fatal(err)
+			}
+			waits := make(chan bool, 100)
+			go func() {
+				<-waits
+				if err := tx.Commit(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}()
+			_, err = migrate.Service().DownTo(t.Context(), database.Owner, tt.to, migrate.Options{LockTimeout: time.Minute, Notify: func(e migrate.Event) {
+				if e.Kind == migrate.Blocked {
+					waits <- true
+				}
+			}})
+			if err == nil || !strings.Contains(err.Error(), tt.refusal) {
+				t.Errorf("DownTo(%d) beside a row that comes: %v, want %q", tt.to, err, tt.refusal)
 			}
 		})
 	}

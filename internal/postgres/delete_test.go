@@ -190,6 +190,7 @@ func TestDeleteOfAReferredToPlant(t *testing.T) {
 		{"restrict", "plant_id bigint REFERENCES plants ON DELETE RESTRICT"},
 		{"no action", "plant_id bigint REFERENCES plants"},
 		{"deferred to the commit", "plant_id bigint REFERENCES plants DEFERRABLE INITIALLY DEFERRED"},
+		{"set default that a check refuses", "plant_id bigint DEFAULT 7 CHECK (plant_id <> 7) REFERENCES plants ON DELETE SET DEFAULT"},
 		{"set null that may not be null", "plant_id bigint NOT NULL REFERENCES plants ON DELETE SET NULL"},
 	}
 	for _, tt := range tests {

@@ -77,18 +77,39 @@ func TestDeletedEarlierTellsTheLatestTime(t *testing.T) {
 // The request ends while its batch is under way: what becomes of it is not known.
 func TestTheEndOfARequestWhoseBatchIsUnderWay(t *testing.T) {
 	t.Parallel()
-	s, w := lossy(t, pgtest.New(t), "")
-	s.plant(t, 1)
-	ctx, cancel := context.WithTimeout(t.Context(), leastToGoAlone) // not enough to run the batch itself
-	defer cancel()
-	ended, told := make(chan verdict), make(chan verdict, 1)
-	w.sending = sync.OnceFunc(func() {
-		cancel()
-		told <- <-ended
-	})
-	go func() { ended <- s.plants.group.join(ctx, deletion(1, "k")) }()
-	if v := <-told; v.next != ask {
-		t.Errorf("verdict %+v, want that the fate is unknown", v)
+	for name, d := range map[string]plant.Deletion{"of anybody": deletion(1, "k"), "of one with a budget": by("tester", 1, hundred)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, w := lossy(t, pgtest.New(t), "")
+			s.plant(t, 1)
+			g := s.plants.group
+			if d.Budget == hundred {
+				g = s.plants.budgeted
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), leastToGoAlone) // not enough to run the batch itself
+			defer cancel()
+			ended, told := make(chan verdict), make(chan verdict, 1)
+			w.sending = sync.OnceFunc(func() {
+				cancel()
+				told <- <-ended
+			})
+			go func() { ended <- g.join(ctx, d) }()
+			if v := <-told; v.next != ask {
+				t.Errorf("verdict %+v, want that the fate is unknown", v)
+			}
+		})
+	}
+}
+
+// When a budget comes back says nothing of when the fate of an attempt is known.
+func TestAnUnknownFateDoesNotWaitForABudget(t *testing.T) {
+	t.Parallel()
+	over := &plant.OverBudgetError{Until: time.Now().Add(time.Hour)}
+	if err := conclude(true, over); !errors.Is(err, plant.ErrUnknown) || isOver(err) {
+		t.Errorf("unsure, and over the budget: %v (over the budget: %v), want ErrUnknown alone", err, isOver(err))
+	}
+	if err := conclude(false, over); !isOver(err) {
+		t.Errorf("over the budget: %v, want that", err)
 	}
 }
 

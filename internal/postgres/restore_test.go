@@ -664,6 +664,10 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 		{"a domain", "shop", check + `CREATE DOMAIN shop.d AS text CHECK (shop.fine(VALUE)); ALTER TABLE public.plants ALTER name TYPE shop.d`, "constraint d_check calls shop.fine(anyelement) for shop"},
 		{"a domain in an array in a composite", "shop", check + `CREATE DOMAIN shop.d AS text CHECK (shop.fine(VALUE)); CREATE TYPE shop.c AS (a shop.d[]); ALTER TABLE public.plants ADD c shop.c[]`,
 			"constraint d_check calls shop.fine(anyelement) for shop"},
+		{"a range of a domain", "shop", check + `CREATE DOMAIN shop.d AS text CHECK (shop.fine(VALUE)); CREATE TYPE shop.ranges AS RANGE (subtype = shop.d); ALTER TABLE public.plants ADD r shop.ranges`,
+			"constraint d_check calls shop.fine(anyelement) for shop"},
+		{"a check that reads a table", "shop", `ALTER TABLE public.plants ADD CONSTRAINT c CHECK (table_to_xml('pg_class', true, true, '') IS NOT NULL)`,
+			"constraint c on table plants calls table_to_xml(regclass,boolean,boolean,text) for shop"},
 		{"a range", "shop", `CREATE FUNCTION shop.diff(text, text) RETURNS float8 IMMUTABLE LANGUAGE sql AS 'SELECT 1::float8'; CREATE TYPE shop.rrange AS RANGE (subtype = text, subtype_diff = shop.diff); ALTER TABLE public.plants ADD c shop.rmultirange`,
 			"type shop.rrange calls shop.diff(text,text) for shop"},
 		{"whatever other tables have", "shop", evil + check + `CREATE DOMAIN shop.d AS text CHECK (shop.fine(VALUE));

@@ -142,6 +142,16 @@ var rules = []rule{
 // Whatever a store has done to its table: a plant that was deleted is in the ledger
 // with its row, and one that is not deleted is there, not in the ledger, and
 // nobody is told that it does not exist.
+// A ledger that is hidden may have a deletion of a plant that is not there.
+func TestAPlantThatIsGoneAndAHiddenLedger(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.exec(t, `ALTER TABLE plant_deletions ENABLE ROW LEVEL SECURITY`)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); !errors.Is(err, plant.ErrHindered) {
+		t.Errorf("Delete: %v, want ErrHindered", err)
+	}
+}
+
 func TestRulesOfTheStore(t *testing.T) {
 	t.Parallel()
 	for _, together := range []bool{false, true} {

@@ -192,12 +192,15 @@ func TestSlowClientsAreCut(t *testing.T) {
 	for _, tt := range []struct {
 		name, request   string
 		trickles, reads bool
+		admin           bool
 		after           time.Duration
 	}{
-		{"silent", "", false, true, 5 * time.Second},
-		{"body", "DELETE /plants/1" + head + "Content-Length: 4000\r\n\r\n", true, true, lingerTimeout},
-		{"reader", "GET /docs/swagger-ui-bundle.js" + head + "\r\n", false, false, 15 * time.Second},
-		{"idle", "GET /openapi.yaml" + head + "\r\n", false, true, 2 * time.Minute},
+		{"silent", "", false, true, false, 5 * time.Second},
+		{"body", "DELETE /plants/1" + head + "Content-Length: 4000\r\n\r\n", true, true, false, lingerTimeout},
+		{"reader", "GET /docs/swagger-ui-bundle.js" + head + "\r\n", false, false, false, 15 * time.Second},
+		{"idle", "GET /openapi.yaml" + head + "\r\n", false, true, false, 2 * time.Minute},
+		{"silent operator", "", false, true, true, 5 * time.Second},
+		{"operator who does not read", "GET /metrics" + head + "\r\n", false, false, true, 15 * time.Second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -205,7 +208,11 @@ func TestSlowClientsAreCut(t *testing.T) {
 				s := run(t, testConfig(), newPipeListener(), newPipeListener())
 				client, server := net.Pipe()
 				watched := &watchedConn{Conn: server, closed: make(chan struct{})}
-				s.public.(*pipeListener).conns <- watched
+				listener := s.public
+				if tt.admin {
+					listener = s.admin
+				}
+				listener.(*pipeListener).conns <- watched
 				began := time.Now()
 				var group sync.WaitGroup
 				if tt.reads {

@@ -138,14 +138,12 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 		return plant.Result{}, plant.ErrOverloaded
 	}
 	defer land()
-	s := progress{deletion: d, land: land, began: began, what: p.difficult.recall(d.Plant), spender: spender{holds: &p.holds, deletion: d},
-		late: began.Sub(d.Came) >= freshFor}
+	s := progress{deletion: d, land: land, began: began, what: p.difficult.recall(d.Plant), spender: spender{holds: &p.holds, deletion: d}}
 	defer s.spender.leave()
 	pause := backoff()
 	for ; ; s.began = time.Now() {
 		if held := s.spender.waitsFor(s.unsure); held != nil {
 			land()
-			s.late = true
 			if lockedSince.IsZero() {
 				lockedSince = time.Now()
 			}
@@ -195,8 +193,11 @@ type progress struct {
 	began    time.Time // the attempt under way
 	// what is what the deletion is tried as. It turns out to be harder, never easier.
 	what purpose
-	// number is that of the deletion's turn.
+	// number is that of the deletion's turn. Once it is known, a refusal of that turn is newer
+	// than the request, whatever clocks say.
 	number int
+	known  bool
+	asked  bool // for it, once
 	// tries counts attempts for attemptTimeout. Those in batches count only if unsure.
 	tries int
 	// unsure is set once an attempt may have been committed without our knowing.
@@ -204,14 +205,7 @@ type progress struct {
 	unsure   bool
 	onItsOwn bool // others would be lost with it again, or wait for it
 	askAlone bool // as others are asked for no longer than commitTimeout
-	// late is set once the client may have been told no meanwhile, of an earlier or a later
-	// request with the same key: see history.passes.
-	late bool
 }
-
-// freshFor is how long a request may take to its first attempt and pass a refusal: many times
-// what it takes unless it has to wait.
-const freshFor = time.Second
 
 // attempt makes an attempt at a deletion. If it is unsure of earlier ones, the ledger is asked
 // first. A definite no is true for good when attempt returns it.
@@ -227,10 +221,22 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 		open = v.next == absent
 		s.askAlone = s.askAlone || !open && time.Since(s.began) >= commitTimeout
 	}
+	if over == nil && open && d.KeySent && s.what >= suspected && !s.known && !s.asked {
+		// It may wait for long. What is refused meanwhile must not be taken for older.
+		s.asked = true
+		switch w := p.looks.await(ctx, &member{deletion: d, explains: turnOf(d, s.unsure)}); {
+		case w.next == absent:
+			s.known = true
+		case w.next == alone && w.turn > s.number:
+			s.number, s.known = w.turn, true
+		case w.next == done && (w.err == nil || errors.Is(w.err, errMeanwhile)):
+			return w
+		}
+	}
 	switch {
 	case over != nil || !open:
 	case s.what != together || s.onItsOwn:
-		v = p.deleteAlone(ctx, turn{Deletion: d, number: s.number, late: s.late}, s.tries, s.unsure, s.what)
+		v = p.deleteAlone(ctx, turn{Deletion: d, number: s.number, known: s.known}, s.tries, s.unsure, s.what)
 		p.used.note(d, v.err)
 	default:
 		g := p.group
@@ -240,7 +246,7 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 		v = g.join(ctx, d)
 		if over = p.used.note(d, v.err); over == nil && v.next == look {
 			waited, batch := v.waited, v.batch
-			v = p.lookAlone(ctx, turn{Deletion: d, late: s.late}, v.err, s.unsure)
+			v = p.lookAlone(ctx, turn{Deletion: d, number: s.number, known: s.known}, v.err, s.unsure)
 			v.waited, v.batch = v.waited+waited, batch
 		}
 	}
@@ -261,10 +267,11 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 // learn decides, by an attempt that did not bring the outcome, how the next is made. It may be
 // made at once (atOnce) where the deletion is waiting, not failing.
 func (s *progress) learn(v verdict) (atOnce bool) {
-	s.late = s.late || v.next != alone || v.what >= suspected || v.turn > s.number
 	switch v.next {
 	case alone:
-		s.number = max(s.number, v.turn)
+		if v.turn > s.number {
+			s.number, s.known = v.turn, true
+		}
 		if harder := max(s.what, v.what, retried); harder != s.what {
 			s.what = harder
 			return true
@@ -528,18 +535,34 @@ func (h history) explains(d turn, why error, unsure bool) (v verdict, settles bo
 // to be older than the request. If it is not, the client was told no while this request
 // was under way, perhaps given up long ago: nothing may come of it any more.
 //
-// Both ages are durations of one clock each, that of the database and ours. But a clock may be
-// set, or another server's, and stand still while a machine is paused. So only a request that
-// has not waited for anything passes a refusal: then there was no time for a no. One whose
-// time is yet to come is as old as any.
+// Where the turn was known before, there is a newer one. Otherwise both have an age, of which
+// each is a duration of one clock, that of the database and ours. A clock may be set, or stand
+// still with its machine: so whoever may have to wait asks for its turn first. A refusal whose
+// time is yet to come is as old as any: the clock was set back.
 //
 // The refusal has to outlive a failover. Otherwise an attempt of its turn could
 // delete the plant there, and one of the next turn once more.
 func (h history) passes(d turn) (v verdict, settles bool) {
-	if d.late || 0 <= h.age && h.age <= time.Since(d.Came).Seconds() {
-		return verdict{err: fmt.Errorf("%w: the same request was refused, and that may have been meanwhile", plant.ErrBusy)}, false
+	if d.known || 0 <= h.age && h.age <= time.Since(d.Came).Seconds() {
+		return verdict{err: errMeanwhile}, false
 	}
 	return verdict{next: alone, turn: h.turn, err: plant.ErrBusy}, true
+}
+
+// errMeanwhile: see passes.
+var errMeanwhile = fmt.Errorf("%w: the same request was refused meanwhile", plant.ErrBusy)
+
+// turnOf tells which turn a deletion has: the first (absent) or, as alone, another.
+func turnOf(d plant.Deletion, unsure bool) explanation {
+	return func(h history) (v verdict, settles bool) {
+		switch {
+		case h.own:
+			return h.replays(d, unsure), true
+		case h.turn > 0:
+			return h.passes(turn{Deletion: d})
+		}
+		return verdict{next: absent}, false
+	}
 }
 
 // replays ends a deletion that was found in the ledger.

@@ -395,73 +395,74 @@ func TestARequestDoesNotPassANewerRefusal(t *testing.T) {
 }
 
 // The clocks that tell a refusal's age and a request's may be set, and stand still where a
-// machine is paused. A request that waited for anything passes no refusal, however old that
+// machine is paused. A request that had to wait passes no refusal of its turn, however old that
 // looks.
 func TestARefusalThatLooksOlderThanItIs(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
-	refuse := func(t *testing.T, id int64, age string) {
+	refuse := func(t *testing.T, s store, number int, age string) {
 		t.Helper()
-		s.exec(t, fmt.Sprintf(`INSERT INTO plant_deletions (plant_id, deleted_by, idempotency_key, deleted_at) VALUES (%d, 'tester', 'k', now() - interval '%s')`, id, age))
+		s.exec(t, fmt.Sprintf(`INSERT INTO plant_deletions (plant_id, deleted_by, idempotency_key, turn, deleted_at) VALUES (1, 'tester', 'k', %d, now() - interval '%s')`, number, age))
 	}
-	t.Run("meanwhile", func(t *testing.T) {
-		t.Parallel()
-		s.plant(t, 1)
-		unlock := s.lock(t, 1)
-		ended := make(chan error)
-		go func() {
-			_, err := s.plants.Delete(in(t, patience), keyed(1, "k"))
-			ended <- err
-		}()
-		s.seeWaits(t, 1)
-		refuse(t, 1, "1 hour")
-		unlock()
-		if err := <-ended; !errors.Is(err, plant.ErrBusy) || !s.has(t, 1) {
-			t.Errorf("Delete: %v, the plant is there: %v; want ErrBusy, and the plant", err, s.has(t, 1))
+	for _, difficult := range []bool{false, true} {
+		for before := range 2 {
+			t.Run(fmt.Sprintf("meanwhile, difficult %v, after %d", difficult, before), func(t *testing.T) {
+				t.Parallel()
+				s := newStore(t)
+				s.plant(t, 1)
+				for number := range before {
+					refuse(t, s, number, "1 hour")
+				}
+				unlock := s.lock(t, 1)
+				waits := 2 // in a batch, and then by itself
+				if difficult {
+					s.plants.difficult.note(1, verdict{next: alone, what: locked})
+					waits = 1
+				}
+				ended := make(chan error)
+				go func() {
+					_, err := s.plants.Delete(in(t, patience), keyed(1, "k"))
+					ended <- err
+				}()
+				s.seeWaits(t, waits)
+				refuse(t, s, before, "1 hour")
+				unlock()
+				if err := <-ended; !errors.Is(err, errMeanwhile) || !s.has(t, 1) {
+					t.Errorf("Delete: %v, the plant is there: %v; want that it was refused meanwhile, and the plant", err, s.has(t, 1))
+				}
+			})
 		}
-	})
-	t.Run("before it was tried", func(t *testing.T) {
-		t.Parallel()
-		s.plant(t, 2)
-		refuse(t, 2, "1 hour")
-		d := keyed(2, "k")
-		d.Came = time.Now().Add(-freshFor)
-		if _, err := s.plants.Delete(in(t, patience), d); !errors.Is(err, plant.ErrBusy) || !s.has(t, 2) {
-			t.Errorf("Delete: %v, the plant is there: %v; want ErrBusy, and the plant", err, s.has(t, 2))
-		}
-	})
+	}
 	t.Run("in the future", func(t *testing.T) {
 		t.Parallel()
-		s.plant(t, 4)
-		refuse(t, 4, "-1 hour")
-		if _, err := s.insist(t, keyed(4, "k")); err != nil || s.has(t, 4) {
-			t.Errorf("Delete: %v, the plant is there: %v; want it deleted", err, s.has(t, 4))
+		s := newStore(t)
+		s.plant(t, 1)
+		refuse(t, s, 0, "-1 hour")
+		if _, err := s.plants.Delete(in(t, patience), keyed(1, "k")); err != nil || s.has(t, 1) {
+			t.Errorf("Delete: %v, the plant is there: %v; want it deleted", err, s.has(t, 1))
 		}
 	})
 }
 
-func TestWhatTakesTimeMakesADeletionLate(t *testing.T) {
+// Of many that are tried again after they were refused, each meets its refusal, and takes its
+// batch back. Nor does a lock keep one from its turn.
+func TestManyAreTriedAgainAfterARefusal(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct {
-		v    verdict
-		late bool
-	}{
-		{verdict{next: alone}, false},
-		{verdict{next: alone, what: retried}, false},
-		{verdict{next: alone, what: suspected}, true},
-		{verdict{next: alone, what: locked}, true},
-		{verdict{next: alone, turn: 1}, true}, // the next refusal is newer
-		{verdict{next: again}, true},
-		{verdict{next: ask}, true},
-	} {
-		var s progress
-		if s.learn(tt.v); s.late != tt.late {
-			t.Errorf("after %+v: late %v, want %v", tt.v, s.late, tt.late)
-		}
-		if s.learn(verdict{next: alone}); s.late != tt.late {
-			t.Errorf("after %+v and one more: late %v, want %v", tt.v, s.late, tt.late)
-		}
+	s := newStore(t)
+	const many = 200
+	s.sample(t, many)
+	s.exec(t, `INSERT INTO plant_deletions (plant_id, deleted_by, idempotency_key, deleted_at) SELECT i, 'tester', 'k', now() - interval '1 hour' FROM generate_series(1, 200) i`)
+	unlock := s.lock(t, 1)
+	var all sync.WaitGroup
+	for id := range int64(many) {
+		all.Go(func() {
+			if _, err := s.plants.Delete(in(t, patience), keyed(id+1, "k")); err != nil {
+				t.Errorf("Delete(%d) after a refusal: %v, want none", id+1, err)
+			}
+		})
 	}
+	s.seeWaits(t, 1)
+	unlock()
+	all.Wait()
 }
 
 // REINDEX CONCURRENTLY leaves the index of the ledger's constraint beside the new one, under

@@ -163,7 +163,7 @@ func exec(ctx context.Context, db sender, sql string, args ...any) error {
 type turn struct {
 	plant.Deletion
 	number int  // how many refusals there were before
-	late   bool // see progress
+	known  bool // see progress
 	// patience is how long an attempt waits for its principal's budget at the most; none
 	// leaves that to the trigger.
 	patience time.Duration

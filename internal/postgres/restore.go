@@ -244,13 +244,28 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 	if r.options.SkipExisting {
 		refused = nil
 	}
-	others, more, err := r.putBack(ctx, entries)
-	if err != nil {
-		return Restored{}, err
-	}
-	if refused = append(refused, others...); len(refused) > 0 {
-		sortRefusals(refused)
-		return Restored{}, &RefusedError{refused, more}
+	for {
+		others, more, err := r.putAllBack(ctx, entries)
+		if err != nil {
+			return Restored{}, err
+		}
+		// Those that only the insert could tell of.
+		found := len(taken)
+		for _, f := range others {
+			if r.options.SkipExisting && f.Why == existsAgain {
+				taken[f.ID] = true
+			}
+		}
+		if len(taken) > found {
+			entries = slices.DeleteFunc(entries, func(e entry) bool { return taken[e.ID] })
+			r.of = len(entries)
+			continue
+		}
+		if refused = append(refused, others...); len(refused) > 0 {
+			sortRefusals(refused)
+			return Restored{}, &RefusedError{refused, more}
+		}
+		break
 	}
 	// Only now, as the rows may have waited for a deletion that was under way.
 	if refused, err := superseded(ctx, r.tx, entries); err != nil {
@@ -280,6 +295,23 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 		return Restored{}, err
 	}
 	return Restored{Plants: len(back), Existing: len(taken), Defaulted: r.defaulted(), Remade: r.remade(), Retyped: r.retyped(), Losses: losses}, nil
+}
+
+// putAllBack is putBack that inserts nothing unless it inserts all.
+func (r *restore) putAllBack(ctx context.Context, entries []entry) (refused []Refusal, more bool, err error) {
+	savepoint, err := r.tx.Begin(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	r.inserted, r.rows = 0, 0
+	refused, more, err = r.putBack(ctx, entries)
+	switch {
+	case err != nil:
+		return nil, false, err
+	case len(refused) > 0:
+		return refused, more, savepoint.Rollback(ctx)
+	}
+	return nil, false, savepoint.Commit(ctx)
 }
 
 // putBack inserts all entries and returns none, or those that can't be, and whether there
@@ -414,7 +446,7 @@ func (r *restore) lines(ctx context.Context, entries []entry) ([]byte, error) {
 }
 
 // existing returns the entries whose plant's id is taken again. Of a plant that somebody is
-// deleting, or has locked, only an insert tells: it waits.
+// deleting, as far as its lock tells, only an insert knows: it waits.
 func existing(ctx context.Context, tx pgx.Tx, entries []entry) ([]Refusal, error) {
 	rows, err := tx.Query(ctx, `
 		SELECT d.id, d.plant_id FROM public.plant_deletions d

@@ -502,6 +502,28 @@ func TestRestoreOfManyWhoseIDsAreTaken(t *testing.T) {
 	}
 }
 
+// A row that is locked looks as if somebody was deleting it. Orders come in all the time.
+func TestRestoreBesidePlantsThatAreLocked(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.exec(t, `INSERT INTO plants (name) SELECT 'fern' FROM generate_series(1, 20); DELETE FROM plants;
+		CREATE TABLE items (plant bigint REFERENCES plants); INSERT INTO plants (id, name) SELECT i, 'new' FROM generate_series(1, 5) i`)
+	tx, err := s.owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	if _, err := tx.Exec(t.Context(), `INSERT INTO items VALUES (2), (3)`); err != nil {
+		t.Fatal(err)
+	}
+	for _, dry := range []bool{true, false} {
+		got, err := l.Restore(t.Context(), ids(1, 20), RestoreOptions{SkipExisting: true, DryRun: dry})
+		if diff := cmp.Diff(Restored{Plants: 15, Existing: 5}, got); err != nil || diff != "" {
+			t.Errorf("Restore, dry %v: %v; (-want +got):\n%s", dry, err, diff)
+		}
+	}
+}
+
 // A plant that a trigger gives another id did not come back: it is another one, and each
 // restore would make one more.
 func TestRestoreMakesNoOtherPlant(t *testing.T) {

@@ -41,7 +41,11 @@ func (r *restore) refusals(ctx context.Context, groups [][]entry, errs []*pgconn
 				why = columnOf(p.names[at], p.types[at], r.table.columns[p.names[at]].Type) + ": " + said(refused)
 			}
 		}
-		refusals = append(refusals, Refusal{ID: e.ID, Plant: e.Plant, Why: why})
+		unless := ""
+		if why == existsAgain {
+			unless = "skip-existing"
+		}
+		refusals = append(refusals, Refusal{ID: e.ID, Plant: e.Plant, Why: why, Unless: unless})
 	}
 	return refusals, nil
 }

@@ -54,7 +54,7 @@ $$;
 DO $$
 BEGIN
     IF to_regclass('public.plants') IS NULL
-        OR obj_description('public.plants'::regclass, 'pg_class') IS DISTINCT FROM 'created by plantstore' THEN
+        OR obj_description(to_regclass('public.plants'), 'pg_class') IS DISTINCT FROM 'created by plantstore' THEN
         RETURN; -- adopted: the store's own
     END IF;
     LOCK TABLE public.plants IN ACCESS EXCLUSIVE MODE;

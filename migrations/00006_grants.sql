@@ -62,7 +62,9 @@ BEGIN
         REVOKE EXECUTE ON FUNCTION public.plantstore_prove(bigint[], text[], text[]) FROM plantstore_app;
         REVOKE SELECT ON SEQUENCE public.plant_deletions_id_seq FROM plantstore_app;
         REVOKE SELECT ON public.plant_deletions FROM plantstore_app;
-        REVOKE SELECT (id, xmax), DELETE ON public.plants FROM plantstore_app;
+        IF to_regclass('public.plants') IS NOT NULL THEN
+            REVOKE SELECT (id, xmax), DELETE ON public.plants FROM plantstore_app;
+        END IF;
     END IF;
 END
 $$;

@@ -666,6 +666,15 @@ func TestDownTellsWhatItWouldLose(t *testing.T) {
 	}
 }
 
+func TestDownWithoutPlants(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	script(t, database.Owner, `DROP TABLE plants;`)
+	if changes, err := service().DownTo(t.Context(), database.Owner, 0, migrate.Options{}); len(changes) != 6 || err != nil {
+		t.Errorf("down to 0: %d taken back, %v; want all 6", len(changes), err)
+	}
+}
+
 // To take back what is on a table of somebody else's takes its owner, who is told so
 // before anything is taken back.
 func TestDownOnAnAdoptedTable(t *testing.T) {
@@ -698,7 +707,7 @@ func TestDownOnAnAdoptedTable(t *testing.T) {
 	if taken, warned, err := down(3); taken != 3 || err != nil || len(warned) != 1 {
 		t.Errorf("down to 3: %d taken back, %v, warned of %q; want 3", taken, err, warned)
 	}
-	script(t, database.Super, hindered.Troubles[0].Remedy+"\nREVOKE ALL ON public.plants FROM plantstore_app;")
+	script(t, database.Super, hindered.Troubles[0].Remedy+"\nREVOKE ALL ON public.plants FROM plantstore_app, plantstore_owner;")
 	if taken, warned, err := down(0); taken != 3 || err != nil || len(warned) != 0 {
 		t.Errorf("down once the owner did its part: %d taken back, %v, warned of %q; want 3 and nothing else", taken, err, warned)
 	}

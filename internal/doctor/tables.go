@@ -124,7 +124,7 @@ const changedTables = `
 const uncountedRows = `
 	SELECT 'warning', 'track_counts is off: an alert will take the ledger for one that does not grow, and no table is vacuumed by itself',
 		CASE source WHEN 'database' THEN format('ALTER DATABASE %I RESET track_counts;', current_database())
-			WHEN 'configuration file' THEN E'ALTER SYSTEM RESET track_counts;\nSELECT pg_reload_conf();' ELSE 'Set track_counts to on: it is set by ' || source || '.' END
+			WHEN 'configuration file' THEN E'ALTER SYSTEM SET track_counts = on;\nSELECT pg_reload_conf();' ELSE 'Set track_counts to on: it is set by ' || source || '.' END
 	FROM pg_settings WHERE name = 'track_counts' AND setting = 'off'`
 
 // A ledger is large: only its ends are looked at.

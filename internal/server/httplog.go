@@ -33,9 +33,11 @@ func newHTTPLog(to *slog.Logger) *log.Logger {
 	return log.New(&httpLog{log: to, kinds: make(map[string]*httpTrouble)}, "", 0)
 }
 
-// Write takes a line. Its first three words are its kind: no client writes those.
+// Write takes what is one line as a rule. Its first three words are its kind: no client writes
+// those. Several lines are a panic, and always told.
 func (l *httpLog) Write(line []byte) (int, error) {
-	words := strings.Fields(string(line))
+	text := strings.TrimSpace(string(line))
+	words := strings.Fields(text)
 	kind := strings.Join(words[:min(3, len(words))], " ")
 	l.mu.Lock()
 	of, known := l.kinds[kind]
@@ -44,7 +46,7 @@ func (l *httpLog) Write(line []byte) (int, error) {
 		l.kinds[kind] = of
 	}
 	now, more := time.Now(), of.more
-	tell := now.Sub(of.told) >= toldEvery
+	tell := now.Sub(of.told) >= toldEvery || strings.Contains(text, "\n")
 	if tell {
 		*of = httpTrouble{told: now}
 	} else {
@@ -52,7 +54,7 @@ func (l *httpLog) Write(line []byte) (int, error) {
 	}
 	l.mu.Unlock()
 	if tell {
-		l.log.Warn(strings.Join(words, " "), "more", more)
+		l.log.Warn(text, "more", more)
 	}
 	return len(line), nil
 }

@@ -36,6 +36,12 @@ func TestTroubleOfConnectionsIsToldOnce(t *testing.T) {
 		if got := told(); !strings.Contains(got, "too many open files") {
 			t.Errorf("of a line of another kind: %q, want it", got)
 		}
+		for _, panicked := range []string{"one", "another"} {
+			log.Printf("http: panic serving 192.0.2.1:5000: %s\ngoroutine 1", panicked)
+			if got := told(); !strings.Contains(got, panicked) {
+				t.Errorf("of a panic: %q, want it", got)
+			}
+		}
 		time.Sleep(toldEvery)
 		handshake(2)
 		if got, want := told(), "level=WARN msg=\"http: TLS handshake error from 192.0.2.0:5000: EOF\" more=99\n"; got != want {

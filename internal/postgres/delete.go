@@ -193,11 +193,10 @@ type progress struct {
 	began    time.Time // the attempt under way
 	// what is what the deletion is tried as. It turns out to be harder, never easier.
 	what purpose
-	// number is that of the deletion's turn. Once it is known, a refusal of that turn is newer
-	// than the request, whatever clocks say.
-	number int
-	known  bool
-	asked  bool // for it, once
+	// number is that of the deletion's turn. Once that is known, a refusal of it is newer than
+	// the request, whatever clocks say. It is asked for once, if at all.
+	number       int
+	known, asked bool
 	// tries counts attempts for attemptTimeout. Those in batches count only if unsure.
 	tries int
 	// unsure is set once an attempt may have been committed without our knowing.

@@ -315,11 +315,10 @@ func (r *restore) putAllBack(ctx context.Context, entries []entry) (refused []Re
 }
 
 // putBack inserts all entries and returns none, or those that can't be, and whether there
-// may be more. Newest
-// first, a plant that others refer to comes back before them. One statement that
-// deleted several may have taken them in another order. So what was refused is
-// tried again as long as others go in, and then in halves, until those that are in
-// the way are alone.
+// may be more. Newest first, a plant that others refer to comes back before them. One
+// statement that deleted several may have taken them in another order. So what was refused
+// is tried again as long as others go in, and then in halves, until those that are in the
+// way are alone.
 func (r *restore) putBack(ctx context.Context, entries []entry) (refused []Refusal, more bool, err error) {
 	var groups, later [][]entry
 	for _, batch := range inBatches(entries, r.batch) {
@@ -457,7 +456,8 @@ func existing(ctx context.Context, tx pgx.Tx, entries []entry) ([]Refusal, error
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Refusal, error) {
 		f := Refusal{Why: existsAgain, Unless: "skip-existing"}
-		return f, row.Scan(&f.ID, &f.Plant)
+		err := row.Scan(&f.ID, &f.Plant)
+		return f, err
 	})
 }
 

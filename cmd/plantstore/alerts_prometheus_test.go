@@ -366,21 +366,25 @@ func TestPatientAlertsFire(t *testing.T) {
 	wg.Wait()
 
 	// All of the server stops. The service had connections a moment ago and goes on using them.
-	rows, err := pgtest.Connect(t, s.primary.URL("postgres", "postgres")).Query(t.Context(), `
-		SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() UNION SELECT split_part(pg_read_file('postmaster.pid'), E'\n', 1)::integer`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pids, err := pgx.CollectRows(rows, pgx.RowTo[int])
-	if err != nil {
-		t.Fatal(err)
+	// The first to stop is who makes processes: otherwise one could come meanwhile, and go on.
+	super := pgtest.Connect(t, s.primary.URL("postgres", "postgres"))
+	stop := func(sql string) (pids []int) {
+		rows, err := super.Query(t.Context(), sql)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pids, err = pgx.CollectRows(rows, pgx.RowTo[int]); err != nil {
+			t.Fatal(err)
+		}
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGSTOP) // a connection may have ended
+			t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+		}
+		return pids
 	}
 	t.Log("before:", s.remove(t, s.token, "", 601, 700))
-	for _, pid := range pids {
-		if syscall.Kill(pid, syscall.SIGSTOP) == nil { // a connection may have ended
-			defer syscall.Kill(pid, syscall.SIGCONT)
-		}
-	}
+	pids := stop(`SELECT split_part(pg_read_file('postmaster.pid'), E'\n', 1)::integer`)
+	pids = append(pids, stop(`SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()`)...)
 	t.Log("stopped:", s.remove(t, s.token, "", 701, 760))
 	prom.wait(t, true, "PlantstoreFailedAttempts", "PlantstoreUnknownOutcomes")
 	for _, pid := range pids {

@@ -479,7 +479,7 @@ func TestARestoreTellsHowFarItIs(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	execute(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, 3) i;
-		DELETE FROM plants WHERE id = 1; DELETE FROM plants WHERE id = 2; DELETE FROM plants WHERE id = 3; INSERT INTO plants (id, name) VALUES (2, 'fern')`)
+		DELETE FROM plants WHERE id = 1; DELETE FROM plants WHERE id = 2; DELETE FROM plants WHERE id = 3; ALTER TABLE plants ADD CHECK (id <> 2)`)
 	var c deletionsRestore
 	c.DatabaseURL, c.IDs = database.Owner, []int64{1, 2, 3}
 	console := &console{out: io.Discard, err: io.Discard, line: newStatusLine(io.Discard, "plantstore deletions restore")}

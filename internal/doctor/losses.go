@@ -38,14 +38,16 @@ func lost(ctx context.Context, tx pgx.Tx, work []migrate.Migration) ([]migrate.T
 		if !slices.ContainsFunc(work, func(m migrate.Migration) bool { return m.Version == l.version }) {
 			continue
 		}
-		var goes, held bool
-		if err := tx.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL AND ($1 <> 'public.plants'
-			OR coalesce(obj_description(to_regclass($1), 'pg_class') = 'created by plantstore', false))`, l.table).Scan(&goes); err != nil {
-			return nil, fmt.Errorf("look for what would be lost: %w", err)
+		if l.table == "public.plants" {
+			made, err := migrate.MadePlants(ctx, tx)
+			if err != nil {
+				return nil, fmt.Errorf("look for who made the table: %w", err)
+			}
+			if !made {
+				continue
+			}
 		}
-		if !goes {
-			continue
-		}
+		var held bool
 		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+l.table+`)`).Scan(&held); err != nil {
 			return nil, fmt.Errorf("look for what would be lost: %w", err)
 		}

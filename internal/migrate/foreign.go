@@ -63,6 +63,12 @@ func refuseForeignTables(ctx context.Context, tx pgx.Tx) error {
 	return &e
 }
 
+// MadePlants reports whether the first migration made public.plants, and has not adopted it.
+func MadePlants(ctx context.Context, tx pgx.Tx) (made bool, err error) {
+	err = tx.QueryRow(ctx, `SELECT coalesce(obj_description(to_regclass('public.plants'), 'pg_class') = 'created by plantstore', false)`).Scan(&made)
+	return made, err
+}
+
 // refuseForeignHistory returns a ForeignHistoryError where what was applied can't be ours:
 // our first migration that makes tables is among it, and they are not there, or it is not,
 // and newer ones are. What comes before makes nothing that tells it from another program's:
@@ -93,8 +99,7 @@ func (s Set) refuseForeignHistory(ctx context.Context, tx pgx.Tx, rows []applied
 	case unknown > 0:
 		return &ForeignHistoryError{fmt.Sprintf("public.goose_db_version has migration %d, and not ours that makes tables", unknown), otherwise("bring back what is missing from a backup")}
 	case !noted:
-		var made bool // by our first migration
-		if err := tx.QueryRow(ctx, `SELECT coalesce(obj_description(to_regclass('public.plants'), 'pg_class') = 'created by plantstore', false)`).Scan(&made); err != nil || made {
+		if made, err := MadePlants(ctx, tx); err != nil || made {
 			return err
 		}
 		return &ForeignHistoryError{fmt.Sprintf("public.goose_db_version has migration %d, and nothing tells whether it is ours", rows[len(rows)-1].Version),

@@ -220,16 +220,9 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 		open = v.next == absent
 		s.askAlone = s.askAlone || !open && time.Since(s.began) >= commitTimeout
 	}
-	if over == nil && open && d.KeySent && s.what >= suspected && !s.known && !s.asked {
-		// It may wait for long. What is refused meanwhile must not be taken for older.
-		s.asked = true
-		switch w := p.looks.await(ctx, &member{deletion: d, explains: turnOf(d, s.unsure)}); {
-		case w.next == absent:
-			s.known = true
-		case w.next == alone && w.turn > s.number:
-			s.number, s.known = w.turn, true
-		case w.next == done && (w.err == nil || errors.Is(w.err, errMeanwhile)):
-			return w
+	if over == nil && open && s.what >= suspected {
+		if v, ended := p.askTurn(ctx, s); ended {
+			return v
 		}
 	}
 	switch {
@@ -245,7 +238,7 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 		v = g.join(ctx, d)
 		if over = p.used.note(d, v.err); over == nil && v.next == look {
 			waited, batch := v.waited, v.batch
-			v = p.lookAlone(ctx, turn{Deletion: d, number: s.number, known: s.known}, v.err, s.unsure)
+			v = p.lookAlone(ctx, d, v.err, s.unsure)
 			v.waited, v.batch = v.waited+waited, batch
 		}
 	}
@@ -261,6 +254,23 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 		v.waited += waited
 	}
 	return v
+}
+
+// askTurn asks once for the turn of a deletion that may have to wait for long: what is refused
+// meanwhile must not be taken for older. It tells if the deletion has come to its end, and how.
+// Where the look fails, the turn stays unknown.
+func (p *Plants) askTurn(ctx context.Context, s *progress) (v verdict, ended bool) {
+	if !s.deletion.KeySent || s.known || s.asked {
+		return verdict{}, false
+	}
+	s.asked = true
+	switch v = p.looks.await(ctx, &member{deletion: s.deletion, explains: turnOf(s.deletion, s.unsure)}); {
+	case v.next == absent:
+		s.known = true
+	case v.next == alone && v.turn > s.number:
+		s.number, s.known = v.turn, true
+	}
+	return v, v.next == done && (v.err == nil || errors.Is(v.err, errMeanwhile))
 }
 
 // learn decides, by an attempt that did not bring the outcome, how the next is made. It may be
@@ -427,8 +437,8 @@ func (p *Plants) lockPatience() time.Duration {
 }
 
 // lookAlone explains why a deletion was refused (why) or found no row (nil).
-func (p *Plants) lookAlone(ctx context.Context, d turn, why error, unsure bool) verdict {
-	return p.looks.await(ctx, &member{deletion: d.Deletion, explains: because(d, why, unsure)})
+func (p *Plants) lookAlone(ctx context.Context, d plant.Deletion, why error, unsure bool) verdict {
+	return p.looks.await(ctx, &member{deletion: d, explains: because(turn{Deletion: d}, why, unsure)})
 }
 
 // sayNo makes a definite no true for good, before the client is told.

@@ -530,7 +530,7 @@ func TestLooksAreTakenTogether(t *testing.T) {
 		for id := kind.first; id <= kind.last; id++ {
 			many++
 			all.Go(func() {
-				v := s.plants.lookAlone(in(t, patience), turn{Deletion: deletion(id, "k")}, nil, false)
+				v := s.plants.lookAlone(in(t, patience), deletion(id, "k"), nil, false)
 				if !kind.told(v) {
 					t.Errorf("a look for plant %d, which was %s: %+v", id, kind.name, v)
 				}

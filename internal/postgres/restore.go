@@ -230,42 +230,10 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 			return Restored{}, err
 		}
 	}
-	// Of thousands whose ids are taken again, each would be found by itself.
-	refused, err := existing(ctx, r.tx, entries)
+	all := len(entries)
+	entries, err := r.putAllBack(ctx, entries)
 	if err != nil {
 		return Restored{}, err
-	}
-	taken := make(map[int64]bool, len(refused))
-	for _, f := range refused {
-		taken[f.ID] = true
-	}
-	entries = slices.DeleteFunc(entries, func(e entry) bool { return taken[e.ID] })
-	r.of = len(entries)
-	if r.options.SkipExisting {
-		refused = nil
-	}
-	for {
-		others, more, err := r.putAllBack(ctx, entries)
-		if err != nil {
-			return Restored{}, err
-		}
-		// Those that only the insert could tell of.
-		found := len(taken)
-		for _, f := range others {
-			if r.options.SkipExisting && f.Why == existsAgain {
-				taken[f.ID] = true
-			}
-		}
-		if len(taken) > found {
-			entries = slices.DeleteFunc(entries, func(e entry) bool { return taken[e.ID] })
-			r.of = len(entries)
-			continue
-		}
-		if refused = append(refused, others...); len(refused) > 0 {
-			sortRefusals(refused)
-			return Restored{}, &RefusedError{refused, more}
-		}
-		break
 	}
 	// Only now, as the rows may have waited for a deletion that was under way.
 	if refused, err := superseded(ctx, r.tx, entries); err != nil {
@@ -294,11 +262,41 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 		WHERE id = ANY ($1)`, idsOf(back), r.options.As); err != nil {
 		return Restored{}, err
 	}
-	return Restored{Plants: len(back), Existing: len(taken), Defaulted: r.defaulted(), Remade: r.remade(), Retyped: r.retyped(), Losses: losses}, nil
+	return Restored{Plants: len(back), Existing: all - len(entries), Defaulted: r.defaulted(), Remade: r.remade(), Retyped: r.retyped(), Losses: losses}, nil
 }
 
-// putAllBack is putBack that inserts nothing unless it inserts all.
-func (r *restore) putAllBack(ctx context.Context, entries []entry) (refused []Refusal, more bool, err error) {
+// putAllBack inserts all entries, but for those whose ids are taken where that is accepted,
+// and returns them. The error is a *RefusedError if any of them can't be inserted.
+func (r *restore) putAllBack(ctx context.Context, entries []entry) ([]entry, error) {
+	taken, err := existing(ctx, r.tx, entries) // of thousands, an insert would find each by itself
+	if err != nil {
+		return nil, err
+	}
+	for {
+		entries = except(entries, taken)
+		r.of = len(entries)
+		refused, more, err := r.putAllOrNoneBack(ctx, entries)
+		if err != nil {
+			return nil, err
+		}
+		if r.options.SkipExisting {
+			taken = slices.DeleteFunc(slices.Clone(refused), func(f Refusal) bool { return f.Unless != skipExisting })
+			if len(taken) > 0 {
+				continue // only the insert could tell of them
+			}
+		} else {
+			refused = append(refused, taken...)
+		}
+		if len(refused) > 0 {
+			sortRefusals(refused)
+			return nil, &RefusedError{refused, more}
+		}
+		return entries, nil
+	}
+}
+
+// putAllOrNoneBack is putBack that inserts nothing unless it inserts all.
+func (r *restore) putAllOrNoneBack(ctx context.Context, entries []entry) (refused []Refusal, more bool, err error) {
 	savepoint, err := r.tx.Begin(ctx)
 	if err != nil {
 		return nil, false, err
@@ -455,10 +453,27 @@ func existing(ctx context.Context, tx pgx.Tx, entries []entry) ([]Refusal, error
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Refusal, error) {
-		f := Refusal{Why: existsAgain, Unless: "skip-existing"}
-		err := row.Scan(&f.ID, &f.Plant)
-		return f, err
+		var e entry
+		err := row.Scan(&e.ID, &e.Plant)
+		return takenAgain(e), err
 	})
+}
+
+// skipExisting is the option that accepts a refusal by takenAgain.
+const skipExisting = "skip-existing"
+
+// takenAgain refuses an entry whose plant's id is that of a plant again.
+func takenAgain(e entry) Refusal {
+	return Refusal{ID: e.ID, Plant: e.Plant, Why: "a plant with this id exists again", Unless: skipExisting}
+}
+
+// except returns the entries that are not refused.
+func except(entries []entry, refused []Refusal) []entry {
+	out := make(map[int64]bool, len(refused))
+	for _, f := range refused {
+		out[f.ID] = true
+	}
+	return slices.DeleteFunc(entries, func(e entry) bool { return out[e.ID] })
 }
 
 func sortRefusals(all []Refusal) {

@@ -22,14 +22,15 @@ func aboutRows(pg *pgconn.PgError) bool {
 	return pg.Code != insufficientPrivilege && pg.SeverityUnlocalized == "ERROR"
 }
 
-// existsAgain is why the plant of a deletion whose id is taken can't come back.
-const existsAgain = "a plant with this id exists again"
-
 // refusals says for groups of one entry each why they were refused.
 func (r *restore) refusals(ctx context.Context, groups [][]entry, errs []*pgconn.PgError) ([]Refusal, error) {
 	var refusals []Refusal
 	for i, group := range groups {
 		e := group[0]
+		if r.isTaken(errs[i]) {
+			refusals = append(refusals, takenAgain(e))
+			continue
+		}
 		why := r.whyRefused(errs[i], r.plans[e.Shape])
 		if errs[i].TableName == "" { // no constraint of a table: it may be a value that does not fit
 			at, refused, err := r.misfit(ctx, e)
@@ -41,21 +42,23 @@ func (r *restore) refusals(ctx context.Context, groups [][]entry, errs []*pgconn
 				why = columnOf(p.names[at], p.types[at], r.table.columns[p.names[at]].Type) + ": " + said(refused)
 			}
 		}
-		unless := ""
-		if why == existsAgain {
-			unless = "skip-existing"
-		}
-		refusals = append(refusals, Refusal{ID: e.ID, Plant: e.Plant, Why: why, Unless: unless})
+		refusals = append(refusals, Refusal{ID: e.ID, Plant: e.Plant, Why: why})
 	}
 	return refusals, nil
+}
+
+// isPlants reports whether an error is about the table.
+func isPlants(pg *pgconn.PgError) bool { return pg.SchemaName == "public" && pg.TableName == "plants" }
+
+// isTaken reports whether a row was refused because its id is that of a plant.
+func (r *restore) isTaken(pg *pgconn.PgError) bool {
+	return isPlants(pg) && pg.Code == uniqueViolation && pg.ConstraintName == r.table.primaryKey
 }
 
 // whyRefused says what kept a row from being inserted.
 func (r *restore) whyRefused(pg *pgconn.PgError, p *plan) string {
 	switch {
-	case pg.SchemaName != "public" || pg.TableName != "plants": // such as a table that a trigger fills
-	case pg.Code == uniqueViolation && pg.ConstraintName == r.table.primaryKey:
-		return existsAgain
+	case !isPlants(pg): // such as a table that a trigger fills
 	case pg.Code == uniqueViolation:
 		return "another row has a value that must be unique" + detailOf(pg)
 	case pg.Code == "23503": // foreign_key_violation

@@ -212,12 +212,10 @@ func TestADownWaitsForRowsThatCome(t *testing.T) {
 			if _, err := tx.Exec(t.Context(), tt.row); err != nil {
 				t.Fatal(err)
 			}
-			waits := make(chan bool, 100)
+			waits, committed := make(chan bool, 100), make(chan error)
 			go func() {
 				<-waits
-				if err := tx.Commit(t.Context()); err != nil {
-					t.Error(err)
-				}
+				committed <- tx.Commit(t.Context())
 			}()
 			_, err = migrate.Service().DownTo(t.Context(), database.Owner, tt.to, migrate.Options{LockTimeout: time.Minute, Notify: func(e migrate.Event) {
 				if e.Kind == migrate.Blocked {
@@ -226,6 +224,10 @@ func TestADownWaitsForRowsThatCome(t *testing.T) {
 			}})
 			if err == nil || !strings.Contains(err.Error(), tt.refusal) {
 				t.Errorf("DownTo(%d) beside a row that comes: %v, want %q", tt.to, err, tt.refusal)
+			}
+			waits <- true // if it never was blocked
+			if err := <-committed; err != nil {
+				t.Error(err)
 			}
 		})
 	}

@@ -37,8 +37,8 @@ func (db *DB) Plants(inFlight int) *Plants {
 	p := &Plants{db: db, used: newUsedUp(), difficult: newMemory(), inFlight: semaphore.NewWeighted(int64(inFlight))}
 	p.group = newGroup(db, together, (*group).deleteBatch)
 	p.budgeted = newGroup(db, budgeted, (*group).deleteBatch)
-	p.refusals = newGroup(db, retried, (*group).refuseBatch)
-	p.looks = newGroup(db, retried, (*group).lookBatch)
+	p.refusals = newGroup(db, explained, (*group).refuseBatch)
+	p.looks = newGroup(db, explained, (*group).lookBatch)
 	p.fates = newGroup(db, lost, (*group).lookBatch)
 	return p
 }
@@ -124,13 +124,16 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 	if d.Came.IsZero() {
 		d.Came = came
 	}
-	err = p.lines.enter(ctx, d.Plant)
+	told, err := p.lines.enter(ctx, d)
 	ahead := time.Now() // of the others for its plant
 	course.ForPlant = ahead.Sub(came)
 	if err != nil {
 		return plant.Result{}, p.db.shares.inVain(err)
 	}
-	defer p.lines.leave(d.Plant)
+	defer func() { p.lines.leave(d, err) }()
+	if told != nil {
+		return plant.Result{}, told
+	}
 	land, ok := p.admit(ctx)
 	began := time.Now()
 	course.ForOthers = began.Sub(ahead)
@@ -144,6 +147,9 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 	for ; ; s.began = time.Now() {
 		if held := s.spender.waitsFor(s.unsure); held != nil {
 			land()
+			if v, ended := p.askTurn(ctx, &s); ended {
+				return plant.Result{Replayed: v.replayed}, conclude(s.unsure, v.err)
+			}
 			if lockedSince.IsZero() {
 				lockedSince = time.Now()
 			}
@@ -194,9 +200,9 @@ type progress struct {
 	// what is what the deletion is tried as. It turns out to be harder, never easier.
 	what purpose
 	// number is that of the deletion's turn. Once that is known, a refusal of it is newer than
-	// the request, whatever clocks say. It is asked for once, if at all.
-	number       int
-	known, asked bool
+	// the request, whatever clocks say.
+	number int
+	known  bool
 	// tries counts attempts for attemptTimeout. Those in batches count only if unsure.
 	tries int
 	// unsure is set once an attempt may have been committed without our knowing.
@@ -204,6 +210,10 @@ type progress struct {
 	unsure   bool
 	onItsOwn bool // others would be lost with it again, or wait for it
 	askAlone bool // as others are asked for no longer than commitTimeout
+}
+
+func (s *progress) turn() turn {
+	return turn{Deletion: s.deletion, number: s.number, known: s.known}
 }
 
 // attempt makes an attempt at a deletion. If it is unsure of earlier ones, the ledger is asked
@@ -228,7 +238,7 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 	switch {
 	case over != nil || !open:
 	case s.what != together || s.onItsOwn:
-		v = p.deleteAlone(ctx, turn{Deletion: d, number: s.number, known: s.known}, s.tries, s.unsure, s.what)
+		v = p.deleteAlone(ctx, s.turn(), s.tries, s.unsure, s.what)
 		p.used.note(d, v.err)
 	default:
 		g := p.group
@@ -238,7 +248,7 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 		v = g.join(ctx, d)
 		if over = p.used.note(d, v.err); over == nil && v.next == look {
 			waited, batch := v.waited, v.batch
-			v = p.lookAlone(ctx, d, v.err, s.unsure)
+			v = p.lookAlone(ctx, s.turn(), v.err, s.unsure)
 			v.waited, v.batch = v.waited+waited, batch
 		}
 	}
@@ -256,19 +266,19 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 	return v
 }
 
-// askTurn asks once for the turn of a deletion that may have to wait for long: what is refused
-// meanwhile must not be taken for older. It tells if the deletion has come to its end, and how.
-// Where the look fails, the turn stays unknown.
+// askTurn asks for the turn of a deletion that may have to wait for long, unless that is known:
+// what is refused meanwhile must not be taken for older. It tells if the deletion has come to
+// its end, and how. Where the look fails, the turn stays unknown.
 func (p *Plants) askTurn(ctx context.Context, s *progress) (v verdict, ended bool) {
-	if !s.deletion.KeySent || s.known || s.asked {
+	if !s.deletion.KeySent || s.known {
 		return verdict{}, false
 	}
-	s.asked = true
 	switch v = p.looks.await(ctx, &member{deletion: s.deletion, explains: turnOf(s.deletion, s.unsure)}); {
 	case v.next == absent:
 		s.known = true
 	case v.next == alone && v.turn > s.number:
 		s.number, s.known = v.turn, true
+		s.what = max(s.what, retried) // a batch is for first turns
 	}
 	return v, v.next == done && (v.err == nil || errors.Is(v.err, errMeanwhile))
 }
@@ -437,8 +447,8 @@ func (p *Plants) lockPatience() time.Duration {
 }
 
 // lookAlone explains why a deletion was refused (why) or found no row (nil).
-func (p *Plants) lookAlone(ctx context.Context, d plant.Deletion, why error, unsure bool) verdict {
-	return p.looks.await(ctx, &member{deletion: d, explains: because(turn{Deletion: d}, why, unsure)})
+func (p *Plants) lookAlone(ctx context.Context, d turn, why error, unsure bool) verdict {
+	return p.looks.await(ctx, &member{deletion: d.Deletion, explains: because(d, why, unsure)})
 }
 
 // sayNo makes a definite no true for good, before the client is told.
@@ -457,7 +467,7 @@ func (p *Plants) sayNo(ctx context.Context, d plant.Deletion, no error, unsure b
 			return verdict{err: no}
 		}
 		// It may be recorded all the same. Then it is once more, in the next turn.
-		what = retried
+		what = explained
 	}
 	return p.on(ctx, what, 1, func(ctx context.Context, conn *pgx.Conn) verdict {
 		left := max(remaining(ctx)-margin, 0)
@@ -546,8 +556,8 @@ func (h history) explains(d turn, why error, unsure bool) (v verdict, settles bo
 //
 // Where the turn was known before, there is a newer one. Otherwise both have an age, of which
 // each is a duration of one clock, that of the database and ours. A clock may be set, or stand
-// still with its machine: so whoever may have to wait asks for its turn first. A refusal whose
-// time is yet to come is as old as any: the clock was set back.
+// still with its machine: so whoever may have to wait for a lock or a budget asks for its turn
+// first. A refusal whose time is yet to come is as old as any: the clock was set back.
 //
 // The refusal has to outlive a failover. Otherwise an attempt of its turn could
 // delete the plant there, and one of the next turn once more.

@@ -627,7 +627,7 @@ func TestALostAnswerIsFoundOutAtOnce(t *testing.T) {
 	t.Parallel()
 	s, w := lossy(t, pgtest.New(t), "pool_max_conns=1")
 	s.plant(t, 1)
-	for _, what := range []purpose{retried, suspected, slow, locked, known, unknown, watched} {
+	for _, what := range []purpose{retried, suspected, slow, locked, explained, known, unknown, watched} {
 		for _, conn := range s.take(t, what) {
 			defer conn.Release()
 		}
@@ -638,6 +638,33 @@ func TestALostAnswerIsFoundOutAtOnce(t *testing.T) {
 	}
 	if w.loseAnswers.Load() >= 1 {
 		t.Error("no answer was lost: this test tests nothing")
+	}
+}
+
+// However long others take, why a deletion was refused is told at once, and a deletion that
+// waits for a lock has it when it is free.
+func TestNobodyWaitsForThoseWhoTakeLong(t *testing.T) {
+	t.Parallel()
+	s := storeOn(t, pgtest.New(t), "pool_max_conns=1")
+	s.plant(t, 1)
+	for _, what := range []purpose{retried, suspected, slow} { // as while deferred triggers of the store's run
+		for _, conn := range s.take(t, what) {
+			defer conn.Release()
+		}
+	}
+	if _, err := s.plants.Delete(in(t, patience), keyed(2, "k")); !errors.Is(err, plant.ErrNotFound) {
+		t.Errorf("Delete of no plant: %v, want ErrNotFound", err)
+	}
+	unlock := s.lock(t, 1)
+	ended := make(chan error)
+	go func() {
+		_, err := s.plants.Delete(in(t, patience), keyed(1, "k"))
+		ended <- err
+	}()
+	s.seeWaits(t, 2)
+	unlock()
+	if err := <-ended; err != nil {
+		t.Errorf("Delete of a plant that was locked: %v, want none", err)
 	}
 }
 

@@ -511,7 +511,7 @@ func TestLooksAreTakenTogether(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	conns := s.take(t, retried)
+	conns := s.take(t, explained)
 	kinds := []struct {
 		name        string
 		first, last int64
@@ -530,7 +530,7 @@ func TestLooksAreTakenTogether(t *testing.T) {
 		for id := kind.first; id <= kind.last; id++ {
 			many++
 			all.Go(func() {
-				v := s.plants.lookAlone(in(t, patience), deletion(id, "k"), nil, false)
+				v := s.plants.lookAlone(in(t, patience), turn{Deletion: deletion(id, "k")}, nil, false)
 				if !kind.told(v) {
 					t.Errorf("a look for plant %d, which was %s: %+v", id, kind.name, v)
 				}
@@ -597,7 +597,7 @@ func TestALookThatFailsIsNobodyElses(t *testing.T) {
 				END$$;
 				ALTER TABLE plants ENABLE ROW LEVEL SECURITY;
 				CREATE POLICY see ON plants USING (public.see(id))`)
-			conn, err := s.borrow(in(t, patience), retried, patience)
+			conn, err := s.borrow(in(t, patience), explained, patience)
 			if err != nil {
 				t.Fatal(err)
 			}

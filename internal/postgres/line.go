@@ -13,6 +13,9 @@ import (
 
 // lines has one for each plant that is asked for: requests for one plant are tried
 // one after another. Who waits in line holds nothing that others wait for.
+//
+// A no is for all requests of one principal and key that stand in line when it is told: it
+// never comes true that what the client was told no of is deleted by one of them.
 type lines struct {
 	mu   sync.Mutex
 	open map[plant.ID]*line
@@ -21,40 +24,65 @@ type lines struct {
 type line struct {
 	turn  chan struct{} // has an element while somebody is at the head
 	stand int           // how many stand in line, the head included
+	came  int           // how many ever came
+	noes  map[name]no
+}
+
+// A name is what requests for a plant have in common that are one deletion.
+type name struct{ principal, key string }
+
+// A no was told when so many had come to its line.
+type no struct {
+	err  error
+	came int
 }
 
 // enter waits until its caller is at the head of a plant's line, who then has to
-// leave it. It returns ctx's error if ctx ends before.
-func (l *lines) enter(ctx context.Context, id plant.ID) error {
+// leave it. It returns the no that a request of its deletion was told meanwhile, if any, or ctx's
+// error if ctx ends before: then its caller has left.
+func (l *lines) enter(ctx context.Context, d plant.Deletion) (told, err error) {
 	l.mu.Lock()
 	if l.open == nil {
 		l.open = make(map[plant.ID]*line)
 	}
-	own := l.open[id]
+	own := l.open[d.Plant]
 	if own == nil {
 		own = &line{turn: make(chan struct{}, 1)}
-		l.open[id] = own
+		l.open[d.Plant] = own
 	}
 	own.stand++
+	own.came++
+	number := own.came
 	l.mu.Unlock()
 	select {
 	case own.turn <- struct{}{}: // first come, first served
-		return nil
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if n := own.noes[name{d.Principal, d.Key}]; n.came >= number {
+			return n.err, nil
+		}
+		return nil, nil
 	case <-ctx.Done():
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.step(id, own)
-		return ctx.Err()
+		l.step(d.Plant, own)
+		return nil, ctx.Err()
 	}
 }
 
-// leave gives the head of a plant's line to the next.
-func (l *lines) leave(id plant.ID) {
+// leave gives the head of a plant's line to the next. told is what the deletion ended with.
+func (l *lines) leave(d plant.Deletion, told error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	own := l.open[id]
+	own := l.open[d.Plant]
+	if own.stand > 1 && d.KeySent && isDefinite(told) {
+		if own.noes == nil {
+			own.noes = make(map[name]no)
+		}
+		own.noes[name{d.Principal, d.Key}] = no{told, own.came}
+	}
 	<-own.turn
-	l.step(id, own)
+	l.step(d.Plant, own)
 }
 
 // step takes one out of a line, and a line without anybody away. It is called with

@@ -511,7 +511,7 @@ func TestWhichConnectionsAreShared(t *testing.T) {
 	}{
 		{database, "", together, true},
 		{database, "", budgeted, false},
-		{database, "", retried, false},
+		{database, "", explained, false},
 		{pooler, "", together, false},
 		{database, "default_query_exec_mode=exec", together, false},
 		{database, "default_query_exec_mode=simple_protocol", together, false},
@@ -520,7 +520,7 @@ func TestWhichConnectionsAreShared(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(tt.what, tt.parameters), func(t *testing.T) {
 			s := storeOn(t, tt.database, tt.parameters)
-			g := map[purpose]*group{together: s.plants.group, budgeted: s.plants.budgeted, retried: s.plants.refusals}[tt.what]
+			g := map[purpose]*group{together: s.plants.group, budgeted: s.plants.budgeted, explained: s.plants.refusals}[tt.what]
 			conn, err := s.borrow(in(t, patience), tt.what, patience)
 			if err != nil {
 				t.Fatal(err)

@@ -432,6 +432,48 @@ func TestARefusalThatLooksOlderThanItIs(t *testing.T) {
 			})
 		}
 	}
+	t.Run("meanwhile, behind another that waits for their budget", func(t *testing.T) {
+		t.Parallel()
+		database := pgtest.New(t)
+		withBudget(t, database, hundred, "tester")
+		s := storeOn(t, database, "")
+		s.sample(t, 3)
+		first, d := by("tester", 2, hundred), by("tester", 1, hundred)
+		d.Key, d.KeySent = "k", true
+		if _, err := s.plants.Delete(in(t, patience), by("tester", 3, hundred)); err != nil { // so that the budget has a row
+			t.Fatal(err)
+		}
+		unlock := s.hold(t, `SELECT FROM plantstore_budgets FOR UPDATE`)
+		held := make(chan error)
+		go func() {
+			_, err := s.plants.Delete(in(t, patience), first)
+			held <- err
+		}()
+		s.seeWaits(t, 1)
+		ended := make(chan error)
+		go func() {
+			_, err := s.plants.Delete(in(t, patience), d)
+			ended <- err
+		}()
+		asked := func() bool {
+			s.plants.looks.mu.Lock()
+			defer s.plants.looks.mu.Unlock()
+			return s.plants.looks.lanes.work > 0
+		}
+		for ctx := in(t, patience); !asked(); time.Sleep(time.Millisecond) {
+			if ctx.Err() != nil {
+				t.Fatal("the second deletion of a principal whose budget is held does not ask for its turn")
+			}
+		}
+		refuse(t, s, 0, "1 hour")
+		unlock()
+		if err := <-held; err != nil {
+			t.Errorf("Delete by a principal whose budget was held: %v, want none", err)
+		}
+		if err := <-ended; !errors.Is(err, errMeanwhile) || !s.has(t, 1) {
+			t.Errorf("Delete: %v, the plant is there: %v; want that it was refused meanwhile, and the plant", err, s.has(t, 1))
+		}
+	})
 	t.Run("in the future", func(t *testing.T) {
 		t.Parallel()
 		s := newStore(t)
@@ -441,6 +483,104 @@ func TestARefusalThatLooksOlderThanItIs(t *testing.T) {
 			t.Errorf("Delete: %v, the plant is there: %v; want it deleted", err, s.has(t, 1))
 		}
 	})
+}
+
+// Requests of one deletion that are under way at a time, as where a client sends another when
+// the first takes long, are told no together. None of them deletes what that client was told
+// no of before.
+func TestRequestsOfOneDeletionAreToldNoTogether(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.exec(t, `CREATE TABLE items (plant bigint REFERENCES plants); INSERT INTO plants VALUES (1, 'Boston fern'); INSERT INTO items VALUES (1)`)
+	unlock := s.lock(t, 1)
+	const requests = 3
+	ended := make(chan error)
+	for range requests {
+		go func() {
+			_, err := s.plants.Delete(in(t, patience), keyed(1, "k"))
+			ended <- err
+		}()
+	}
+	s.seeWaits(t, 1)
+	seeInLine(t, &s.plants.lines, 1, requests)
+	unlock()
+	for range requests {
+		if err := <-ended; !isA[*plant.ReferencedError](err) {
+			t.Errorf("Delete of a plant that is referred to, three times at once: %v, want a ReferencedError", err)
+		}
+	}
+	if diff := cmp.Diff([]string{"1 k 0"}, s.refusals(t)); diff != "" {
+		t.Errorf("refusals (-want +got):\n%s", diff)
+	}
+	s.exec(t, `DELETE FROM items`)
+	if _, err := s.insist(t, keyed(1, "k")); err != nil || s.has(t, 1) {
+		t.Errorf("Delete afterwards: %v, the plant is there: %v; want it deleted", err, s.has(t, 1))
+	}
+}
+
+// seeInLine waits until so many stand in a plant's line.
+func seeInLine(t *testing.T, l *lines, id plant.ID, want int) {
+	t.Helper()
+	for ctx := in(t, patience); ; time.Sleep(time.Millisecond) {
+		stand := 0
+		l.mu.Lock()
+		if own := l.open[id]; own != nil {
+			stand = own.stand
+		}
+		l.mu.Unlock()
+		if stand == want {
+			return
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("%d requests stand in line, want %d", stand, want)
+		}
+	}
+}
+
+// Only who stood in line when a no was told is told it, and only for the same deletion.
+func TestWhomANoIsFor(t *testing.T) {
+	t.Parallel()
+	var l lines
+	unkeyed := deletion(1, "k")
+	for _, tt := range []struct {
+		name         string
+		first, other plant.Deletion
+		ended        error
+		want         error
+	}{
+		{"the same", keyed(1, "k"), keyed(1, "k"), plant.ErrNotFound, plant.ErrNotFound},
+		{"another key", keyed(1, "k"), keyed(1, "l"), plant.ErrNotFound, nil},
+		{"another principal", keyed(1, "k"), func() plant.Deletion { d := keyed(1, "k"); d.Principal = "other"; return d }(), plant.ErrNotFound, nil},
+		{"without a key of the client's", unkeyed, unkeyed, plant.ErrNotFound, nil},
+		{"an error that is no answer", keyed(1, "k"), keyed(1, "k"), plant.ErrUnavailable, nil},
+		{"deleted", keyed(1, "k"), keyed(1, "k"), nil, nil},
+	} {
+		if _, err := l.enter(t.Context(), tt.first); err != nil {
+			t.Fatal(err)
+		}
+		told, late := make(chan error), make(chan error)
+		come := func(told chan<- error) {
+			no, err := l.enter(t.Context(), tt.other)
+			told <- errors.Join(no, err)
+		}
+		go come(told)
+		seeInLine(t, &l, 1, 2)
+		l.leave(tt.first, tt.ended)
+		if got := <-told; !errors.Is(got, tt.want) {
+			t.Errorf("%s: a request in line was told %v, want %v", tt.name, got, tt.want)
+		}
+		// While that one is at the head, another comes, which came too late for the no.
+		go come(late)
+		seeInLine(t, &l, 1, 2)
+		l.leave(tt.other, nil)
+		if got := <-late; got != nil {
+			t.Errorf("%s: a request that came after the no was told %v, want nothing", tt.name, got)
+		}
+		l.leave(tt.other, nil)
+	}
+	if len(l.open) != 0 {
+		t.Errorf("%d lines are left, want none", len(l.open))
+	}
 }
 
 // Of many that are tried again after they were refused, each meets its refusal, and takes its

@@ -22,8 +22,8 @@ type purpose int
 const (
 	// together: batches, each on a lane of its own.
 	together purpose = iota
-	// retried: deletions of plants that were difficult a moment ago, and finding
-	// out why a deletion was refused. Each takes a few milliseconds.
+	// retried: deletions of plants that were difficult a moment ago. Each takes a few
+	// milliseconds, unless a deferred trigger of the store's takes long.
 	retried
 	// suspected: deletions that took long in a batch, by nature or because the machine was
 	// busy. Those which a moment's patience is enough for don't wait for the others.
@@ -38,6 +38,9 @@ const (
 	// budgeted: batches of principals that have a deletion budget, and looking up what
 	// those want who have used theirs up.
 	budgeted
+	// explained: finding out why a deletion was refused, and recording that. No deletion is
+	// tried here: others' commits may take long.
+	explained
 	// known: tokens that were good when they were last read.
 	known
 	// unknown: tokens that may be made up.
@@ -49,16 +52,16 @@ const (
 
 // String returns the purpose's name in the metrics.
 func (p purpose) String() string {
-	return [purposes]string{"batches", "retried", "suspected", "slow", "locked", "lost", "budgeted", "known_tokens", "unknown_tokens", "readiness"}[p]
+	return [purposes]string{"batches", "retried", "suspected", "slow", "locked", "lost", "budgeted", "explained", "known_tokens", "unknown_tokens", "readiness"}[p]
 }
 
 // dealt is the order in which connections are dealt out to the purposes.
 var dealt = [...]purpose{
 	// What works: one for each purpose, and one for a batch to pass another.
-	retried, suspected, slow, locked, lost, budgeted, together, together, known, unknown, watched,
+	retried, suspected, slow, locked, lost, budgeted, explained, together, together, known, unknown, watched,
 	// One more for each purpose that somebody may hold up, so that one deletion does
 	// not stop the next.
-	retried, suspected, slow, locked, lost, budgeted,
+	retried, suspected, slow, locked, lost, budgeted, explained,
 	// Lanes for a database that is far away. In a simulation of one with a processor
 	// for us, at 5 ms, 12 give 32 and 128 clients within 5 % of the most that any
 	// number does.
@@ -68,7 +71,7 @@ var dealt = [...]purpose{
 const (
 	// LeastConns is the size of the smallest pool that works. A smaller pool_max_conns
 	// counts as this.
-	LeastConns = 11
+	LeastConns = 12
 	// defaultConns is the size of the pool unless the URL has a pool_max_conns.
 	// Connections are opened when they are needed, which most are seldom, or far from
 	// the database.

@@ -142,6 +142,9 @@ func wrongPassword(c *pgconn.Config) string {
 // driver's error can quote a URL that is too broken to redact, so it is not shown.
 func explainSettings(e *pgconn.ParseConfigError, setting string) string {
 	if file, ok := errors.AsType[*fs.PathError](e); ok {
+		if misplaced.MatchString(file.Path) {
+			return unreadable(setting)
+		}
 		return fmt.Sprintf("the file %s, which %s or a PG* variable names, can't be read: %v", file.Path, setting, file.Err)
 	}
 	if _, err := pgconn.ParseConfig(e.ConnString); err == nil {

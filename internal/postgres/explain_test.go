@@ -238,6 +238,8 @@ func TestWhatOnlyHasAURLInItIsNone(t *testing.T) {
 		"\ufeffhost=h password=geheim", `"host=h password=geheim"`, "host=h password=x geheim@=y", "postgres://u@h/d?geheim@=y",
 		"postgres://u:geheim@h/d," + url, "postgres://u@h/" + url, "postgres://u@h/d?dbname=" + strings.ReplaceAll(url, "?", "%3F"), "postgres://u@h/d?user=" + strings.ReplaceAll(url, "?", "%3F"),
 		"host=h;password=geheim", "host=h&password=geheim", "host=h,password=geheim", "dbname=d;Password = geheim", "user=u;pwd=geheim", "Server=h;Database=d;Pwd=geheim", "postgres://u@h/d&password=geheim", "postgres://u@h/d;passwd=geheim",
+		"host=u:geheim@h", "host=h,u:geheim@h", "host=h application_name=plantstore;password=geheim",
+		"host=h sslmode=verify-full sslrootcert=/etc/ca.pem;password=geheim", "postgres://u@h/d?sslmode=verify-full&sslrootcert=/etc/ca.pem;password=geheim",
 	} {
 		err := CheckURL("DATABASE_URL", bad)
 		if _, unread := pgxpool.ParseConfig(bad); err == nil && unread != nil {
@@ -249,7 +251,7 @@ func TestWhatOnlyHasAURLInItIsNone(t *testing.T) {
 	}
 	for _, good := range []string{
 		url, "postgresql" + url[len("postgres"):], "postgres://u:a%3A%2F%2Fb@h1:1,h2/d?application_name=https://store.example&pool_max_conns=16",
-		"host=/run/postgresql user=u password='a://b' application_name=https://store.example plan_cache_mode=auto store.colour=green", "host=@abstract", "",
+		"host=/run/postgresql user=u password='a://b' application_name=https://store.example plan_cache_mode=auto store.colour=green", "host=@abstract", "host=/run/a@b", "",
 		"postgres://h/d?app.base=https://x", "postgres://h/d?options=-c%20app.url%3Dhttps://x", "postgres://h/d?a$b.größe=1",
 		"host=h store.base=https://x", "host=h user=password dbname=a=b password='x;password=y'",
 	} {

@@ -122,8 +122,12 @@ func isURL(text string) bool {
 	return strings.HasPrefix(text, "postgres://") || strings.HasPrefix(text, "postgresql://")
 }
 
-// misplaced is a URL, or a password, within another value.
-var misplaced = regexp.MustCompile(`://|(?i:password|passwd|pwd)\s*=`)
+// misplaced is a URL, or a password, within another value, and hasUser a host with what is
+// before it in a URL. (A socket begins with / or @.)
+var (
+	misplaced = regexp.MustCompile(`://|(?i:password|passwd|pwd)\s*=`)
+	hasUser   = regexp.MustCompile(`^[^/].*@`)
+)
 
 // isMisread reports whether a configuration has parts of a text that was not meant as
 // parameters, or a URL or a password where none belongs. To the driver, all that has a = and
@@ -131,7 +135,11 @@ var misplaced = regexp.MustCompile(`://|(?i:password|passwd|pwd)\s*=`)
 // hosts, database and role, and the server tells of parameters. Those of a URL, or of an
 // extension, may have any value.
 func isMisread(c *pgconn.Config, url bool) bool {
-	told := []string{hosts(c), c.Database, c.User}
+	hosts := []string{c.Host}
+	for _, f := range c.Fallbacks {
+		hosts = append(hosts, f.Host)
+	}
+	told := append([]string{c.Database, c.User, strings.ReplaceAll(c.RuntimeParams["application_name"], "://", "")}, hosts...)
 	for name, value := range c.RuntimeParams {
 		if !parameterName.MatchString(name) {
 			return true
@@ -140,7 +148,7 @@ func isMisread(c *pgconn.Config, url bool) bool {
 			told = append(told, value)
 		}
 	}
-	return slices.ContainsFunc(told, misplaced.MatchString)
+	return slices.ContainsFunc(told, misplaced.MatchString) || slices.ContainsFunc(hosts, hasUser.MatchString)
 }
 
 func open(ctx context.Context, setting string, read func() (string, error)) (*DB, error) {

@@ -101,11 +101,13 @@ func (s *Server) dropBody(c echo.Context) error {
 
 // isUnconditional reports whether a deletion need not look at the plant's version. Plants
 // have no entity tags: so "If-Match" holds with "*" only, and "If-None-Match" with anything
-// else (RFC 9110, 13.1.1 and 13.1.2). Who guards a plant against being deleted unseen must
-// not lose it. Conditions on dates are to be ignored where there are none (13.1.4).
+// else (RFC 9110, 13.1.1 and 13.1.2), also in a list. Who guards a plant against being deleted
+// unseen must not lose it. Conditions on dates are to be ignored where there are none (13.1.4).
 func isUnconditional(h http.Header) bool {
-	isNotAny := func(value string) bool { return value != "*" }
-	return !slices.ContainsFunc(h["If-Match"], isNotAny) && !slices.Contains(h["If-None-Match"], "*")
+	isAny := func(value string) bool { return strings.TrimSpace(value) == "*" } // HTTP/2 leaves blanks at the ends
+	isNotAny := func(value string) bool { return !isAny(value) }
+	hasAny := func(list string) bool { return slices.ContainsFunc(strings.Split(list, ","), isAny) }
+	return !slices.ContainsFunc(h["If-Match"], isNotAny) && !slices.ContainsFunc(h["If-None-Match"], hasAny)
 }
 
 // idempotencyKey returns the client's key, without the quotes of the

@@ -70,7 +70,7 @@ var catalogue = []errorAnswer{
 	{is(errMethod), 40500, "bad_method", text("This method is not allowed here: see the Allow header."), ""},
 	{isA[*plant.ReferencedError], 40900, "referenced", referenced, ""},
 	{is(plant.ErrStoreRule), 40901, "store_rule", text("A rule of the store's own, a trigger or a constraint in its database, keeps this plant. It was not deleted, and trying again will not help: ask who runs the store's database."), ""},
-	{is(errPrecondition), 41200, "precondition_failed", text("The request asks for a certain version of the plant, with If-Match or If-None-Match, and plants have no versions here. Nothing was deleted: send it without that header if the plant may go as it is."), ""},
+	{is(errPrecondition), 41200, "precondition_failed", text("The request asks for a certain version of the plant, with If-Match or If-None-Match, and plants have no versions here. So it deleted nothing: send it without that header if the plant may go as it is."), ""},
 	{is(errTooLarge), 41300, "body_too_large", text(fmt.Sprintf("The request body is larger than %d bytes: a deletion needs none.", maxBody)), ""},
 	{tooMany, 42900, "too_many", tooManyMessage, ""},
 	{is(plant.ErrUnknown), 50400, "unknown", text("The connection to the database was lost while it was deleting: the plant may be gone or not. Send the same request again with the Idempotency-Key of this answer to find out."), ""},

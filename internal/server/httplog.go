@@ -8,8 +8,12 @@ import (
 	"time"
 )
 
-// toldEvery is how often net/http is heard about one kind of trouble.
-const toldEvery = time.Minute
+const (
+	// toldEvery is how often net/http is heard about one kind of trouble.
+	toldEvery = time.Minute
+	// mostKinds bounds how many kinds there are.
+	mostKinds = 64
+)
 
 // An httpLog takes the lines that net/http writes of its own, mostly of connections. Anybody
 // can bring those about, as often as they like and without a token, and a load balancer that
@@ -34,12 +38,18 @@ func newHTTPLog(to *slog.Logger) *log.Logger {
 }
 
 // Write takes what is one line as a rule. Its first three words are its kind: no client writes
-// those. Several lines are a panic, and always told.
+// those. So is the reason behind the last colon of a handshake that failed, as whoever looks
+// for a bad certificate must not miss it among connections that say nothing. Clients have a
+// part in that: where there are many, the three words have to do. Several lines are a panic,
+// and always told.
 func (l *httpLog) Write(line []byte) (int, error) {
 	text := strings.TrimSpace(string(line))
 	words := strings.Fields(text)
 	kind := strings.Join(words[:min(3, len(words))], " ")
 	l.mu.Lock()
+	if reason := kind + text[strings.LastIndexByte(text, ':')+1:]; kind == "http: TLS handshake" && (len(l.kinds) < mostKinds || l.kinds[reason] != nil) {
+		kind = reason
+	}
 	of, known := l.kinds[kind]
 	if !known {
 		of = new(httpTrouble)

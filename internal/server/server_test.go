@@ -224,7 +224,10 @@ func TestPreconditions(t *testing.T) {
 		{"any version", []string{"If-Match: *"}, 204},
 		{"no version", []string{"If-None-Match: *"}, 41200},
 		{"no version, in a second line", []string{`If-None-Match: "v7"`, "If-None-Match: *"}, 41200},
+		{"no version, in a list", []string{`If-None-Match: "v7", *`}, 41200},
+		{"no version, with an empty element", []string{"If-None-Match: *,"}, 41200},
 		{"another version", []string{`If-None-Match: "v7"`}, 204},
+		{"other versions", []string{`If-None-Match: "v7", W/"v8*"`}, 204},
 		{"a date, which plants have none of", []string{"If-Unmodified-Since: Tue, 24 Nov 2026 00:00:00 GMT"}, 204},
 	}
 	for _, tt := range tests {

@@ -268,7 +268,7 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 // putAllBack inserts all entries, but for those whose ids are taken where that is accepted,
 // and returns them. The error is a *RefusedError if any of them can't be inserted.
 func (r *restore) putAllBack(ctx context.Context, entries []entry) ([]entry, error) {
-	taken, err := existing(ctx, r.tx, entries) // of thousands, an insert would find each by itself
+	taken, err := r.taken(ctx, entries) // of thousands, an insert would find each by itself
 	if err != nil {
 		return nil, err
 	}
@@ -279,13 +279,15 @@ func (r *restore) putAllBack(ctx context.Context, entries []entry) ([]entry, err
 		if err != nil {
 			return nil, err
 		}
-		if r.options.SkipExisting {
-			taken = slices.DeleteFunc(slices.Clone(refused), func(f Refusal) bool { return f.Unless != skipExisting })
-			if len(taken) > 0 {
-				continue // only the insert could tell of them
-			}
-		} else {
+		if !r.options.SkipExisting {
 			refused = append(refused, taken...)
+		} else if taken = accepted(refused); len(taken) > 0 { // since the look
+			others, err := r.taken(ctx, except(entries, taken))
+			if err != nil {
+				return nil, err
+			}
+			taken = append(taken, others...)
+			continue
 		}
 		if len(refused) > 0 {
 			sortRefusals(refused)
@@ -295,40 +297,44 @@ func (r *restore) putAllBack(ctx context.Context, entries []entry) ([]entry, err
 	}
 }
 
-// putAllOrNoneBack is putBack that inserts nothing unless it inserts all.
+// putAllOrNoneBack is putBack that inserts nothing unless it inserts all, and says why not.
 func (r *restore) putAllOrNoneBack(ctx context.Context, entries []entry) (refused []Refusal, more bool, err error) {
 	savepoint, err := r.tx.Begin(ctx)
 	if err != nil {
 		return nil, false, err
 	}
 	r.inserted, r.rows = 0, 0
-	refused, more, err = r.putBack(ctx, entries)
+	failed, why, more, err := r.putBack(ctx, entries)
 	switch {
 	case err != nil:
 		return nil, false, err
-	case len(refused) > 0:
-		return refused, more, savepoint.Rollback(ctx)
+	case len(failed) == 0:
+		return nil, false, savepoint.Commit(ctx)
 	}
-	return nil, false, savepoint.Commit(ctx)
+	if err := savepoint.Rollback(ctx); err != nil {
+		return nil, false, err
+	}
+	refused, err = r.refusals(ctx, failed, why)
+	return refused, more, err
 }
 
-// putBack inserts all entries and returns none, or those that can't be, and whether there
-// may be more. Newest first, a plant that others refer to comes back before them. One
-// statement that deleted several may have taken them in another order. So what was refused
-// is tried again as long as others go in, and then in halves, until those that are in the
-// way are alone.
-func (r *restore) putBack(ctx context.Context, entries []entry) (refused []Refusal, more bool, err error) {
+// putBack inserts all entries and returns none, or those that can't be with the errors, and
+// whether there may be more. Newest first, a plant that others refer to comes back before
+// them. One statement that deleted several may have taken them in another order. So what was
+// refused is tried again as long as others go in, and then in halves, until those that are
+// in the way are alone.
+func (r *restore) putBack(ctx context.Context, entries []entry) (refused []entry, why []*pgconn.PgError, more bool, err error) {
 	var groups, later [][]entry
 	for _, batch := range inBatches(entries, r.batch) {
 		groups = append(groups, alike(batch, func(e entry) string { return r.plans[e.Shape].copy })...)
 	}
 	for len(groups) > 0 {
 		var failed [][]entry
-		var why []*pgconn.PgError
+		why = nil
 		for _, group := range groups {
 			pg, err := r.insert(ctx, group)
 			if err != nil {
-				return nil, false, err
+				return nil, nil, false, err
 			}
 			if pg != nil {
 				failed, why = append(failed, group), append(why, pg)
@@ -340,8 +346,7 @@ func (r *restore) putBack(ctx context.Context, entries []entry) (refused []Refus
 		case len(failed) == len(groups):
 			halves := inHalves(failed)
 			if len(halves) == len(failed) {
-				refused, err = r.refusals(ctx, failed, why)
-				return refused, len(later) > 0, err
+				return slices.Concat(failed...), why, len(later) > 0, nil
 			}
 			enough := min(len(halves), enoughRefusals)
 			failed, later = halves[:enough], append(later, halves[enough:]...)
@@ -350,22 +355,31 @@ func (r *restore) putBack(ctx context.Context, entries []entry) (refused []Refus
 		}
 		groups = failed
 	}
-	return nil, false, nil
+	return nil, nil, false, nil
 }
 
-// insert inserts entries with the same columns, or changes nothing and returns why
-// not.
+// insert is copyIn that counts what went in.
+func (r *restore) insert(ctx context.Context, entries []entry) (refused *pgconn.PgError, err error) {
+	made, refused, err := r.copyIn(ctx, entries)
+	if refused == nil && err == nil {
+		r.rows += made
+		r.tell("put back", &r.inserted, entries)
+	}
+	return refused, err
+}
+
+// copyIn inserts entries with the same columns and returns how many rows that made, or
+// changes nothing and returns why not.
 //
 // COPY hands each value to the input function of its column, with no cast in
 // between, and many rows are one statement, in which they may refer to each other.
 // It locks the rows that the new ones refer to against deletion, and waits for
 // whoever is inserting or deleting one of the same ids.
-func (r *restore) insert(ctx context.Context, entries []entry) (refused *pgconn.PgError, err error) {
+func (r *restore) copyIn(ctx context.Context, entries []entry) (made int64, refused *pgconn.PgError, err error) {
 	lines, err := r.lines(ctx, entries)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
-	var made int64
 	refused, err = r.onStoresPath(ctx, func() error {
 		tag, err := r.tx.Conn().PgConn().CopyFrom(ctx, bytes.NewReader(lines), r.plans[entries[0].Shape].copy)
 		made = tag.RowsAffected()
@@ -375,11 +389,7 @@ func (r *restore) insert(ctx context.Context, entries []entry) (refused *pgconn.
 		err = fmt.Errorf("%s: inserting into public.plants takes that right: grant it to role %s, or restore as one that has it",
 			Explain(err), r.tx.Conn().Config().User)
 	}
-	if refused == nil && err == nil {
-		r.rows += made
-		r.tell("put back", &r.inserted, entries)
-	}
-	return refused, err
+	return made, refused, err
 }
 
 // onStoresPath runs do with the search path that the store's own functions
@@ -442,21 +452,90 @@ func (r *restore) lines(ctx context.Context, entries []entry) ([]byte, error) {
 	return lines, err
 }
 
-// existing returns the entries whose plant's id is taken again. Of a plant that somebody is
-// deleting, as far as its lock tells, only an insert knows: it waits.
-func existing(ctx context.Context, tx pgx.Tx, entries []entry) ([]Refusal, error) {
-	rows, err := tx.Query(ctx, `
-		SELECT d.id, d.plant_id FROM public.plant_deletions d
-		WHERE d.id = ANY ($1) AND EXISTS (SELECT FROM ONLY public.plants p WHERE p.id = d.plant_id
-			AND p.xmax NOT IN (SELECT l.transactionid FROM pg_locks l WHERE l.locktype = 'transactionid' AND l.granted))`, idsOf(entries))
+// taken returns the entries whose plant's id is taken again, as far as a look tells. Where
+// those are to be left out, it tries the rest, too, before all are inserted: one that is
+// found only then has all of them inserted once more.
+func (r *restore) taken(ctx context.Context, entries []entry) ([]Refusal, error) {
+	taken, leaving, err := existing(ctx, r.tx, entries)
+	if err != nil || !r.options.SkipExisting {
+		return taken, err
+	}
+	for tries := 1; len(leaving) > 0; tries *= 2 { // the first one may wait for the transaction that has all of them
+		some := leaving[:min(tries, len(leaving))]
+		refused, err := r.tryTaken(ctx, some)
+		if err != nil {
+			return nil, err
+		}
+		more, still, err := existing(ctx, r.tx, leaving[len(some):])
+		if err != nil {
+			return nil, err
+		}
+		taken, leaving = slices.Concat(taken, refused, more), still
+	}
+	return taken, nil
+}
+
+// tryTaken inserts entries one by one, and takes that back. It returns those whose plant's
+// id is taken again.
+func (r *restore) tryTaken(ctx context.Context, entries []entry) (taken []Refusal, err error) {
+	savepoint, err := r.tx.Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Refusal, error) {
-		var e entry
-		err := row.Scan(&e.ID, &e.Plant)
-		return takenAgain(e), err
-	})
+	for _, e := range entries {
+		_, refused, err := r.copyIn(ctx, []entry{e})
+		if err != nil {
+			return nil, err
+		}
+		if refused != nil && r.isTaken(refused) {
+			taken = append(taken, takenAgain(e))
+		}
+	}
+	return taken, savepoint.Rollback(ctx)
+}
+
+// existing looks whose plant's id is taken again. Of a plant that is leaving, which somebody
+// may be deleting, only an insert knows: it waits.
+//
+// Whoever deletes holds a stronger lock on the table than whoever only locks rows, as the
+// check of a foreign key does. Those locks are read first: what a transaction deleted that
+// ends meanwhile is not seen any more.
+func existing(ctx context.Context, tx pgx.Tx, entries []entry) (taken []Refusal, leaving []entry, err error) {
+	if len(entries) == 0 {
+		return nil, nil, nil
+	}
+	var writers []string
+	if err := tx.QueryRow(ctx, `
+		SELECT coalesce(array_agg(x.transactionid::text), '{}') FROM pg_locks x
+		WHERE x.locktype = 'transactionid' AND x.granted AND x.virtualtransaction IN (SELECT l.virtualtransaction FROM pg_locks l
+			WHERE l.relation = 'public.plants'::regclass AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+				AND l.granted AND l.mode NOT IN ('AccessShareLock', 'RowShareLock'))`).Scan(&writers); err != nil {
+		return nil, nil, err
+	}
+	rows, err := tx.Query(ctx, `
+		SELECT d.id, p.xmax::text = ANY ($2::text[]) FROM public.plant_deletions d JOIN ONLY public.plants p ON p.id = d.plant_id
+		WHERE d.id = ANY ($1)`, idsOf(entries), writers)
+	if err != nil {
+		return nil, nil, err
+	}
+	written := make(map[int64]bool)
+	var id int64
+	var is bool
+	if _, err := pgx.ForEachRow(rows, []any{&id, &is}, func() error {
+		written[id] = is
+		return nil
+	}); err != nil {
+		return nil, nil, err
+	}
+	for _, e := range entries {
+		switch is, there := written[e.ID]; {
+		case is:
+			leaving = append(leaving, e)
+		case there:
+			taken = append(taken, takenAgain(e))
+		}
+	}
+	return taken, leaving, nil
 }
 
 // skipExisting is the option that accepts a refusal by takenAgain.
@@ -467,13 +546,18 @@ func takenAgain(e entry) Refusal {
 	return Refusal{ID: e.ID, Plant: e.Plant, Why: "a plant with this id exists again", Unless: skipExisting}
 }
 
+// accepted returns the refusals by takenAgain.
+func accepted(refused []Refusal) []Refusal {
+	return slices.DeleteFunc(slices.Clone(refused), func(f Refusal) bool { return f.Unless != skipExisting })
+}
+
 // except returns the entries that are not refused.
 func except(entries []entry, refused []Refusal) []entry {
 	out := make(map[int64]bool, len(refused))
 	for _, f := range refused {
 		out[f.ID] = true
 	}
-	return slices.DeleteFunc(entries, func(e entry) bool { return out[e.ID] })
+	return slices.DeleteFunc(slices.Clone(entries), func(e entry) bool { return out[e.ID] })
 }
 
 func sortRefusals(all []Refusal) {

@@ -502,25 +502,72 @@ func TestRestoreOfManyWhoseIDsAreTaken(t *testing.T) {
 	}
 }
 
-// A row that is locked looks as if somebody was deleting it. Orders come in all the time.
+// A row that is locked looks as if somebody was deleting it. Orders come in all the time,
+// and an open transaction may have thousands of them.
 func TestRestoreBesidePlantsThatAreLocked(t *testing.T) {
 	t.Parallel()
-	s, l := newLedger(t)
-	s.exec(t, `INSERT INTO plants (name) SELECT 'fern' FROM generate_series(1, 20); DELETE FROM plants;
-		CREATE TABLE items (plant bigint REFERENCES plants); INSERT INTO plants (id, name) SELECT i, 'new' FROM generate_series(1, 5) i`)
-	tx, err := s.owner.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(t.Context())
-	if _, err := tx.Exec(t.Context(), `INSERT INTO items VALUES (2), (3)`); err != nil {
-		t.Fatal(err)
-	}
-	for _, dry := range []bool{true, false} {
-		got, err := l.Restore(t.Context(), ids(1, 20), RestoreOptions{SkipExisting: true, DryRun: dry})
-		if diff := cmp.Diff(Restored{Plants: 15, Existing: 5}, got); err != nil || diff != "" {
-			t.Errorf("Restore, dry %v: %v; (-want +got):\n%s", dry, err, diff)
-		}
+	const n = 2000 // are there again, and 10 are not
+	const order, lock, change, remove = `INSERT INTO items SELECT i FROM generate_series(1, 2000) i`, `SELECT FROM plants FOR UPDATE`,
+		`UPDATE plants SET name = 'newer'`, `DELETE FROM plants`
+	for _, tt := range []struct {
+		name, sql string
+		end       string // of the transaction, once it is waited for; empty: it is not waited for
+		existing  int
+		most      int // statements that insert plants, however many are locked
+	}{
+		{"by orders", order, "", n, 1},
+		{"by orders with several products", order + `; SAVEPOINT s; ` + order, "", n, 1},
+		{"for a change", lock, "", n, 1},
+		{"by whoever makes a plant, too", `INSERT INTO plants (id, name) VALUES (5000, 'new'); ` + order, "", n, n + 1}, // each is asked for once
+		{"by a change", change, "COMMIT", n, 2},
+		{"by a change that is taken back", change, "ROLLBACK", n, 2},
+		{"by a deletion", remove, "COMMIT", 0, 2},
+		{"by a deletion that is taken back", remove, "ROLLBACK", n, 2},
+		{"by a deletion of every other one", lock + `; ` + remove + ` WHERE id % 2 = 0`, "COMMIT", n / 2, 2},
+		{"by a deletion of an old one", order + `; DELETE FROM items WHERE plant = 1; ` + remove + ` WHERE id = 1`, "COMMIT", n - 1, n + 1},
+		{"by whoever makes a plant with an id", `INSERT INTO plants (id, name) VALUES (2005, 'new')`, "COMMIT", n + 1, 30},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s, l := newLedger(t)
+			s.exec(t, `ALTER TABLE plants ADD mate bigint REFERENCES plants;
+				INSERT INTO plants (name, mate) SELECT 'fern', CASE i WHEN 2004 THEN 2006 WHEN 2006 THEN 2004 END FROM generate_series(1, 2010) i; DELETE FROM plants;
+				CREATE TABLE items (plant bigint REFERENCES plants); INSERT INTO plants (id, name) SELECT i, 'new' FROM generate_series(1, 2000) i;
+				CREATE SEQUENCE inserts; CREATE FUNCTION counted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM nextval(''public.inserts''); RETURN NULL; END';
+				CREATE TRIGGER counted BEFORE INSERT ON plants EXECUTE FUNCTION counted()`)
+			tx, err := s.owner.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tx.Rollback(context.WithoutCancel(t.Context()))
+			if _, err := tx.Exec(t.Context(), tt.sql+`; SELECT setval('inserts', 1, false)`); err != nil {
+				t.Fatal(err)
+			}
+			type result struct {
+				Restored
+				err error
+			}
+			done := make(chan result, 1)
+			go func() {
+				// What was deleted again is there once: its restore is that of the later deletion, too.
+				restored, err := l.Restore(t.Context(), ids(1, n+10), RestoreOptions{SkipExisting: true, Superseded: true})
+				done <- result{restored, err}
+			}()
+			if tt.end != "" {
+				s.seeWaits(t, 1)
+				if _, err := tx.Exec(t.Context(), tt.end); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got := <-done
+			if diff := cmp.Diff(Restored{Plants: n + 10 - tt.existing, Existing: tt.existing}, got.Restored); got.err != nil || diff != "" {
+				t.Errorf("Restore: %v; (-want +got):\n%s", got.err, diff)
+			}
+			var inserts int
+			if err := s.owner.QueryRow(t.Context(), `SELECT last_value FROM inserts`).Scan(&inserts); err != nil || inserts > tt.most {
+				t.Errorf("%d statements inserted plants, %v; want %d at most", inserts, err, tt.most)
+			}
+		})
 	}
 }
 

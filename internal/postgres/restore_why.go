@@ -22,11 +22,10 @@ func aboutRows(pg *pgconn.PgError) bool {
 	return pg.Code != insufficientPrivilege && pg.SeverityUnlocalized == "ERROR"
 }
 
-// refusals says for groups of one entry each why they were refused.
-func (r *restore) refusals(ctx context.Context, groups [][]entry, errs []*pgconn.PgError) ([]Refusal, error) {
+// refusals says why entries were refused, once that is taken back.
+func (r *restore) refusals(ctx context.Context, entries []entry, errs []*pgconn.PgError) ([]Refusal, error) {
 	var refusals []Refusal
-	for i, group := range groups {
-		e := group[0]
+	for i, e := range entries {
 		if r.isTaken(errs[i]) {
 			refusals = append(refusals, takenAgain(e))
 			continue

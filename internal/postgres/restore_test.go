@@ -593,6 +593,33 @@ func TestRestoreMakesNoOtherPlant(t *testing.T) {
 	}
 }
 
+// Nor does one whose row is refused for the id that a trigger gives it: no plant has its own.
+func TestRestoreLeavesOutOnlyWhatExists(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.exec(t, `INSERT INTO plants (id, name) VALUES (9000, 'other'); INSERT INTO plants (name) VALUES ('fern'), ('moss'), ('lily'), ('palm'); DELETE FROM plants WHERE id < 9000;
+		INSERT INTO plants (id, name) VALUES (4, 'new');
+		CREATE FUNCTION number() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN IF NEW.id % 2 = 0 THEN NEW.id = 9000; END IF; RETURN NEW; END';
+		CREATE TRIGGER number BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION number()`)
+	gone := Refusal{ID: 2, Plant: 2, Why: "no plant has this id, but the row was refused as if one had, as where a trigger on plants gives rows other ids: Key (id)=(9000) already exists"}
+	for _, tt := range []struct {
+		skip bool
+		want []Refusal
+	}{
+		{false, []Refusal{takenAgain(entry{ID: 4, Plant: 4}), gone}},
+		{true, []Refusal{gone}},
+	} {
+		_, err := l.Restore(t.Context(), ids(1, 4), RestoreOptions{SkipExisting: tt.skip})
+		if refused, _ := errors.AsType[*RefusedError](err); refused == nil || !cmp.Equal(tt.want, refused.Refusals) {
+			t.Errorf("Restore that skips what exists, %v: %v, want it refused: %+v", tt.skip, err, tt.want)
+		}
+	}
+	got, err := l.Restore(t.Context(), []int64{1, 3, 4}, RestoreOptions{SkipExisting: true})
+	if diff := cmp.Diff(Restored{Plants: 2, Existing: 1}, got); err != nil || diff != "" {
+		t.Errorf("Restore of the others: %v; (-want +got):\n%s", err, diff)
+	}
+}
+
 func TestRestoreOfAnEarlierDeletion(t *testing.T) {
 	t.Parallel()
 	s, l := newLedger(t)

@@ -9,6 +9,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -24,13 +25,21 @@ func aboutRows(pg *pgconn.PgError) bool {
 
 // refusals says why entries were refused, once that is taken back.
 func (r *restore) refusals(ctx context.Context, entries []entry, errs []*pgconn.PgError) ([]Refusal, error) {
+	there, err := plantsThere(ctx, r.tx, entries)
+	if err != nil {
+		return nil, err
+	}
 	var refusals []Refusal
 	for i, e := range entries {
-		if r.isTaken(errs[i]) {
+		taken := r.isTaken(errs[i])
+		if taken && slices.Contains(there, e.Plant) {
 			refusals = append(refusals, takenAgain(e))
 			continue
 		}
 		why := r.whyRefused(errs[i], r.plans[e.Shape])
+		if taken {
+			why = "no plant has this id, but the row was refused as if one had, as where a trigger on plants gives rows other ids" + detailOf(errs[i])
+		}
 		if errs[i].TableName == "" { // no constraint of a table: it may be a value that does not fit
 			at, refused, err := r.misfit(ctx, e)
 			if err != nil {
@@ -44,6 +53,19 @@ func (r *restore) refusals(ctx context.Context, entries []entry, errs []*pgconn.
 		refusals = append(refusals, Refusal{ID: e.ID, Plant: e.Plant, Why: why})
 	}
 	return refusals, nil
+}
+
+// plantsThere returns which of the entries' plants are in the table.
+func plantsThere(ctx context.Context, tx pgx.Tx, entries []entry) ([]int64, error) {
+	plants := make([]int64, len(entries))
+	for i, e := range entries {
+		plants[i] = e.Plant
+	}
+	rows, err := tx.Query(ctx, `SELECT id FROM ONLY public.plants WHERE id = ANY ($1)`, plants)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[int64])
 }
 
 // isPlants reports whether an error is about the table.

@@ -513,8 +513,8 @@ func existing(ctx context.Context, tx pgx.Tx, entries []entry) (taken []Refusal,
 		return nil, nil, err
 	}
 	rows, err := tx.Query(ctx, `
-		SELECT d.id, p.xmax::text = ANY ($2::text[]) FROM public.plant_deletions d JOIN ONLY public.plants p ON p.id = d.plant_id
-		WHERE d.id = ANY ($1)`, idsOf(entries), writers)
+		SELECT d.id, bool_and(p.xmax::text = ANY ($2::text[])) FROM public.plant_deletions d JOIN ONLY public.plants p ON p.id = d.plant_id
+		WHERE d.id = ANY ($1) GROUP BY d.id`, idsOf(entries), writers)
 	if err != nil {
 		return nil, nil, err
 	}

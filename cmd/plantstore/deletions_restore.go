@@ -137,7 +137,7 @@ func tellColumns(console *console, what string, columns []string) {
 func (c *deletionsRestore) undoable(ctx context.Context, console *console, ledger *postgres.Ledger) ([]int64, error) {
 	undo, err := ledger.Undoable(ctx, postgres.Deleter{Principal: c.By, Role: c.ByRole}, c.Since.Time, c.Until.Time)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("nothing was restored: %w", err)
 	}
 	if undo.Superseded > 0 {
 		fmt.Fprintf(console.err, "left out, because deleted again since: %s\n", counted(undo.Superseded, "plant"))

@@ -82,7 +82,8 @@ func (e *RefusedError) Error() string {
 // The error is a *RefusedError when a deletion can't be undone: because it was
 // already, its id is taken again, a row that it refers to is gone, or its plant
 // would not come back as it was. It is a *StrangersError when the code of others
-// would run with our rights.
+// would run with our rights. Any other one says that nothing was restored, or that this is
+// not known.
 //
 // What else the deletion did is not in the ledger and does not come back: rows of
 // other tables that a foreign key removed or emptied along with the plant.
@@ -92,6 +93,7 @@ func (e *RefusedError) Error() string {
 // defaults took from sequences, or what a trigger does elsewhere.
 func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Restored, error) {
 	var done Restored
+	commits := false
 	err := transact(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
 		// COPY takes this lock anyway. Taken before the columns are read, it keeps
 		// ALTER TABLE out in between. A check put off to the commit could not tell
@@ -113,12 +115,16 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 		if err == nil && o.DryRun {
 			return errTakenBack
 		}
+		commits = err == nil
 		return err
 	})
-	if err != nil && !errors.Is(err, errTakenBack) {
-		return Restored{}, l.inWords("restore", err)
+	switch {
+	case err == nil, errors.Is(err, errTakenBack):
+		return done, nil
+	case commits && judge(err, true).next == ask:
+		return Restored{}, l.inWords("restore: the commit was not answered, so all is restored or nothing, and to run it again tells which", err)
 	}
-	return done, nil
+	return Restored{}, l.inWords("restore: nothing was restored", err)
 }
 
 // errTakenBack ends the transaction of a dry run.

@@ -331,12 +331,12 @@ func TestRestoreTellsWhatIsNotDueToRows(t *testing.T) {
 	} {
 		s.exec(t, `CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no'' USING ERRCODE = ''`+state+`''; END'`)
 		_, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{})
-		if err == nil || err.Error() != "restore: "+want {
-			t.Errorf("Restore where a trigger raises %s: %v, want restore: %s", state, err, want)
+		if err == nil || err.Error() != "restore: nothing was restored: "+want {
+			t.Errorf("Restore where a trigger raises %s: %v, want that nothing was restored: %s", state, err, want)
 		}
 	}
 	s.exec(t, `DROP TRIGGER fail ON plants; DELETE FROM plant_shapes`)
-	const want = "restore: public.plant_shapes has no shape 1: without it, nobody knows what columns the plants had"
+	const want = "restore: nothing was restored: public.plant_shapes has no shape 1: without it, nobody knows what columns the plants had"
 	if _, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{}); err == nil || err.Error() != want {
 		t.Errorf("Restore without the shape: %v, want %s", err, want)
 	}
@@ -860,7 +860,7 @@ func TestRestoreNamesTheRightThatItLacks(t *testing.T) {
 		if err := Script(t.Context(), database.Super, sql); err != nil {
 			t.Fatal(err)
 		}
-		want := "restore: " + lacks + " (SQLSTATE 42501): inserting into public.plants takes that right: grant it to role plantstore_owner, or restore as one that has it"
+		want := "restore: nothing was restored: " + lacks + " (SQLSTATE 42501): inserting into public.plants takes that right: grant it to role plantstore_owner, or restore as one that has it"
 		if _, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{}); err == nil || err.Error() != want {
 			t.Errorf("Restore: %v\nwant %s", err, want)
 		}

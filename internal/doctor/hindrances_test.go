@@ -259,6 +259,18 @@ func TestReadyWithQuotedNames(t *testing.T) {
 	}
 }
 
+// Where a backslash counts in every string, those in our SQL still mean what they say.
+func TestUnreadyWhereBackslashesCount(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	script(t, database.Super, `CREATE PUBLICATION ferns FOR TABLE plants WHERE (name <> 'x');
+		ALTER DATABASE `+database.Name+` SET standard_conforming_strings = off;`)
+	const want = "publication ferns publishes deletions of public.plants by a filter"
+	if why := unready(t, database.App); !strings.HasPrefix(why, want) {
+		t.Errorf("not ready: %q; want %s …", why, want)
+	}
+}
+
 // Each hindrance is told before anything is applied, and refused if it is a problem;
 // the remedy removes it. Later the doctor tells it, and readiness if nothing can be
 // deleted or recorded.

@@ -177,7 +177,7 @@ const replicaIdentity = `
 	), published AS (
 		SELECT c.*, p.pubname, r.prattrs::int2[] AS list,
 			r.prattrs IS NOT NULL AND NOT coalesce(c.key <@ r.prattrs::int2[], false) AS unlisted,
-			c.kind <> 'f' AND EXISTS (SELECT FROM regexp_matches(r.prqual::text, ':varattno (\d+)', 'g') m WHERE m[1]::int2 <> ALL (c.key)) AS misfiltered,
+			c.kind <> 'f' AND EXISTS (SELECT FROM regexp_matches(r.prqual::text, ':varattno ([0-9]+)', 'g') m WHERE m[1]::int2 <> ALL (c.key)) AS misfiltered,
 			EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped AND (c.kind = 'f' OR a.attnum = ANY (c.key))
 				AND (a.attgenerated = 'v' OR a.attgenerated = 's' AND r.prattrs IS NULL AND to_jsonb(p) ->> 'pubgencols' = 'n')) AS ungenerated,
 			(SELECT string_agg(format('%I', a.attname), ', ' ORDER BY a.attnum) FROM pg_attribute a

@@ -104,6 +104,7 @@ func Reading(ctx context.Context, conn *pgx.Conn, look func(pgx.Tx) error) error
 	_, err = tx.Exec(ctx, `
 		SET LOCAL search_path = pg_catalog, pg_temp;
 		SET LOCAL row_security = off;
+		SET LOCAL standard_conforming_strings = on; -- a backslash is one
 		SET LOCAL quote_all_identifiers = off; -- names are compared
 		SET LOCAL intervalstyle = postgres; -- and constraints
 		SET LOCAL lock_timeout = '5s';

@@ -326,12 +326,13 @@ type beginner interface {
 }
 
 // transact runs do in a transaction without a time limit of its own: a ledger may be
-// large, and an operator can wait. Names are looked up in pg_catalog. Rows that row
-// level security hides are an error, not missing.
+// large, and an operator can wait. Names are looked up in pg_catalog, and a backslash in
+// our SQL is one. Rows that row level security hides are an error, not missing.
 func transact(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `
 			SET LOCAL search_path = pg_catalog, pg_temp;
+			SET LOCAL standard_conforming_strings = on;
 			SET LOCAL statement_timeout = 0;
 			SET LOCAL lock_timeout = '30s';
 			SET LOCAL idle_in_transaction_session_timeout = '5min';

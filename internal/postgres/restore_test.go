@@ -747,6 +747,8 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 		{"a trigger of a superuser", "postgres", evil + `CREATE TRIGGER t BEFORE INSERT` + on, ``},
 		{"a trigger of ours", "plantstore_owner", `CREATE FUNCTION public.mine() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; CREATE TRIGGER t BEFORE INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION public.mine()`, ``},
 		{"a check", "shop", check + `ALTER TABLE public.plants ADD CONSTRAINT c CHECK (shop.fine(id))`, "constraint c on table plants calls shop.fine(anyelement) for shop"},
+		{"a check, where a backslash counts in every string", "shop", check + `ALTER TABLE public.plants ADD CONSTRAINT c CHECK (shop.fine(id)); RESET ROLE; ALTER DATABASE @db SET standard_conforming_strings = off`,
+			"constraint c on table plants calls shop.fine(anyelement) for shop"},
 		{"an operator", "shop", `CREATE FUNCTION shop.eq(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'; CREATE OPERATOR shop.=== (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = shop.eq);
 			ALTER TABLE public.plants ADD CONSTRAINT c CHECK (id OPERATOR(shop.===) 1)`, "constraint c on table plants calls shop.eq(bigint,bigint) for shop"},
 		{"a check that runs what it is told to", "shop", `ALTER TABLE public.plants ADD CONSTRAINT c CHECK (query_to_xml('SELECT 1', true, true, '') IS NOT NULL)`,
@@ -789,7 +791,7 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 				t.Fatal(err)
 			}
 			l := ledgerOf(t, database)
-			if _, err := super.Exec(t.Context(), `DELETE FROM public.plants; SET ROLE `+owner+`; `+tt.sql+`; RESET ROLE`); err != nil {
+			if _, err := super.Exec(t.Context(), `DELETE FROM public.plants; SET ROLE `+owner+`; `+strings.ReplaceAll(tt.sql, "@db", database.Name)+`; RESET ROLE`); err != nil {
 				t.Fatal(err)
 			}
 			_, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{})

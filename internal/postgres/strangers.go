@@ -46,7 +46,7 @@ const strangersCode = `
 			WHERE t.oid IN (SELECT types.oid FROM types)
 	), calls (class, object, owner, function) AS (
 		SELECT e.class, e.object, e.owner, m.match[1]::oid FROM expressions e
-			CROSS JOIN LATERAL regexp_matches(e.tree, ':(?:op)?funcid (\d+)', 'g') m (match)
+			CROSS JOIN LATERAL regexp_matches(e.tree, ':(?:op)?funcid ([0-9]+)', 'g') m (match)
 		UNION SELECT 'pg_trigger'::regclass, t.oid, NULL, t.tgfoid FROM pg_trigger t
 			WHERE t.tgrelid = 'public.plants'::regclass AND NOT t.tgisinternal AND t.tgtype & 4 <> 0 AND t.tgenabled <> 'D'
 		UNION SELECT 'pg_type'::regclass, d.objid, NULL, d.refobjid FROM types JOIN pg_depend d

@@ -34,9 +34,19 @@ type column struct {
 // quoted is the column's name as SQL, in the encoding of the database.
 func (c column) quoted() string { return pgx.Identifier{string(c.raw)}.Sanitize() }
 
-// readTable reads the table in its present form.
+// readTable reads the table in its present form, which a lock keeps as it is. A view runs
+// its query for whoever reads it, and a partition what its parent's key calls: where the
+// name is no longer that of an ordinary table, nothing may be asked of it.
 func readTable(ctx context.Context, tx pgx.Tx) (table, error) {
 	t := table{columns: make(map[string]column), names: make(map[int16]string), dropped: make(map[int16]bool)}
+	var ordinary bool
+	if err := tx.QueryRow(ctx, `SELECT relkind = 'r' AND NOT relispartition FROM pg_class
+		WHERE oid = 'public.plants'::regclass`).Scan(&ordinary); err != nil {
+		return t, err
+	}
+	if !ordinary {
+		return t, errors.New("public.plants is not an ordinary table any more: plants are restored into one only; see 'plantstore doctor'")
+	}
 	rows, err := tx.Query(ctx, `
 		SELECT attnum, attname, convert_to(attname::text, getdatabaseencoding()), format_type(atttypid, atttypmod), attgenerated::text, attisdropped FROM pg_attribute
 		WHERE attrelid = 'public.plants'::regclass AND attnum > 0`)

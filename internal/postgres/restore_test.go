@@ -814,6 +814,43 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 	}
 }
 
+// Whoever owns the table can put something else in its place, which runs their code when
+// it is read or written. Not even consent to that makes a restore of it.
+func TestRestoreIntoAnOrdinaryTableOnly(t *testing.T) {
+	t.Parallel()
+	for name, sql := range map[string]string{
+		"a view": `CREATE VIEW public.plants WITH (security_invoker) AS SELECT id, name, created_at, xid '0' AS xmax FROM public.of_old WHERE evil.ran();
+			CREATE FUNCTION public.instead() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM evil.note(); RETURN NEW; END';
+			CREATE TRIGGER t INSTEAD OF INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION public.instead()`,
+		"a partitioned table": `CREATE TABLE public.plants (LIKE public.of_old INCLUDING DEFAULTS) PARTITION BY RANGE (id);
+			CREATE TABLE public.part PARTITION OF public.plants DEFAULT; ALTER TABLE public.part ADD CHECK (evil.ran())`,
+		"a partition": `CREATE TABLE public.parent (LIKE public.of_old) PARTITION BY RANGE (evil.same(id));
+			CREATE TABLE public.plants PARTITION OF public.parent FOR VALUES FROM (0) TO (9)`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			s := storeOn(t, database, "")
+			l := ledgerOf(t, database)
+			s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
+			if err := Script(t.Context(), database.Super, spy+`
+				CREATE FUNCTION evil.ran() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN PERFORM evil.note(); RETURN true; END';
+				CREATE FUNCTION evil.same(bigint) RETURNS bigint IMMUTABLE LANGUAGE plpgsql AS 'BEGIN PERFORM evil.note(); RETURN $1; END';
+				ALTER TABLE public.plants RENAME TO of_old; INSERT INTO public.of_old (id, name) VALUES (2, 'ivy');
+				`+sql+`; GRANT ALL ON public.plants, public.of_old TO plantstore_owner; DELETE FROM evil.log`); err != nil {
+				t.Fatal(err)
+			}
+			for _, o := range []RestoreOptions{{}, {DryRun: true}, {RunTriggers: true, Lossy: true}} {
+				const want = "public.plants is not an ordinary table any more"
+				if got, err := l.Restore(t.Context(), []int64{1}, o); err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("Restore = %+v, %v; want %s", got, err, want)
+				}
+			}
+			spiedOnNobody(t, pgtest.Pool(t, database.Super))
+		})
+	}
+}
+
 func TestALateRetryLeavesARestoredPlantAlone(t *testing.T) {
 	t.Parallel()
 	s, l := newLedger(t)

@@ -37,7 +37,8 @@ back as it was, because its column is gone or of another type, or a trigger chan
 it. Each is named, with what is in the way.
 
 --dry-run is a restore that is taken back in the end, with the locks of one until then.
-Numbers that defaults take from sequences stay taken.
+Numbers that defaults take from sequences stay taken. What --run-triggers accepts runs
+there, too, and what it does outside of the transaction is not taken back.
 
 What a deletion did to other tables is not in the ledger and does not come back:
 rows that ON DELETE CASCADE removed, columns that ON DELETE SET NULL emptied.`
@@ -95,7 +96,7 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 			return c.refusal(refused)
 		}
 		if strangers, ok := errors.AsType[*postgres.StrangersError](err); ok {
-			return fmt.Errorf("nothing %s restored: inserting into public.plants would run this with your rights:\n  %s\n"+
+			return fmt.Errorf("nothing %s restored: inserting into public.plants would run this, by which others could act with your rights:\n  %s\n"+
 				"Restore as a role that has no more rights than those, or accept it with --run-triggers", c.was("was"), strings.Join(strangers.Code, "\n  "))
 		}
 		if err != nil {

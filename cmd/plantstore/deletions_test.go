@@ -312,7 +312,7 @@ func TestRestoreAsksBeforeItRunsTheCodeOfOthers(t *testing.T) {
 		CREATE FUNCTION shop."e`+"\x1b"+`vil"() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
 		CREATE TRIGGER evil BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION shop."e`+"\x1b"+`vil"()`)
 	expect := expecting(t, database.Owner)
-	expect(1, "", `plantstore: nothing was restored: inserting into public.plants would run this with your rights:
+	expect(1, "", `plantstore: nothing was restored: inserting into public.plants would run this, by which others could act with your rights:
   trigger evil on table public.plants calls shop."e\\x1bvil"\(\) for plantstore_app
 Restore as a role that has no more rights than those, or accept it with --run-triggers
 `, "deletions", "restore", "1")

@@ -48,6 +48,7 @@ func hindrances() []hindrance {
 		{"row level security", "plants", byDoctor | beforeUp | ready, rowSecurity},
 		{"rules", "plants", byDoctor | beforeUp, rules},
 		{"triggers", "plants", byDoctor | beforeUp, foreignTriggers},
+		{"triggers of a restore", "plants", byDoctor | beforeUp, restoredTriggers},
 		{"triggers that keep rows", "plants", byDoctor | beforeUp, keepingTriggers},
 		{"the replica identity", "plants", byDoctor | beforeUp | ready, replicaIdentity},
 		{"session_replication_role", "plants", byDoctor | beforeUp | ready, replicationRole},

@@ -48,7 +48,11 @@ var anywhere = []provocation{
 	{"trigger that may fail", audits("shop", "audit", "AFTER DELETE", `INSERT INTO shop.log VALUES (old.id);`) + "\nCREATE TABLE shop.log (id bigint);", "plants", Warning,
 		`trigger "Audit" of public.plants runs shop.audit\(\), which belongs to pg_monitor, .*; it names shop.log, where plantstore_app may do nothing: deletions may fail`, true, nil},
 	{"trigger on insert", audits("public", "stamp", "AFTER INSERT", ``), "plants", Warning,
-		`trigger "Audit" of public.plants runs public.stamp\(\), which belongs to pg_monitor, with the rights of plantstore_owner when a plant is restored, which is refused until somebody accepts it`, true, nil},
+		`trigger "Audit" of public.plants runs public.stamp\(\) when a plant is restored: restores are refused until somebody accepts that`, true, nil},
+	{"trigger on insert that runs as its owner", audits("public", "stamp", "AFTER INSERT", ``) + "\nALTER FUNCTION public.stamp() SECURITY DEFINER", "plants", Warning,
+		`trigger "Audit" of public.plants runs public.stamp\(\) when a plant is restored: restores are refused until somebody accepts that`, true, nil},
+	{"trigger on insert of a superuser", "CREATE FUNCTION stamp() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;\nCREATE TRIGGER stamp BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION stamp()", "plants", Warning,
+		`trigger stamp of public.plants runs public.stamp\(\) when a plant is restored: restores are refused until somebody accepts that`, true, nil},
 	{"trigger that may keep", "CREATE FUNCTION soft() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN UPDATE plants SET name = 'gone'; RETURN NULL; END $$;\nCREATE TRIGGER soft BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION soft()",
 		"plants", Warning, `trigger soft of public.plants may keep plants from being deleted, which clients are told as 40901: whether its function public.soft\(\) does can't be known`, true, nil},
 	{"trigger that puts back", "CREATE FUNCTION back() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN Insert  INTO \"plants\" (id, name) VALUES (old.id, 'gone'); RETURN NULL; END $$;\nCREATE TRIGGER back AFTER DELETE ON plants FOR EACH ROW EXECUTE FUNCTION back()",
@@ -403,7 +407,7 @@ const harmless = `
 	CREATE FUNCTION shop.definer() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN INSERT INTO shop.closed VALUES (1); RETURN OLD; END $$;
 	ALTER FUNCTION shop.definer() OWNER TO pg_monitor;
 	CREATE FUNCTION shop.open() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.ledger VALUES (1); RETURN old ; END $$;
-	CREATE FUNCTION shop.stamp() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO shop.closed VALUES (1); RETURN NEW; END $$;
+	CREATE FUNCTION shop.stamp() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN INSERT INTO shop.closed VALUES (1); RETURN NEW; END $$;
 	CREATE TRIGGER update_of_theirs AFTER UPDATE ON plants FOR EACH ROW EXECUTE FUNCTION shop.theirs();
 	CREATE TRIGGER off AFTER INSERT OR DELETE ON plants FOR EACH ROW EXECUTE FUNCTION shop.theirs();
 	ALTER TABLE plants DISABLE TRIGGER off;

@@ -119,32 +119,41 @@ const rules = `
 	FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class
 	WHERE c.oid = to_regclass('public.plants') AND c.relkind = 'r' AND r.ev_type = '4' AND r.ev_enabled <> 'D'`
 
-// A trigger's function runs with the rights of whoever deletes or restores, unless
-// it is SECURITY DEFINER. What it does can't be known, only what its text names.
-// tgtype: 4 is INSERT, 8 is DELETE.
+// A trigger's function runs with the rights of whoever deletes, unless it is SECURITY
+// DEFINER. What it does can't be known, only what its text names. tgtype: 8 is DELETE.
 const foreignTriggers = `
 	WITH theirs AS (
-		SELECT t.tgname, p.oid, p.prosrc, n.nspname, o.rolname, app.oid AS app, t.tgtype & 8 <> 0 AS deletes,
+		SELECT t.tgname, p.oid, p.prosrc, n.nspname, o.rolname, app.oid AS app,
 			NOT (o.rolsuper OR o.rolname = @owner::text) AS foreign_code, l.lanname IN ('plpgsql', 'sql') AS readable
 		FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace n ON n.oid = p.pronamespace
 			JOIN pg_roles o ON o.oid = p.proowner JOIN pg_language l ON l.oid = p.prolang LEFT JOIN pg_roles app ON app.rolname = @app::text
-		WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 12 <> 0
+		WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 8 <> 0
 			AND NOT p.prosecdef AND NOT (n.nspname = 'public' AND p.proname = ANY (@names::text[]))
 	), judged AS (
 		SELECT *, (
 			SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY c.oid::regclass::text) FROM pg_class c JOIN pg_namespace s ON s.oid = c.relnamespace
-			WHERE deletes AND readable AND c.relkind IN ('r', 'p', 'v', 'f') AND s.nspname !~ '^pg_|^information_schema$' AND c.oid <> to_regclass('public.plants')
+			WHERE readable AND c.relkind IN ('r', 'p', 'v', 'f') AND s.nspname !~ '^pg_|^information_schema$' AND c.oid <> to_regclass('public.plants')
 				AND prosrc ~* ('\m' || regexp_replace(c.relname, '(\W)', '\\\1', 'g') || '\M')
 				AND NOT (has_schema_privilege(app, s.oid, 'USAGE')
 					AND (has_table_privilege(app, c.oid, 'SELECT, INSERT, UPDATE, DELETE') OR has_any_column_privilege(app, c.oid, 'SELECT, INSERT, UPDATE')))
 		) AS closed FROM theirs
 	)
 	SELECT 'warning', format('trigger %I of public.plants runs %s', tgname, oid::regprocedure) || CASE WHEN foreign_code
-			THEN format(', which belongs to %I, with the rights of %s', rolname, CASE WHEN deletes THEN @app::text || ' when a plant is deleted'
-				ELSE @owner::text || ' when a plant is restored, which is refused until somebody accepts it' END) ELSE '' END
+			THEN format(', which belongs to %I, with the rights of %s when a plant is deleted', rolname, @app::text) ELSE '' END
 			|| CASE WHEN closed IS NULL THEN '' ELSE format('; it names %s, where %s may do nothing: deletions may fail', closed, @app::text) END,
 		format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, %s%s, pg_temp;', oid::regprocedure, quote_ident(nspname), CASE nspname WHEN 'public' THEN '' ELSE ', public' END)
 	FROM judged WHERE foreign_code OR closed IS NOT NULL`
+
+// A restore refuses triggers by which others could act with its rights: a function of
+// theirs, whatever rights it has, or one of anybody's on a table of theirs, which gives it
+// its arguments. tgtype: 4 is INSERT.
+const restoredTriggers = `
+	SELECT 'warning', format('trigger %I of public.plants runs %s when a plant is restored: restores are refused until somebody accepts that', t.tgname, p.oid::regprocedure),
+		format(E'-- Once you have read it, restore with --run-triggers. To have it run never:\nALTER TABLE public.plants DISABLE TRIGGER %I;', t.tgname)
+	FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_roles k ON k.oid = c.relowner JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_roles o ON o.oid = p.proowner
+	WHERE c.oid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 4 <> 0
+		AND (NOT (o.rolsuper OR o.rolname = @owner::text)
+			OR NOT (k.rolsuper OR k.rolname = @owner::text) AND NOT p.prosecdef AND p.pronamespace <> 'pg_catalog'::regnamespace)`
 
 // A function that returns nothing but OLD keeps no row. One that inserts after the fact
 // puts plants back, maybe not before the commit: the service does not see that. tgtype:

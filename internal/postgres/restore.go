@@ -231,10 +231,8 @@ func (r *restore) tell(what string, done *int, more []entry) {
 
 // run puts entries back, compares the table with them, and marks them.
 func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
-	if !r.options.RunTriggers {
-		if err := refuseStrangers(ctx, r.tx, r.given()); err != nil {
-			return Restored{}, err
-		}
+	if err := r.refuseStrangers(ctx); err != nil {
+		return Restored{}, err
 	}
 	all := len(entries)
 	entries, err := r.putAllBack(ctx, entries)
@@ -269,6 +267,14 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 		return Restored{}, err
 	}
 	return Restored{Plants: len(back), Existing: all - len(entries), Defaulted: r.defaulted(), Remade: r.remade(), Retyped: r.retyped(), Losses: losses}, nil
+}
+
+// refuseStrangers returns a *StrangersError unless that is accepted.
+func (r *restore) refuseStrangers(ctx context.Context) error {
+	if r.options.RunTriggers {
+		return nil
+	}
+	return refuseStrangers(ctx, r.tx, r.given())
 }
 
 // putAllBack inserts all entries, but for those whose ids are taken where that is accepted,

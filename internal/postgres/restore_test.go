@@ -731,19 +731,64 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 	const evil = `CREATE FUNCTION shop.evil() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; `
 	const on = ` ON public.plants FOR EACH ROW EXECUTE FUNCTION shop.evil()`
 	const check = `CREATE FUNCTION shop.fine(anyelement) RETURNS boolean IMMUTABLE LANGUAGE sql AS 'SELECT true'; `
+	const domain = check + `CREATE DOMAIN shop.d AS text CHECK (shop.fine(VALUE)); `
+	const ran = "constraint d_check calls shop.fine(anyelement) for shop"
+	const search = `ALTER TABLE public.plants ADD words tsvector; CREATE TRIGGER t BEFORE INSERT ON public.plants FOR EACH ROW`
+	const update = ` EXECUTE FUNCTION tsvector_update_trigger('words', 'pg_catalog.english', 'name')`
+	const super = `RESET ROLE; CREATE FUNCTION public.supers() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; `
+	const supersTrigger = `CREATE TRIGGER t BEFORE INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION public.supers('shop.v WHERE shop.fine(1)')`
+	const mood = `CREATE TYPE shop.e AS ENUM ('a'); `
 	tests := []struct {
 		name, as, sql string
 		want          string // empty: nobody gains
 	}{
 		{"nothing", "shop", ``, ``},
+		{"a cast to a domain", "shop", domain + `ALTER TABLE public.plants ADD CHECK (name::shop.d IS NOT NULL)`, ran},
+		{"a cast to a domain in a trigger's condition", "shop", domain + search + ` WHEN (NEW.name::shop.d IS NOT NULL)` + update, ran},
+		{"a cast to a domain in an index", "shop", domain + `CREATE INDEX x ON public.plants ((name::shop.d))`, ran},
+		{"a cast to a domain in an index's condition", "shop", domain + `CREATE INDEX x ON public.plants (id) WHERE name::shop.d IS NOT NULL`, ran},
+		{"a cast to a domain in the default of a new column", "shop", domain + `ALTER TABLE public.plants ADD n text DEFAULT 'a'::shop.d`, ran},
+		{"a cast to a domain in another domain's check", "shop", domain + `CREATE DOMAIN shop.outer AS text CHECK (VALUE::shop.d IS NOT NULL); ALTER TABLE public.plants ALTER name TYPE shop.outer`, ran},
+		{"a cast to an array of a domain", "shop", domain + `ALTER TABLE public.plants ADD CHECK (ARRAY[name]::shop.d[] IS NOT NULL)`, ran},
+		{"a composite from JSON", "shop", domain + `CREATE TYPE shop.c AS (a shop.d); ALTER TABLE public.plants ADD CHECK (json_populate_record(NULL::shop.c, '{"a":"x"}') IS NOT NULL)`, ran},
+		{"a composite by a number", "shop", domain + `CREATE TYPE shop.c AS (a shop.d); ALTER TABLE public.plants ADD CONSTRAINT c CHECK (record_in('(x)', 'shop.c'::regtype::oid, -1) IS NOT NULL)`,
+			"constraint c on table plants calls record_in(cstring,oid,integer) for shop"},
+		{"the check of a function", "shop", check + `ALTER TABLE public.plants ADD CONSTRAINT c CHECK (id > 0 OR fmgr_sql_validator('shop.fine(anyelement)'::regprocedure) IS NULL)`,
+			"constraint c on table plants calls fmgr_sql_validator(oid) for shop"},
+		{"a cast to JSON", "shop", mood + `CREATE FUNCTION shop.to_json(shop.e) RETURNS json LANGUAGE sql AS $$SELECT json '1'$$; CREATE CAST (shop.e AS json) WITH FUNCTION shop.to_json(shop.e);
+			ALTER TABLE public.plants ADD CHECK (to_json('a'::shop.e) IS NOT NULL)`, "cast from shop.e to json calls shop.to_json(shop.e) for shop"},
+		{"a cast to text", "shop", mood + `CREATE FUNCTION shop.to_text(shop.e) RETURNS text LANGUAGE sql AS $$SELECT text '1'$$; CREATE CAST (shop.e AS text) WITH FUNCTION shop.to_text(shop.e);
+			ALTER TABLE public.plants ADD CHECK (quote_literal('a'::shop.e) IS NOT NULL)`, "cast from shop.e to text calls shop.to_text(shop.e) for shop"},
+		{"a cast of a foreign key", "shop", mood + `CREATE FUNCTION shop.to_bigint(shop.e) RETURNS bigint IMMUTABLE LANGUAGE sql AS $$SELECT bigint '1'$$; CREATE CAST (shop.e AS bigint) WITH FUNCTION shop.to_bigint(shop.e) AS IMPLICIT;
+			CREATE TABLE shop.kinds (id bigint PRIMARY KEY); ALTER TABLE public.plants ADD e shop.e REFERENCES shop.kinds`, "cast from shop.e to bigint calls shop.to_bigint(shop.e) for shop"},
+		{"the default of a domain", "shop", `CREATE DOMAIN shop.d AS text DEFAULT query_to_xml('SELECT 1', true, true, '')::text; ALTER TABLE public.plants ADD n shop.d`,
+			"type shop.d calls query_to_xml(text,boolean,boolean,text) for shop"},
+		{"the default of a domain that is not used", "shop", `CREATE DOMAIN shop.d AS text DEFAULT query_to_xml('SELECT 1', true, true, '')::text; ALTER TABLE public.plants ALTER name TYPE shop.d, ADD n shop.d DEFAULT 'x'`, ``},
+		{"a trigger of theirs with a superuser's function", "shop", super + supersTrigger, "trigger t on table plants calls public.supers() for shop"},
+		{"a trigger of theirs with a superuser's function, on our table", "plantstore_owner", super + `GRANT TRIGGER ON public.plants TO @shop; ` + supersTrigger, "trigger t on table plants calls public.supers() for shop"},
+		{"a trigger of theirs with a superuser's function that runs as its owner", "shop", super + `ALTER FUNCTION public.supers() SECURITY DEFINER; ` + supersTrigger, ``},
+		{"a trigger of PostgreSQL's", "shop", search + update, ``},
+		{"a superuser's function that finds others on the search path", "shop", `RESET ROLE; CREATE FUNCTION public.slug(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS 'BEGIN RETURN lower($1); END'; CREATE INDEX x ON public.plants (public.slug(name))`,
+			"index public.x calls public.slug(text) for shop"},
+		{"superusers' functions that don't", "shop", `RESET ROLE; CREATE FUNCTION public.slug(text) RETURNS text IMMUTABLE LANGUAGE plpgsql SET search_path = pg_catalog AS 'BEGIN RETURN lower($1); END';
+			CREATE FUNCTION public.shout(n text) RETURNS text IMMUTABLE LANGUAGE sql RETURN upper(n); CREATE INDEX x ON public.plants (public.slug(name), public.shout(name))`, ``},
+		{"what ordinary tables have", "shop", `RESET ROLE; CREATE EXTENSION citext; CREATE EXTENSION hstore; CREATE SEQUENCE shop.numbers; GRANT USAGE ON SEQUENCE shop.numbers TO PUBLIC;
+			CREATE TYPE shop.e AS ENUM ('a', 'b'); CREATE DOMAIN shop.price AS numeric(10, 2) DEFAULT 1 + 1 CHECK (VALUE >= 0 AND VALUE::text ~ '[0-9]'); CREATE DOMAIN shop.mail AS public.citext CHECK (VALUE ~ '@' AND split_part(VALUE, '@', 2) <> '');
+			CREATE TYPE shop.size AS (width shop.price, height int); CREATE TYPE shop.prices AS RANGE (subtype = numeric);
+			CREATE TABLE shop.kinds (id int PRIMARY KEY); INSERT INTO shop.kinds VALUES (1); ALTER TABLE shop.kinds OWNER TO @shop;
+			ALTER TABLE public.plants ADD price shop.price, ADD mail shop.mail DEFAULT 'a@b', ADD e shop.e DEFAULT 'b' CHECK (e IN ('a', 'b') AND e >= 'a'), ADD tags text[] DEFAULT ARRAY['x', lower('Y')] CHECK (cardinality(tags) < 9 AND 'x' = ANY (tags)),
+				ADD size shop.size DEFAULT ROW(1, 2) CHECK ((size).width > 0), ADD h public.hstore DEFAULT 'a=>1' CHECK (h OPERATOR(public.->) 'a' = '1'), ADD j jsonb DEFAULT jsonb_build_object('a', 1, 'b', now()) CHECK (j ->> 'a' <> '' AND to_jsonb(1) IS NOT NULL),
+				ADD r shop.prices DEFAULT '[1,2]' CHECK (NOT isempty(r) AND r @> 1.5), ADD n bigint DEFAULT nextval('shop.numbers'), ADD d date DEFAULT current_date, ADD u text DEFAULT md5(random()::text), ADD kind int DEFAULT 1 REFERENCES shop.kinds,
+				ADD label text GENERATED ALWAYS AS (coalesce(name, '') || ' ' || id || upper(name)) STORED, ADD UNIQUE (name) DEFERRABLE,
+				ADD CHECK (num_nonnulls(name, kind) > 0 AND length(name) < 99 AND (id, name) IS NOT NULL AND CASE WHEN id = 1 THEN name::varchar(4) = 'fern' ELSE greatest(id, 2) > 1 END);
+			CREATE INDEX ON public.plants (lower(name), (price * 2)) WHERE mail <> 'x' AND created_at IS NOT NULL; CREATE INDEX ON public.plants USING gin (to_tsvector('pg_catalog.english', name))`, ``},
 		{"a trigger", "shop", evil + `CREATE TRIGGER t BEFORE INSERT` + on, "trigger t on table plants calls shop.evil() for shop"},
 		{"a trigger after", "shop", evil + `CREATE TRIGGER t AFTER UPDATE OR INSERT` + on, "trigger t on table plants calls shop.evil() for shop"},
 		{"a trigger for a statement", "shop", evil + `CREATE TRIGGER t AFTER INSERT ON public.plants EXECUTE FUNCTION shop.evil()`, "trigger t on table plants calls shop.evil() for shop"},
-		{"a trigger's condition", "shop", evil + check + `ALTER FUNCTION shop.evil() SECURITY DEFINER; CREATE TRIGGER t BEFORE INSERT ON public.plants FOR EACH ROW WHEN (shop.fine(NEW.id)) EXECUTE FUNCTION shop.evil()`,
-			"trigger t on table plants calls shop.fine(anyelement) for shop"},
+		{"a trigger's condition", "shop", check + search + ` WHEN (shop.fine(NEW.id))` + update, "trigger t on table plants calls shop.fine(anyelement) for shop"},
 		{"a trigger for something else", "shop", evil + `CREATE TRIGGER t BEFORE UPDATE` + on, ``},
 		{"a trigger that is disabled", "shop", evil + `CREATE TRIGGER t BEFORE INSERT` + on + `; ALTER TABLE public.plants DISABLE TRIGGER t`, ``},
-		{"a trigger that runs as its owner", "shop", evil + `ALTER FUNCTION shop.evil() SECURITY DEFINER; CREATE TRIGGER t BEFORE INSERT` + on, ``},
+		{"a trigger that runs as its owner", "shop", evil + `ALTER FUNCTION shop.evil() SECURITY DEFINER; CREATE TRIGGER t BEFORE INSERT` + on, "trigger t on table plants calls shop.evil() for shop"},
 		{"a trigger of a superuser", "postgres", evil + `CREATE TRIGGER t BEFORE INSERT` + on, ``},
 		{"a trigger of ours", "plantstore_owner", `CREATE FUNCTION public.mine() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; CREATE TRIGGER t BEFORE INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION public.mine()`, ``},
 		{"a check", "shop", check + `ALTER TABLE public.plants ADD CONSTRAINT c CHECK (shop.fine(id))`, "constraint c on table plants calls shop.fine(anyelement) for shop"},
@@ -791,7 +836,7 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 				t.Fatal(err)
 			}
 			l := ledgerOf(t, database)
-			if _, err := super.Exec(t.Context(), `DELETE FROM public.plants; SET ROLE `+owner+`; `+strings.ReplaceAll(tt.sql, "@db", database.Name)+`; RESET ROLE`); err != nil {
+			if _, err := super.Exec(t.Context(), `DELETE FROM public.plants; SET ROLE `+owner+`; `+strings.NewReplacer("@db", database.Name, "@shop", shop).Replace(tt.sql)+`; RESET ROLE`); err != nil {
 				t.Fatal(err)
 			}
 			_, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{})

@@ -8,65 +8,97 @@ import (
 )
 
 // A StrangersError says that nothing was restored, because roles that are not
-// ours could have their code run with our rights.
+// ours could act with our rights.
 type StrangersError struct {
 	Code []string // each what runs it, what it calls, and whose that is
 }
 
 func (e *StrangersError) Error() string {
-	return "nothing was restored: inserting into public.plants runs the code of others with your rights: " + strings.Join(e.Code, "; ")
+	return "nothing was restored: inserting into public.plants runs code by which others could act with your rights: " + strings.Join(e.Code, "; ")
 }
 
 // strangersCode lists what an INSERT into public.plants calls for others. $1 is the
-// columns that it has values for. An expression's functions are in its stored tree.
+// columns that it has values for.
+//
+// A stored tree has the functions that an expression calls, and the type of each value in
+// it. A domain's checks, and a few casts, are only looked up as it runs: so the types are
+// followed to whatever is theirs.
+//
+// Where the expression is a stranger's, a function has to be harmless whatever it is given:
+// one that runs with its owner's rights, or changes nothing, and looks up neither a query, a
+// type or a function that it is told the name of, nor names on a search path of theirs.
 const strangersCode = `
-	WITH RECURSIVE types (oid) AS (
-		SELECT a.atttypid FROM pg_attribute a
-		WHERE a.attrelid = 'public.plants'::regclass AND a.attnum > 0 AND NOT a.attisdropped
+	WITH RECURSIVE strangers (oid) AS (
+		SELECT oid FROM pg_roles WHERE NOT rolsuper AND NOT pg_has_role(oid, current_user, 'USAGE')
+	), plants AS (
+		SELECT c.oid, c.relowner, coalesce((SELECT s.oid FROM strangers s WHERE s.oid = c.relowner OR has_table_privilege(s.oid, c.oid, 'TRIGGER')
+			ORDER BY s.oid <> c.relowner, s.oid LIMIT 1), c.relowner) AS triggerer -- who may have made its triggers
+		FROM pg_class c WHERE c.oid = 'public.plants'::regclass
+	), columns AS (
+		SELECT a.attnum, a.atttypid, a.atthasdef, a.attname <> ALL ($1::text[]) AS defaulted
+		FROM pg_attribute a WHERE a.attrelid = (SELECT oid FROM plants) AND a.attnum > 0 AND NOT a.attisdropped
+	), triggers AS (
+		SELECT t.oid, t.tgfoid, t.tgqual, t.tgisinternal, p.triggerer FROM plants p JOIN pg_trigger t ON t.tgrelid = p.oid
+		WHERE t.tgtype & 4 <> 0 AND t.tgenabled <> 'D' -- for INSERT
+	), the_tables (class, object, owner, tree) AS (
+		SELECT 'pg_trigger'::regclass, t.oid, t.triggerer, t.tgqual::text FROM triggers t
+		UNION ALL SELECT 'pg_rewrite'::regclass, r.oid, p.relowner, concat(r.ev_qual, r.ev_action) FROM plants p JOIN pg_rewrite r ON r.ev_class = p.oid
+			WHERE r.ev_type = '3' AND r.ev_enabled <> 'D' -- on INSERT
+		UNION ALL SELECT 'pg_constraint'::regclass, k.oid, p.relowner, k.conbin::text FROM plants p JOIN pg_constraint k ON k.conrelid = p.oid
+		UNION ALL SELECT 'pg_attrdef'::regclass, d.oid, p.relowner, d.adbin::text FROM plants p JOIN pg_attrdef d ON d.adrelid = p.oid
+			JOIN columns c ON c.attnum = d.adnum AND c.defaulted
+		UNION ALL SELECT 'pg_type'::regclass, t.oid, t.typowner, t.typdefaultbin::text FROM columns c JOIN pg_type t ON t.oid = c.atttypid
+			WHERE c.defaulted AND NOT c.atthasdef
+		UNION ALL SELECT 'pg_class'::regclass, i.indexrelid, p.relowner, concat(i.indexprs, i.indpred) FROM plants p JOIN pg_index i ON i.indrelid = p.oid
+	), types (oid) AS (
+		SELECT atttypid FROM columns
+		UNION SELECT m.match[1]::oid FROM the_tables CROSS JOIN LATERAL regexp_matches(tree, '` + typeInTree + `', 'g') m (match)
 		UNION
 		SELECT part.oid FROM types JOIN pg_type t ON t.oid = types.oid CROSS JOIN LATERAL (
 			SELECT t.typbasetype UNION ALL SELECT t.typelem
 			UNION ALL SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
 			UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE r.rngtypid = t.oid
 			UNION ALL SELECT r.rngtypid FROM pg_range r WHERE r.rngmultitypid = t.oid
+			UNION ALL SELECT m.match[1]::oid FROM pg_constraint k CROSS JOIN LATERAL regexp_matches(k.conbin::text, '` + typeInTree + `', 'g') m (match)
+				WHERE k.contypid = t.oid
 		) part (oid) WHERE part.oid <> 0
-	), expressions (class, object, owner, tree) AS (
-		SELECT 'pg_trigger'::regclass, t.oid, c.relowner, t.tgqual::text FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-			WHERE c.oid = 'public.plants'::regclass AND t.tgtype & 4 <> 0 AND t.tgenabled <> 'D' -- for INSERT
-		UNION ALL SELECT 'pg_rewrite'::regclass, r.oid, c.relowner, concat(r.ev_qual, r.ev_action) FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class
-			WHERE c.oid = 'public.plants'::regclass AND r.ev_type = '3' AND r.ev_enabled <> 'D' -- on INSERT
-		UNION ALL SELECT 'pg_constraint'::regclass, k.oid, c.relowner, k.conbin::text FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
-			WHERE c.oid = 'public.plants'::regclass
-		UNION ALL SELECT 'pg_attrdef'::regclass, d.oid, c.relowner, d.adbin::text FROM pg_attrdef d JOIN pg_class c ON c.oid = d.adrelid
-			JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.adnum
-			WHERE c.oid = 'public.plants'::regclass AND a.attname <> ALL ($1::text[])
-		UNION ALL SELECT 'pg_class'::regclass, i.indexrelid, c.relowner, concat(i.indexprs, i.indpred) FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid
-			WHERE c.oid = 'public.plants'::regclass
-		UNION ALL SELECT 'pg_constraint'::regclass, k.oid, t.typowner, k.conbin::text FROM pg_constraint k JOIN pg_type t ON t.oid = k.contypid
-			WHERE t.oid IN (SELECT types.oid FROM types)
+	), expressions AS (
+		TABLE the_tables
+		UNION ALL SELECT 'pg_constraint'::regclass, k.oid, t.typowner, k.conbin::text FROM types JOIN pg_type t ON t.oid = types.oid
+			JOIN pg_constraint k ON k.contypid = t.oid
 	), calls (class, object, owner, function) AS (
 		SELECT e.class, e.object, e.owner, m.match[1]::oid FROM expressions e
 			CROSS JOIN LATERAL regexp_matches(e.tree, ':(?:op)?funcid ([0-9]+)', 'g') m (match)
-		UNION SELECT 'pg_trigger'::regclass, t.oid, NULL, t.tgfoid FROM pg_trigger t
-			WHERE t.tgrelid = 'public.plants'::regclass AND NOT t.tgisinternal AND t.tgtype & 4 <> 0 AND t.tgenabled <> 'D'
+		UNION SELECT 'pg_trigger'::regclass, t.oid, t.triggerer, t.tgfoid FROM triggers t WHERE NOT t.tgisinternal
 		UNION SELECT 'pg_type'::regclass, d.objid, NULL, d.refobjid FROM types JOIN pg_depend d
 			ON d.classid = 'pg_type'::regclass AND d.objid = types.oid AND d.refclassid = 'pg_proc'::regclass
-	), strangers (oid) AS (
-		SELECT oid FROM pg_roles WHERE NOT rolsuper AND NOT pg_has_role(oid, current_user, 'USAGE')
+		-- JSON is made by a cast if there is one, || and quote_literal cast to text, and foreign keys as implicitly as any query.
+		UNION SELECT 'pg_cast'::regclass, x.oid, NULL, x.castfunc FROM types JOIN pg_cast x ON x.castsource = types.oid
+			WHERE x.casttarget IN ('json'::regtype, 'text'::regtype)
+				OR x.castcontext = 'i' AND EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = (SELECT oid FROM plants) AND k.contype = 'f')
 	)
 	SELECT pg_describe_object(c.class, c.object, 0), f.oid::regprocedure::text,
 		CASE WHEN f.proowner IN (TABLE strangers) THEN f.proowner ELSE c.owner END::regrole::text
-	FROM calls c JOIN pg_proc f ON f.oid = c.function
-	WHERE f.proowner IN (TABLE strangers) AND NOT f.prosecdef
-		OR c.owner IN (TABLE strangers) AND (f.proname ~ '_to_xml'
-			OR f.provolatile = 'v' AND f.proname !~ '^(nextval|random|clock_timestamp|timeofday|gen_random_uuid|uuidv[47]|uuid_generate_v[145].*)$')
+	FROM calls c JOIN pg_proc f ON f.oid = c.function JOIN pg_language l ON l.oid = f.prolang
+	WHERE f.proowner IN (TABLE strangers) OR c.owner IN (TABLE strangers) AND NOT (f.prosecdef
+		OR (f.proname ~ '^(nextval|random|clock_timestamp|timeofday|gen_random_uuid|uuidv[47]|uuid_generate_v[145].*|tsvector_update_trigger(_column)?)$'
+			OR f.provolatile <> 'v' AND f.prorettype <> 'trigger'::regtype
+				AND f.proname !~ '_to_xml|_validator$|^pg_(?!typeof$|column_size$)' AND 'cstring'::regtype <> ALL (f.proargtypes))
+		AND (f.pronamespace = 'pg_catalog'::regnamespace OR l.lanname IN ('c', 'internal') OR f.prosqlbody IS NOT NULL
+			OR EXISTS (SELECT FROM unnest(f.proconfig) setting WHERE setting LIKE 'search_path=%')
+			OR EXISTS (SELECT FROM pg_depend d JOIN pg_extension x ON x.oid = d.refobjid -- its functions name the schema of what they call
+				WHERE d.classid = 'pg_proc'::regclass AND d.objid = f.oid AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND x.extname = 'citext')))
 	ORDER BY 1, 2`
 
-// refuseStrangers returns a *StrangersError if an INSERT into public.plants that
-// has values for the given columns calls functions that somebody could use to gain
-// rights of ours: of a role that has not got ours anyway, or, in an expression of
-// such an owner of the table's or a type's, a volatile function of anybody's, which
-// may run what it is told to. Triggers of foreign keys don't count.
+// typeInTree finds the types of an expression's values in its stored tree.
+const typeInTree = `:[a-zA-Z_]*(?:[tT]ype|[tT]ype[iI]d|typid) ([0-9]+)`
+
+// refuseStrangers returns a *StrangersError if an INSERT into public.plants that has
+// values for the given columns calls functions by which somebody could gain rights of ours:
+// of a role that has not got ours anyway, or, for such an owner of the table's or a type's,
+// one of anybody's that may do what it is told to. A function of theirs counts even if it
+// runs with their rights: it could change another one, or leave that to the commit.
+// Triggers of foreign keys don't count.
 func refuseStrangers(ctx context.Context, tx pgx.Tx, given []string) error {
 	rows, err := tx.Query(ctx, strangersCode, given)
 	if err != nil {

@@ -259,6 +259,10 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 	if len(losses) > 0 && !r.options.Lossy {
 		return Restored{}, &RefusedError{losses, more}
 	}
+	// Domains and functions are not locked by what uses them.
+	if err := r.refuseStrangers(ctx); err != nil {
+		return Restored{}, err
+	}
 	back := slices.DeleteFunc(slices.Clone(entries), func(e entry) bool { return keptOut[e.ID] })
 	if _, err := r.tx.Exec(ctx, `
 		UPDATE public.plant_deletions

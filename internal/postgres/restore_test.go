@@ -859,6 +859,30 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 	}
 }
 
+// The check of a domain can be made while a restore is under way: no lock of the table's
+// keeps that out.
+func TestRestoreLooksForStrangersAgain(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s, super := storeOn(t, database, ""), pgtest.Pool(t, database.Super)
+	l := ledgerOf(t, database)
+	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
+	if _, err := super.Exec(t.Context(), `CREATE DOMAIN public.d AS text; ALTER TABLE public.plants ALTER name TYPE public.d;
+		CREATE FUNCTION public.fine(text) RETURNS boolean LANGUAGE sql AS 'SELECT true'; ALTER FUNCTION public.fine(text) OWNER TO plantstore_app`); err != nil {
+		t.Fatal(err)
+	}
+	got, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{Progress: func(what string, _, _ int) {
+		if what == "put back" {
+			if _, err := super.Exec(t.Context(), `ALTER DOMAIN public.d ADD CONSTRAINT c CHECK (public.fine(VALUE)) NOT VALID`); err != nil {
+				t.Error(err)
+			}
+		}
+	}})
+	if strangers, ok := errors.AsType[*StrangersError](err); !ok || len(strangers.Code) != 1 || s.has(t, 1) {
+		t.Errorf("Restore = %+v, %v; want it refused because of the check, and nothing done", got, err)
+	}
+}
+
 // Whoever owns the table can put something else in its place, which runs their code when
 // it is read or written. Not even consent to that makes a restore of it.
 func TestRestoreIntoAnOrdinaryTableOnly(t *testing.T) {

@@ -187,7 +187,7 @@ func (p *pipeline) receive(statements []statement) (tags []pgconn.CommandTag, pr
 				proved = time.Now()
 			}
 		case *pgproto3.NoticeResponse:
-			warned = warned || m.SeverityUnlocalized == "WARNING"
+			warned = warned || cutsShort(m.SeverityUnlocalized, m.Routine)
 		case *pgproto3.ErrorResponse:
 			pg := pgconn.ErrorResponseToPgError(m)
 			err = pg

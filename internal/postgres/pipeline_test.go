@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 
 	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
@@ -646,17 +647,81 @@ func TestCommitsThatGetSlowAreNoticed(t *testing.T) {
 	}
 }
 
-// What a trigger warns of while a statement runs says nothing of the commit.
-func TestAWarningBeforeTheCommit(t *testing.T) {
+// Only the warning of the wait for the standby says anything of a commit. Triggers of the
+// store's warn while a statement runs, and with the commit. So does PostgreSQL, of other things:
+// auto_explain between the last statement and the commit, and each new transaction id as long
+// as few are left.
+func TestWarningsThatSayNothingOfTheCommit(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
-	s.sample(t, 1)
-	s.exec(t, `CREATE FUNCTION public.warn() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE WARNING 'low stock'; RETURN old; END$$;
-		CREATE TRIGGER warn BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION public.warn()`)
-	p := s.pipelineOn(t)
-	defer p.leave()
-	if deleted, _, _, err := deleteEach(t.Context(), p, turns(1), patience, patience); err != nil || !deleted[0] {
-		t.Errorf("deleted %v, %v; want that it is, without an error", deleted, err)
+	const function = `CREATE FUNCTION public.warn() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE WARNING 'low stock'; RETURN old; END$$;`
+	for name, sql := range map[string]string{
+		"of a trigger":          function + `CREATE TRIGGER warn BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION public.warn()`,
+		"of a deferred trigger": function + `CREATE CONSTRAINT TRIGGER warn AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.warn()`,
+		"of auto_explain": `DO $$BEGIN
+			EXECUTE format('ALTER DATABASE %I SET session_preload_libraries = auto_explain', current_database());
+			EXECUTE format('ALTER DATABASE %I SET auto_explain.log_min_duration = 0', current_database());
+			EXECUTE format('ALTER DATABASE %I SET auto_explain.log_level = warning', current_database());
+		END$$`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			storeOn(t, database, "").sample(t, 40)
+			if _, err := pgtest.Pool(t, database.Super).Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+				t.Fatal(err)
+			}
+			s := storeOn(t, database, "")
+			remove := func(on runner, id int64) {
+				if deleted, _, _, err := deleteEach(in(t, patience), on, turns(id), patience, patience); err != nil || !deleted[0] {
+					t.Errorf("by a %T: deleted %v, %v; want that it is, without an error", on, deleted, err)
+				}
+			}
+			p := s.pipelineOn(t)
+			remove(p, 1)
+			p.leave()
+			if err := s.Lend(in(t, patience), func(conn *pgx.Conn) error {
+				remove(single{conn}, 2)
+				if stuck, err := isStuck(in(t, patience), conn); err != nil || stuck {
+					t.Errorf("commits are stuck: %v, %v; want that they are not", stuck, err)
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+			for i, err := range s.deleteAtOnce(t, ids(3, 40)) {
+				if err != nil {
+					t.Errorf("plant %d, together: %v, want none", 3+i, err)
+				}
+			}
+			if _, err := s.plants.Delete(in(t, patience), keyed(40, "k")); err == nil || !isDefinite(err) {
+				t.Errorf("under another key: %v, want that it was deleted earlier", err)
+			}
+			if result, err := s.plants.Delete(in(t, patience), request(40, 37)); err != nil || !result.Replayed {
+				t.Errorf("once more: %+v, %v; want a replay", result, err)
+			}
+			if lost := counts(t, s.DB)["failed_attempts_total "+failedLost]; lost != 0 {
+				t.Errorf("%v answers were lost, want none", lost)
+			}
+		})
+	}
+}
+
+// A pooler may keep from us which routine of PostgreSQL's a warning is of.
+func TestWhichWarningsCutTheWaitShort(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		severity, routine string
+		want              bool
+	}{
+		{"WARNING", "SyncRepWaitForLSN", true},
+		{"WARNING", "", true},
+		{"WARNING", "GetNewTransactionId", false},
+		{"WARNING", "exec_stmt_raise", false},
+		{"NOTICE", "", false},
+	} {
+		if got := cutsShort(tt.severity, tt.routine); got != tt.want {
+			t.Errorf("%s of %q: %v, want %v", tt.severity, tt.routine, got, tt.want)
+		}
 	}
 }
 

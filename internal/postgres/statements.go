@@ -321,18 +321,26 @@ func deleteTogether(ctx context.Context, on runner, deletions []turn, lockTimeou
 // (manual, 27.2.8), and a failover would lose the commit.
 var errCutShort = errors.New("the wait for the synchronous standby was cut short")
 
+// cutsShort reports whether a notice is that warning: one of the routine of PostgreSQL's that
+// waits for the standby. The names of routines are in no language. A pooler may keep the name
+// from us.
+func cutsShort(severity, routine string) bool {
+	return severity == "WARNING" && (routine == "SyncRepWaitForLSN" || routine == "")
+}
+
 // warned is the name of the mark that noteWarning leaves on a connection.
 const warned = "plantstore.warned"
 
 func noteWarning(conn *pgconn.PgConn, n *pgconn.Notice) {
-	if n.SeverityUnlocalized == "WARNING" {
+	if cutsShort(n.SeverityUnlocalized, n.Routine) {
 		conn.CustomData()[warned] = true
 	}
 }
 
-// commit reads all results: only then is the commit's outcome known. It returns
-// errCutShort when a warning came with the commit; a deferred trigger of the
-// store's may have raised it, and then asking the ledger will tell.
+// commit reads what follows the results, which have to be read before: only then is the
+// commit's outcome known. It returns errCutShort when that warning came with the commit.
+// Through a pooler that names no routine, it may be one of a deferred trigger of the store's;
+// then asking the ledger will tell.
 func commit(conn *pgx.Conn, results pgx.BatchResults) error {
 	marks := conn.PgConn().CustomData()
 	delete(marks, warned)
@@ -522,8 +530,9 @@ func refuse(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, loc
 // smallest there is, a logical decoding message) and waits for that: the log is
 // replicated in order.
 func settle(ctx context.Context, conn *pgx.Conn) error {
-	var queue pgx.Batch
-	queue.Queue(`SELECT pg_catalog.set_config('statement_timeout', $1::pg_catalog.text, true), `+commitDurably, milliseconds(attemptTimeout(ctx, 1)))
-	queue.Queue(`SELECT pg_catalog.pg_logical_emit_message(true, 'plantstore', '')`)
-	return commit(conn, conn.SendBatch(ctx, &queue))
+	_, err := single{conn}.run(ctx, []statement{
+		{sql: `SELECT pg_catalog.set_config('statement_timeout', $1::pg_catalog.text, true), ` + commitDurably, args: []any{milliseconds(attemptTimeout(ctx, 1))}},
+		{sql: `SELECT pg_catalog.pg_logical_emit_message(true, 'plantstore', '')`},
+	})
+	return err
 }

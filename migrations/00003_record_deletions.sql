@@ -126,7 +126,7 @@ BEGIN
     -- public.plants any more is not what plantstore_planned_columns tells of.
     IF current_setting('transaction_isolation') = 'read committed' AND TG_RELID = to_regclass('public.plants') THEN
         attributes := public.plantstore_planned_columns('public.plants'::regclass);
-        SELECT s.id, s.has_virtual INTO known_shape, has_virtual FROM public.plant_shapes s WHERE s.relation = TG_RELID AND s.attributes = attributes;
+        SELECT s.id, s.has_virtual INTO known_shape, has_virtual FROM public.plant_shapes s WHERE s.relation = TG_RELID AND s.attributes = attributes LIMIT 1;
     END IF;
     IF known_shape IS NULL THEN
         known_shape := public.plantstore_shape(TG_RELID);

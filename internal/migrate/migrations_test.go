@@ -107,7 +107,7 @@ func TestNoSettingChangesTheMigrations(t *testing.T) {
 	want := query(t, pgtest.Connect(t, pgtest.New(t).Owner), functions)
 	database := pgtest.Empty(t)
 	super := pgtest.Connect(t, database.Super)
-	for _, setting := range []string{"datestyle = 'German, DMY'", "quote_all_identifiers = on", "standard_conforming_strings = off"} {
+	for _, setting := range []string{"datestyle = 'German, DMY'", "quote_all_identifiers = on", "standard_conforming_strings = off", "plpgsql.extra_errors = 'all'"} {
 		exec(t, super, "ALTER DATABASE "+database.Name+" SET "+setting)
 	}
 	if _, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {

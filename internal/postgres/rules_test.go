@@ -136,6 +136,9 @@ var rules = []rule{
 		SELECT i, '{}', '{}', '{}', '{}' FROM generate_series(1, 1000) i`, want: plant.ErrHindered},
 	{name: "a child table", sql: `CREATE TABLE public.trees (height int) INHERITS (public.plants); INSERT INTO public.trees (id, name) VALUES (77, 'Oak')`, want: plant.ErrHindered},
 	{name: "two plants with one id", sql: `ALTER TABLE public.plants DROP CONSTRAINT plants_pkey; CREATE INDEX ON public.plants (id); INSERT INTO public.plants (id, name) VALUES (1, 'Boston fern, earlier')`, want: plant.ErrHindered},
+	{name: "a shape that is there twice, where functions are checked strictly", super: `ALTER DATABASE {database} SET plpgsql.extra_errors = 'all'`,
+		sql: `INSERT INTO public.plants VALUES (1000, 'Boston fern'); DELETE FROM public.plants WHERE id = 1000;
+		INSERT INTO public.plant_shapes (attributes, names, types, generated, relation, attnums) SELECT attributes, names, types, generated, relation, attnums FROM public.plant_shapes`},
 	{name: "an id that is no bigint any more", sql: `ALTER TABLE public.plants ALTER id DROP IDENTITY; ALTER TABLE public.plants ALTER id TYPE numeric`, want: plant.ErrHindered},
 }
 

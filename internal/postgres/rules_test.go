@@ -139,6 +139,8 @@ var rules = []rule{
 	{name: "a shape that is there twice, where functions are checked strictly", super: `ALTER DATABASE {database} SET plpgsql.extra_errors = 'all'`,
 		sql: `INSERT INTO public.plants VALUES (1000, 'Boston fern'); DELETE FROM public.plants WHERE id = 1000;
 		INSERT INTO public.plant_shapes (attributes, names, types, generated, relation, attnums) SELECT attributes, names, types, generated, relation, attnums FROM public.plant_shapes`},
+	{name: "a trigger that raises, where errors end the session", super: `ALTER DATABASE {database} SET exit_on_error = on`,
+		sql: archiving(`RAISE EXCEPTION 'never'`), want: plant.ErrStoreRule},
 	{name: "an id that is no bigint any more", sql: `ALTER TABLE public.plants ALTER id DROP IDENTITY; ALTER TABLE public.plants ALTER id TYPE numeric`, want: plant.ErrHindered},
 }
 

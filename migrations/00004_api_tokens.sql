@@ -70,7 +70,8 @@ DECLARE
     budget public.plantstore_budgets;
     moment timestamptz;
     missing bigint;
-    part integer := 0;
+    room timestamptz;
+    part integer;
     told text;
 BEGIN
     -- A commit may take longer than a batch waits for a plant. Less than half of
@@ -103,19 +104,18 @@ BEGIN
     budget.most := coalesce(budget.most, usual_most);
     budget.period := coalesce(budget.period, usual_period);
     moment := clock_timestamp();
-    WHILE budget.ends[1] <= moment - budget.period LOOP
-        budget.used := budget.used - budget.parts[1];
-        budget.parts := budget.parts[2:];
-        budget.ends := budget.ends[2:];
-    END LOOP;
     -- What was deleted later than now, by a clock that was set back, counts for two periods
-    -- at the most: nobody knows when that was, and the clock may have been a year ahead.
-    WHILE budget.ends[cardinality(budget.ends)] > moment + budget.period LOOP
-        budget.used := budget.used - budget.parts[cardinality(budget.parts)];
-        budget.parts := trim_array(budget.parts, 1);
-        budget.ends := trim_array(budget.ends, 1);
-        budget.began := '-infinity';
-    END LOOP;
+    -- at the most: nobody knows when that was, and the clock may have been a year ahead. The
+    -- parts are in no order then.
+    IF moment - budget.period >= ANY (budget.ends) OR moment + budget.period < ANY (budget.ends) THEN
+        IF budget.ends[cardinality(budget.ends)] > moment + budget.period THEN
+            budget.began := '-infinity';
+        END IF;
+        SELECT coalesce(sum(u.n), 0)::bigint, coalesce(array_agg(u.n ORDER BY u.nth), '{}'), coalesce(array_agg(u.until ORDER BY u.nth), '{}')
+        INTO budget.used, budget.parts, budget.ends
+        FROM unnest(budget.parts, budget.ends) WITH ORDINALITY u (n, until, nth)
+        WHERE u.until > moment - budget.period AND u.until <= moment + budget.period;
+    END IF;
 
     missing := budget.used + plants - budget.most;
     IF missing > 0 THEN
@@ -124,12 +124,10 @@ BEGIN
             missing := greatest(budget.used + 1 - budget.most, 0);
         END IF;
         -- More than the budget is never to be had: then the end of the last part.
-        WHILE missing > 0 AND part < cardinality(budget.parts) LOOP
-            part := part + 1;
-            missing := missing - budget.parts[part];
-        END LOOP;
+        SELECT coalesce(min(p.until) FILTER (WHERE p.freed >= missing), max(p.until), moment) INTO room
+        FROM (SELECT u.until, sum(u.n) OVER (ORDER BY u.until) AS freed FROM unnest(budget.parts, budget.ends) u (n, until)) p;
         RETURN json_build_object('left', greatest(budget.most - budget.used + coalesce(nullif(current_setting('plantstore.spent', true), ''), '0')::bigint, 0), 'seconds',
-            extract(epoch FROM coalesce(budget.ends[part], moment) + budget.period - moment),
+            extract(epoch FROM room + budget.period - moment),
             'most', budget.most, 'nanoseconds', (1e9 * extract(epoch FROM budget.period))::bigint, 'lifted', nullif(budget.lifted_until, '-infinity'));
     END IF;
     IF moment < budget.began + budget.period / 60 AND cardinality(budget.parts) > 0 THEN

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"plantstore/internal/auth"
 	"plantstore/internal/pgtest"
@@ -485,14 +487,9 @@ func TestWhatATriggerDeletedEarlierIsNotLeft(t *testing.T) {
 	}
 }
 
-// In no span of time as long as its period does a principal delete more than its budget,
-// and a sixtieth of the period later at the most it may delete again.
-func TestABudgetSlides(t *testing.T) {
-	t.Parallel()
-	database := pgtest.New(t)
-	owner := pgtest.Pool(t, database.Owner)
-	const most, period = 7, 6 * time.Second // in parts of 0.1 s
-	// The function with a clock of ours.
+// clockOfOurs has budgets go by a clock in a table.
+func clockOfOurs(t *testing.T, owner *pgxpool.Pool) {
+	t.Helper()
 	if _, err := owner.Exec(t.Context(), `
 		CREATE TABLE clock (at timestamptz); INSERT INTO clock VALUES (now());
 		CREATE FUNCTION clock_of_ours() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM public.clock';
@@ -501,6 +498,58 @@ func TestABudgetSlides(t *testing.T) {
 		END $$`); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// A clock that is set back more than once, or a shorter period, leaves parts in no order. Each
+// comes back in its time all the same.
+func TestPartsOfABudgetInNoOrder(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Pool(t, pgtest.New(t).Owner)
+	clockOfOurs(t, owner)
+	type use struct{ minute, plants, left, minutes int } // left -1: it is spent
+	for i, tt := range []struct {
+		name       string
+		parts      string
+		ends       []int // in minutes
+		most, hour int   // minutes of the period
+		uses       []use
+	}{
+		{"set back twice", "{}", nil, 3, 60, []use{{0, 1, -1, 0}, {40, 1, -1, 0}, {-40, 1, -1, 0}, {-90, 1, -1, 0}, {31, 2, -1, 0}, {31, 2, 1, 60}}},
+		{"the later one first, the other is over", "{1,2}", []int{-31, -71}, 3, 60, []use{{0, 3, 2, 29}, {0, 2, -1, 0}}},
+		{"a shorter period", "{1,1}", []int{6 * 24 * 60, 0}, 2, 10, []use{{0, 2, 1, 10}, {0, 1, -1, 0}}},
+		{"the later one first", "{2,1}", []int{0, -30}, 3, 60, []use{{0, 1, 0, 30}, {0, 2, 0, 60}, {30, 1, -1, 0}}},
+	} {
+		if _, err := owner.Exec(t.Context(), `
+			INSERT INTO plantstore_budgets (principal, parts, ends, used)
+			SELECT $1, $2::bigint[], ARRAY(SELECT timestamptz '2026-01-01' + e * interval '1 minute' FROM unnest($3::int[]) e), (SELECT coalesce(sum(n), 0) FROM unnest($2::bigint[]) n)`,
+			strconv.Itoa(i), tt.parts, append([]int{}, tt.ends...)); err != nil {
+			t.Fatal(err)
+		}
+		for _, u := range tt.uses {
+			left, minutes := -1, 0
+			if _, err := owner.Exec(t.Context(), `UPDATE clock SET at = timestamptz '2026-01-01' + $1 * interval '1 minute'`, u.minute); err != nil {
+				t.Fatal(err)
+			}
+			if err := owner.QueryRow(t.Context(), `
+				SELECT coalesce((o ->> 'left')::int, -1), coalesce((o ->> 'seconds')::float8 / 60, 0)::int
+				FROM plantstore_spend($1, $2, $3, $4 * interval '1 minute', null) o`, strconv.Itoa(i), u.plants, tt.most, tt.hour).Scan(&left, &minutes); err != nil {
+				t.Fatal(err)
+			}
+			if left != u.left || minutes != u.minutes {
+				t.Errorf("%s, minute %d: %d more, and %d are left, in %d minutes; want %d, in %d", tt.name, u.minute, u.plants, left, minutes, u.left, u.minutes)
+			}
+		}
+	}
+}
+
+// In no span of time as long as its period does a principal delete more than its budget,
+// and a sixtieth of the period later at the most it may delete again.
+func TestABudgetSlides(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	owner := pgtest.Pool(t, database.Owner)
+	const most, period = 7, 6 * time.Second // in parts of 0.1 s
+	clockOfOurs(t, owner)
 	conn, err := owner.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -566,7 +615,7 @@ func TestABudgetAfterAClockWasSetBack(t *testing.T) {
 	database := pgtest.New(t)
 	s := storeOn(t, database, "")
 	budget := plant.Budget{Most: 2, Period: time.Hour}
-	withBudget(t, database, budget, "shop")
+	tokens := withBudget(t, database, budget, "shop")
 	for id := range int64(6) {
 		s.plant(t, id)
 	}
@@ -587,7 +636,11 @@ func TestABudgetAfterAClockWasSetBack(t *testing.T) {
 	if over := overBudget(use(2)); over == nil || time.Until(over.Until) > 2*time.Hour || time.Until(over.Until) < time.Hour {
 		t.Errorf("half an hour back: %+v, want the budget used up for an hour and a half", over)
 	}
+	s.exec(t, `INSERT INTO plantstore_budgets (principal, default_most, default_period, used, parts, ends) SELECT 'oidc:anna', 2, '1 hour', used, parts, ends FROM plantstore_budgets`)
 	setBack("90 minutes")
+	if list, err := tokens.List(t.Context()); err != nil || len(list) != 1 || list[0].Used != 0 {
+		t.Errorf("two hours back: %+v, %v; want one principal, with nothing used", list, err)
+	}
 	for id := range int64(2) {
 		if err := use(2 + id); err != nil {
 			t.Errorf("two hours back: %v, want the budget whole", err)

@@ -522,7 +522,7 @@ func (t *Tokens) listTokens(ctx context.Context) ([]PrincipalTokens, error) {
 		return nil
 	}, `
 		SELECT p.name, p.created_at, nullif(b.lifted_until, '-infinity'),
-			coalesce((SELECT sum(u.n) FROM unnest(b.parts, b.ends) u (n, until) WHERE u.until > now() - b.period), 0)::bigint,
+			coalesce((SELECT sum(u.n) FROM unnest(b.parts, b.ends) u (n, until) WHERE u.until > now() - b.period AND u.until <= now() + b.period), 0)::bigint,
 			t.id, t.principal, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at,
 			coalesce(b.most, 0), coalesce(1e9 * extract(epoch FROM b.period), 0)::bigint
 		FROM public.api_principals p JOIN public.api_tokens t ON t.principal = p.name
@@ -543,7 +543,7 @@ func (t *Tokens) listOthers(ctx context.Context) ([]PrincipalTokens, error) {
 			coalesce(1e9 * extract(epoch FROM coalesce(b.period, b.default_period)), 0)::bigint, u.used
 		FROM public.plantstore_budgets b CROSS JOIN LATERAL (
 			SELECT coalesce(sum(part.n), 0)::bigint AS used FROM unnest(b.parts, b.ends) part (n, until)
-			WHERE part.until > now() - coalesce(b.period, b.default_period)) u
+			WHERE part.until > now() - coalesce(b.period, b.default_period) AND part.until <= now() + coalesce(b.period, b.default_period)) u
 		WHERE NOT EXISTS (SELECT FROM public.api_principals p WHERE p.name = b.principal)
 			AND (b.most IS NOT NULL OR u.used > 0 OR b.lifted_until > now())
 		ORDER BY b.principal`)

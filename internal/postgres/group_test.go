@@ -582,7 +582,7 @@ func TestALookThatFailsIsNobodyElses(t *testing.T) {
 	}{
 		{raise + `'P0001'`, verdict{}},
 		{raise + `'23505', SCHEMA = 'public', TABLE = 'plant_deletions', CONSTRAINT = 'plant_deletions_once'`, verdict{}},
-		{raise + `'53200'`, verdict{next: again}},
+		{raise + `'53200'`, verdict{next: alone, what: retried}},
 		{raise + `'40001'`, verdict{next: again}},
 		{raise + `'57014'`, verdict{next: alone, what: suspected}},
 		{`PERFORM pg_sleep(600)`, verdict{next: alone, what: suspected}},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -113,16 +114,17 @@ func TestAnUnknownFateDoesNotWaitForABudget(t *testing.T) {
 	}
 }
 
-// A function of the store's may say that something is read-only. The server it runs on
-// is not: its connections stay.
-func TestAFunctionThatSaysReadOnly(t *testing.T) {
+// A function of the store's may say that something is read-only, or out of reach. The server
+// it runs on is not: its connections stay, and nobody is told that it were.
+func TestAFunctionThatSpeaksOfAnotherServer(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	simulated(t, func(t *testing.T) {
 		s := storeOn(t, database, "")
-		s.sample(t, 2)
-		s.exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
-				'BEGIN IF OLD.id = 1 THEN RAISE ''read-only'' USING ERRCODE = ''25006''; END IF; RETURN OLD; END';
+		codes := []string{readOnlyTransaction, "53100", "53300", "08006", "26000", "42P05", "57P01", "57P03", "58030"}
+		s.sample(t, len(codes)+1)
+		s.exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+				IF OLD.id < 10 THEN RAISE 'elsewhere' USING ERRCODE = ('{`+strings.Join(codes, ",")+`}'::text[])[OLD.id]; END IF; RETURN OLD; END$$;
 			CREATE TRIGGER refuse BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION refuse()`)
 		var before []*borrowed // a connection that nobody uses meanwhile
 		for range s.shares.size[watched] {
@@ -132,15 +134,17 @@ func TestAFunctionThatSaysReadOnly(t *testing.T) {
 			}
 			before = append(before, conn)
 		}
-		if _, err := s.plants.Delete(in(t, time.Second), deletion(1, "k")); err == nil || errors.Is(err, plant.ErrUnknown) {
-			t.Errorf("Delete: %v, want an error that knows that nothing was deleted", err)
+		for i, code := range codes {
+			if _, err := s.plants.Delete(in(t, time.Second), deletion(int64(i+1), "k")); !errors.Is(err, plant.ErrHindered) || errors.Is(err, plant.ErrUnknown) {
+				t.Errorf("Delete, %s: %v, want ErrHindered", code, err)
+			}
 		}
 		pids := make(map[uint32]bool)
 		for _, conn := range before {
 			pids[conn.Conn.Conn().PgConn().PID()] = true
 			conn.Release()
 		}
-		if _, err := s.plants.Delete(in(t, patience), deletion(2, "k")); err != nil {
+		if _, err := s.plants.Delete(in(t, patience), deletion(int64(len(codes)+1), "k")); err != nil {
 			t.Errorf("Delete of another plant: %v, want none", err)
 		}
 		for pid := range pids {

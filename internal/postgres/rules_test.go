@@ -139,6 +139,13 @@ var rules = []rule{
 	{name: "a shape that is there twice, where functions are checked strictly", super: `ALTER DATABASE {database} SET plpgsql.extra_errors = 'all'`,
 		sql: `INSERT INTO public.plants VALUES (1000, 'Boston fern'); DELETE FROM public.plants WHERE id = 1000;
 		INSERT INTO public.plant_shapes (attributes, names, types, generated, relation, attnums) SELECT attributes, names, types, generated, relation, attnums FROM public.plant_shapes`},
+	{name: "a rule that divides by zero", sql: `CREATE TABLE public.log (n bigint); GRANT INSERT ON public.log TO plantstore_app;
+		CREATE RULE log AS ON DELETE TO public.plants DO ALSO INSERT INTO public.log VALUES (1 / (old.id - 1))`, want: plant.ErrStoreRule},
+	{name: "a rule whose value is too long", sql: `CREATE TABLE public.log (name varchar(12)); GRANT INSERT ON public.log TO plantstore_app;
+		GRANT SELECT (name) ON public.plants TO plantstore_app; UPDATE public.plants SET name = 'fern' WHERE id <> 1; UPDATE public.plants SET name = 'Boston fern, old' WHERE id = 1;
+		CREATE RULE log AS ON DELETE TO public.plants DO ALSO INSERT INTO public.log VALUES (old.name)`, want: plant.ErrStoreRule},
+	{name: "a policy that divides by zero", sql: `ALTER TABLE public.plants ENABLE ROW LEVEL SECURITY;
+		CREATE POLICY p ON public.plants USING (1 / (id - 1) IS NOT NULL)`, want: plant.ErrStoreRule},
 	{name: "a trigger that raises, where errors end the session", super: `ALTER DATABASE {database} SET exit_on_error = on`,
 		sql: archiving(`RAISE EXCEPTION 'never'`), want: plant.ErrStoreRule},
 	{name: "an id that is no bigint any more", sql: `ALTER TABLE public.plants ALTER id DROP IDENTITY; ALTER TABLE public.plants ALTER id TYPE numeric`, want: plant.ErrHindered},

@@ -279,6 +279,9 @@ func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, s
 	at = -1
 	if whose := len(tags) / apart; whose < len(deletions) {
 		at = whose
+		if err != nil && len(tags)%apart == 1 {
+			err = errAtDelete{err}
+		}
 	}
 	return deleted, work, at, err
 }
@@ -300,7 +303,7 @@ func deleteTogether(ctx context.Context, on runner, deletions []turn, lockTimeou
 	ids, principals, requestIDs, keys := columns(asked)
 	budget := budgetOf(deletions[0]) // all are of one principal, or of principals without
 	deleted = make([]bool, len(deletions))
-	_, err = on.run(ctx, []statement{
+	tags, err := on.run(ctx, []statement{
 		{bounds + `, ` + noPlanOfASmallTable + `, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.request', '', true),
 		pg_catalog.set_config('plantstore.batch', ARRAY[$3::bigint[]::pg_catalog.text[], $4::pg_catalog.text[], $5::pg_catalog.text[], $6::pg_catalog.text[]]::pg_catalog.text, true),
 		pg_catalog.set_config('plantstore.budget', $7::pg_catalog.text[]::pg_catalog.text, true)`,
@@ -313,6 +316,9 @@ func deleteTogether(ctx context.Context, on runner, deletions []turn, lockTimeou
 		}},
 		proves(ids, principals, keys, &work),
 	})
+	if err != nil && len(tags) == 1 {
+		err = errAtDelete{err}
+	}
 	return deleted, work, -1, err
 }
 

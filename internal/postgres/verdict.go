@@ -145,7 +145,7 @@ func judge(err error, sent bool) verdict {
 		case pg != nil && endsSession(pg):
 			v = unavailable(again)
 		case pg != nil:
-			v = judgeError(pg)
+			v = judgeError(pg, false)
 		}
 		if v.next == ask {
 			v.next = again
@@ -170,7 +170,8 @@ func judge(err error, sent bool) verdict {
 		pg.Code[:2] == "08" && pg.Where == "": // within a function it is about another connection
 		return unavailable(ask)
 	}
-	return judgeError(pg)
+	_, atDelete := errors.AsType[errAtDelete](err)
+	return judgeError(pg, atDelete)
 }
 
 // endsSession reports whether the server ended the session with an error, for whatever
@@ -179,12 +180,41 @@ func endsSession(pg *pgconn.PgError) bool {
 	return pg.SeverityUnlocalized == "FATAL" || pg.SeverityUnlocalized == "PANIC"
 }
 
+// An errAtDelete is one that came at a DELETE itself, and not at another statement of the
+// transaction, or at the commit.
+type errAtDelete struct{ error }
+
+func (e errAtDelete) Unwrap() error { return e.error }
+
+// isElsewhere reports whether an ERROR tells of a connection, of a disk, or of whatever else a
+// function of the store's uses, such as another server's. It says nothing of our connection,
+// nor of the database. What our own functions meet is the database's.
+func isElsewhere(pg *pgconn.PgError) bool {
+	if pg.Where == "" || strings.Contains(pg.Where, "plantstore_") {
+		return false
+	}
+	switch pg.Code {
+	case "57P01", "57P02", "57P03", readOnlyTransaction, "42P05", "26000": // see judgeError
+		return true
+	}
+	switch pg.Code[:2] {
+	case "08", "53", "58":
+		return true
+	}
+	return false
+}
+
 // judgeError classifies an ERROR with which the server answered a deletion. It
 // rolled the transaction back. The context of an error (pg.Where) is empty unless
-// it came from within a function.
-func judgeError(pg *pgconn.PgError) verdict {
+// it came from within a function. At a DELETE it may come from an expression of the
+// store's, in a rule or policy, and has no context: all that is ours there is an int64.
+func judgeError(pg *pgconn.PgError, atDelete bool) verdict {
+	stores := pg.Where != "" || atDelete
 	rule := verdict{err: wrap(plant.ErrStoreRule, pg)}
 	hindered := verdict{err: wrap(plant.ErrHindered, pg)}
+	if isElsewhere(pg) {
+		return verdict{next: alone, what: retried, err: hindered.err} // it may pass, and nobody has to wait for it
+	}
 	switch pg.Code {
 	case unrecorded:
 		return verdict{next: look, err: wrap(plant.ErrHindered, pg)}
@@ -208,10 +238,10 @@ func judgeError(pg *pgconn.PgError) verdict {
 		return rule // or a reference, see blame
 	case "42": // access rule violation: a right or a name is missing, ours or in a condition of a policy or trigger
 		return hindered
-	case "08", "53", "58": // another connection, insufficient resources, system error: a full disk may be mended
+	case "08", "53", "58": // connection, insufficient resources, system error: a full disk may be mended
 		return verdict{next: again, err: wrap(plant.ErrUnavailable, pg)}
 	case "54", "XX": // limits and internal errors, such as a row whose text is too large
-		if pg.Where != "" || pg.Code == "54000" { // the latter also where no transaction ids are left
+		if stores || pg.Code == "54000" { // the latter also where no transaction ids are left
 			return hindered
 		}
 		return fault(pg)
@@ -221,10 +251,10 @@ func judgeError(pg *pgconn.PgError) verdict {
 		return rule
 	}
 	switch {
-	case pg.Where != "":
-		return rule
-	case pg.Code[:2] == "55": // object not in prerequisite state: its deletions can't be published
+	case pg.Code[:2] == "55" && pg.Where == "": // object not in prerequisite state: its deletions can't be published
 		return hindered
+	case stores:
+		return rule
 	}
 	return fault(pg)
 }

@@ -49,6 +49,9 @@ func TestJudge(t *testing.T) {
 	within := func(code string) error {
 		return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code, Where: "PL/pgSQL function audit() line 3 at RAISE"}
 	}
+	ours := func(code string) error {
+		return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code, Where: "PL/pgSQL function public.plantstore_record_deletion() line 61 at SQL statement"}
+	}
 	violation := func(code, table, constraint, column string) error {
 		return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code, SchemaName: "public",
 			TableName: table, ConstraintName: constraint, ColumnName: column}
@@ -87,7 +90,16 @@ func TestJudge(t *testing.T) {
 		{"disk_full", sql("53100"), true, plant.ErrUnavailable, again},
 		{"io_error", sql("58030"), true, plant.ErrUnavailable, again},
 		{"connection_failure", sql("08006"), true, plant.ErrUnavailable, ask},
-		{"connection_failure of a connection that a trigger made", within("08006"), true, plant.ErrUnavailable, again},
+		{"connection_failure of a connection that a trigger made", within("08006"), true, plant.ErrHindered, alone},
+		{"disk_full where a trigger writes", within("53100"), true, plant.ErrHindered, alone},
+		{"disk_full where the ledger is written", ours("53100"), true, plant.ErrUnavailable, again},
+		{"too_many_connections where a trigger connects to", within("53300"), true, plant.ErrHindered, alone},
+		{"io_error in a trigger", within("58030"), true, plant.ErrHindered, alone},
+		{"read_only_sql_transaction where a trigger writes", within("25006"), true, plant.ErrHindered, alone},
+		{"prepared statement of a trigger", within("42P05"), true, plant.ErrHindered, alone},
+		{"no prepared statement of a trigger", within("26000"), true, plant.ErrHindered, alone},
+		{"admin_shutdown where a trigger connects to", within("57P01"), true, plant.ErrHindered, alone},
+		{"cannot_connect_now where a trigger connects to", within("57P03"), true, plant.ErrHindered, alone},
 		{"read_only_sql_transaction", sql("25006"), true, plant.ErrUnavailable, again},
 		{"prepared statement of another session", sql("42P05"), true, plant.ErrUnavailable, again},
 		{"prepared statement in another session", sql("26000"), true, plant.ErrUnavailable, again},
@@ -107,6 +119,10 @@ func TestJudge(t *testing.T) {
 		{"raised by a trigger in C", sql("09000"), true, plant.ErrStoreRule, done},
 		{"bad value in a trigger", within("22012"), true, plant.ErrStoreRule, done},
 		{"bad value in our own statement", sql("22P02"), true, nil, done},
+		{"bad value in a rule or policy", errAtDelete{sql("22012")}, true, plant.ErrStoreRule, done},
+		{"several rows for a value of a rule", errAtDelete{sql("21000")}, true, plant.ErrStoreRule, done},
+		{"internal error of a rule or policy", errAtDelete{sql("XX000")}, true, plant.ErrHindered, done},
+		{"deletions that can't be published, at the DELETE", errAtDelete{sql("55000")}, true, plant.ErrHindered, done},
 		{"rule that does not go with RETURNING", sql("0A000"), true, plant.ErrStoreRule, done},
 		{"no transaction ids are left", sql("54000"), true, plant.ErrHindered, done},
 		{"row too large for the ledger", within("54000"), true, plant.ErrHindered, done},

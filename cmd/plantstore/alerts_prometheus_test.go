@@ -29,7 +29,11 @@ import (
 
 // A watcher is a Prometheus that scrapes one service, and evaluates the shipped rules without their
 // patience.
-type watcher struct{ url string }
+type watcher struct {
+	url string
+	// again ends it, and starts it a while later on the same data.
+	again func(pause time.Duration, flags ...string)
+}
 
 // startPrometheus has the rules say the second of each pair of texts for the first.
 func startPrometheus(t *testing.T, admin string, hurry ...string) watcher {
@@ -48,26 +52,38 @@ func startPrometheus(t *testing.T, admin string, hurry ...string) watcher {
 	address := l.Addr().String()
 	l.Close()
 	log := new(syncBuffer)
-	cmd := exec.Command("prometheus", "--config.file="+filepath.Join(dir, "prometheus.yml"),
-		"--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)
-	cmd.Stderr = log
-	if err := cmd.Start(); err != nil {
-		t.Fatalf("%v: .ci/alerts-check brings Prometheus", err)
+	var cmd *exec.Cmd
+	p := watcher{url: "http://" + address}
+	start := func(flags ...string) {
+		cmd = exec.Command("prometheus", append(flags, "--config.file="+filepath.Join(dir, "prometheus.yml"),
+			"--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)...)
+		cmd.Stderr = log
+		if err := cmd.Start(); err != nil {
+			t.Fatalf("%v: .ci/alerts-check brings Prometheus", err)
+		}
+		if !eventually(func() bool {
+			code, _, _ := trySend(t, http.MethodGet, p.url+"/-/ready", "")
+			return code == http.StatusOK
+		}) {
+			t.Fatal("Prometheus does not become ready")
+		}
 	}
-	t.Cleanup(func() {
+	end := func() {
 		cmd.Process.Signal(os.Interrupt)
 		cmd.Wait()
+	}
+	p.again = func(pause time.Duration, flags ...string) {
+		end()
+		time.Sleep(pause)
+		start(flags...)
+	}
+	t.Cleanup(func() {
+		end()
 		if t.Failed() {
 			t.Logf("log of Prometheus:\n%s", log)
 		}
 	})
-	p := watcher{"http://" + address}
-	if !eventually(func() bool {
-		code, _, _ := trySend(t, http.MethodGet, p.url+"/-/ready", "")
-		return code == http.StatusOK
-	}) {
-		t.Fatal("Prometheus does not become ready")
-	}
+	start()
 	return p
 }
 
@@ -287,12 +303,13 @@ func TestAlertsFire(t *testing.T) {
 	prom.wait(t, true, "PlantstoreReplicaDown", "PlantstoreNotServing")
 }
 
-// A process that keeps ending is known by when it began.
+// A process that keeps ending is known by when it began. Once it is down, that is known also
+// to a Prometheus that was away for longer than it looks back.
 func TestRestartAlertsFire(t *testing.T) {
 	t.Parallel()
 	// No connection of anybody's comes from this address, and so none takes the port.
 	s := startService(t, nil, "--database-url=host="+t.TempDir(), "--admin-addr=127.77.0.1:0")
-	prom := startPrometheus(t, s.admin)
+	prom := startPrometheus(t, s.admin, "[1m]", "[5s]")
 	for restarts := 0; ; restarts++ {
 		if !eventually(func() bool {
 			return len(prom.ask(t, fmt.Sprintf(`changes(process_start_time_seconds[30m]) == %d`, restarts))) == 1
@@ -308,6 +325,9 @@ func TestRestartAlertsFire(t *testing.T) {
 	}
 	prom.wait(t, true, "PlantstoreRestarts")
 	s.end(t, 0)
+	prom.wait(t, true, "PlantstoreReplicaDown")
+	prom.again(6*time.Second, "--query.lookback-delta=3s")
+	prom.wait(t, true, "PlantstoreReplicaDown")
 }
 
 // The others fire, too, where hours and gigabytes are seconds and bytes in their rules.

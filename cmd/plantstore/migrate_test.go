@@ -177,7 +177,7 @@ func TestMigrateUpNamesTheBlocker(t *testing.T) {
 	matches(t, "standard output", stdout, `applied 00001_plants.sql \(\S+s\)\napplied 00002_ledger.sql \(\S+s\)\n`)
 	matches(t, "standard error", stderr, blocked+progress+
 		`00003_record_deletions.sql did not get SHARE ROW EXCLUSIVE on public.plants and lets others through: attempt 2 of 2 in \S+s\n`+
-		progress+blocked+progress+`plantstore: migration 00003_record_deletions.sql: no lock SHARE ROW EXCLUSIVE on public.plants within 2s, in 2 attempts: nothing was changed; `+
+		progress+blocked+progress+`plantstore: migration 00003_record_deletions.sql: no lock SHARE ROW EXCLUSIVE on public.plants within 2s, in 2 attempts: rolled back; `+
 		`blocked by pid \d+, application till, .*; end what is in the way, or try again with a larger --lock-attempts\n`)
 
 	// The sale ends when the migration says that it waits for it.
@@ -293,7 +293,7 @@ func TestWhyAMigrationEnded(t *testing.T) {
 		"interrupted: migration 1.sql is rolled back: nothing of it was changed; see 'plantstore migrate status', and run the same again to go on":                &migrate.InterruptedError{Name: "1.sql", State: migrate.Untouched, Err: context.Canceled},
 		"the connection was lost (fault): migration 1.sql is complete: it was committed before; see 'plantstore migrate status', and run the same again to go on": &migrate.InterruptedError{Name: "1.sql", State: migrate.Complete, Err: fault},
 		"migration 1.sql: fault": &migrate.FailedError{Name: "1.sql", Err: fault},
-		"migration 1.sql: no lock within 1s, in 2 attempts: nothing was changed; end what is in the way, or try again with a larger --lock-attempts": &migrate.FailedError{Name: "1.sql",
+		"migration 1.sql: no lock within 1s, in 2 attempts: rolled back; end what is in the way, or try again with a larger --lock-attempts": &migrate.FailedError{Name: "1.sql",
 			Err: &migrate.BlockedError{Attempts: 2, Timeout: time.Second, Err: fault}},
 		"fault": fault,
 	} {

@@ -97,9 +97,9 @@ func explained(err error, setting string) error {
 		return errors.New(postgres.ExplainFor(err, setting))
 	}
 	if e, ok := errors.AsType[*migrate.BlockedError](err); ok {
-		return fmt.Errorf("migration %s: %w; end what is in the way, or try again with a larger --lock-attempts", failed.Name, e)
+		return fmt.Errorf("%s: %w; end what is in the way, or try again with a larger --lock-attempts", failed.Where(), e)
 	}
-	return fmt.Errorf("migration %s: %s", failed.Name, postgres.ExplainFor(failed.Err, setting))
+	return fmt.Errorf("%s: %s", failed.Where(), postgres.ExplainFor(failed.Err, setting))
 }
 
 func writeJSON(w io.Writer, v any) error {

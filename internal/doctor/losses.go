@@ -18,8 +18,8 @@ type loss struct {
 	remedy  string
 }
 
-// losses are those that a migration refuses. It looks for itself, under a lock; but by then
-// those that came after it are taken back, and with them the service's rights.
+// losses are those that a migration refuses. It looks for itself, under a lock, and names the
+// first; here all are, with what to do.
 func losses() []loss {
 	return []loss{
 		{4, "public.api_principals", "clients",

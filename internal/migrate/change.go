@@ -22,6 +22,7 @@ type runner struct {
 	config  *pgx.ConnConfig
 
 	session     *pgx.Conn
+	whole       bool          // a transaction of the session is open for several migrations
 	pid         uint32        // of the session's server process
 	lockTimeout time.Duration // Options.LockTimeout, or a little more
 	all         []Migration   // of the set
@@ -76,22 +77,45 @@ func (s Set) change(ctx context.Context, databaseURL string, o Options, up bool,
 	if err != nil {
 		return nil, err
 	}
-	for i, m := range work {
-		event := Event{Kind: Started, Migration: m, Number: i + 1, Of: len(work)}
-		r.notify(event)
-		event.Took, err = r.apply(ctx, db, p, event)
+	for len(changes) < len(work) {
+		step, err := r.step(ctx, work, len(changes))
+		if err != nil {
+			return changes, err
+		}
+		m, err := r.apply(ctx, db, p, step)
 		if err != nil && (ctx.Err() != nil || r.session.IsClosed()) {
 			db.Close() // and with it its lock, which interrupted needs
 			return changes, r.interrupted(ctx, m, err)
 		}
 		if err != nil {
-			return changes, &FailedError{m.Name, err}
+			return changes, &FailedError{m.Name, len(step) == len(work) && !up, err}
 		}
-		changes = append(changes, Change{m, event.Took})
-		event.Kind = Finished
-		r.notify(event)
+		for _, event := range step {
+			changes = append(changes, Change{event.Migration, event.Took})
+			event.Kind = Finished
+			r.notify(event)
+		}
 	}
 	return changes, nil
+}
+
+// step returns what is done next, as a whole or not at all: a migration that is applied, or
+// all that are taken back. One that runs outside a transaction is a step of its own.
+func (r *runner) step(ctx context.Context, work []Migration, done int) (step []Event, err error) {
+	for i, m := range work[done:] {
+		step = append(step, Event{Kind: Started, Migration: m, Number: done + i + 1, Of: len(work)})
+		if r.up {
+			return step, nil
+		}
+		script, err := r.set.script(ctx, m)
+		if err != nil {
+			return nil, err
+		}
+		if !script.transaction {
+			return step[:max(i, 1)], nil
+		}
+	}
+	return step, nil
 }
 
 // prepare gets the session ready, waits for the lock and finds out what to do.
@@ -169,31 +193,41 @@ func (r *runner) unlock(ctx context.Context) {
 	_, _ = r.session.Exec(ctx, `SELECT pg_advisory_unlock($1)`, int64(lockID))
 }
 
-// apply applies a migration, or takes it back. It tries again when a lock was
-// not to be had.
-func (r *runner) apply(ctx context.Context, db *sql.DB, p *goose.Provider, event Event) (time.Duration, error) {
+// apply does a step, and tries again when a lock was not to be had. After an error it also
+// returns the migration that met it.
+func (r *runner) apply(ctx context.Context, db *sql.DB, p *goose.Provider, step []Event) (Migration, error) {
+	started := 0
 	for attempt := 1; ; attempt++ {
-		// Each time, because a migration may set its own.
-		timeout := strconv.FormatInt(r.lockTimeout.Milliseconds(), 10)
-		if _, err := db.ExecContext(ctx, pinned+`, pg_catalog.set_config('lock_timeout', $1, false)`, timeout); err != nil {
-			return 0, err
-		}
-		stop := r.watch(ctx, event)
-		began := time.Now()
-		_, err := p.ApplyVersion(ctx, event.Migration.Version, r.up)
-		took := time.Since(began)
-		seen := stop()
+		var event Event
+		var seen sighting
+		err := r.inOne(ctx, len(step) > 1, func() error {
+			for i := range step {
+				event = step[i]
+				if i == started {
+					started++
+					r.notify(event)
+				}
+				stop := r.watch(ctx, event)
+				began := time.Now()
+				err := r.try(ctx, db, p, step, i)
+				step[i].Took = time.Since(began)
+				if seen = stop(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
 		if err == nil {
-			return took, nil
+			return Migration{}, nil
 		}
 		if partial, ok := errors.AsType[*goose.PartialError](err); ok {
 			err = partial.Err
 		}
 		if ctx.Err() != nil || !isLockTimeout(err) {
-			return 0, err
+			return event.Migration, err
 		}
 		if attempt >= r.options.LockAttempts {
-			return 0, &BlockedError{seen.Lock, seen.Blockers, attempt, r.options.LockTimeout, err}
+			return event.Migration, &BlockedError{seen.Lock, seen.Blockers, attempt, r.options.LockTimeout, err}
 		}
 		retry := event
 		retry.Kind, retry.Lock, retry.Blockers = Retrying, seen.Lock, seen.Blockers
@@ -201,10 +235,74 @@ func (r *runner) apply(ctx context.Context, db *sql.DB, p *goose.Provider, event
 		r.notify(retry)
 		select {
 		case <-ctx.Done():
-			return 0, ctx.Err()
+			return event.Migration, ctx.Err()
 		case <-time.After(retry.Pause):
 		}
 	}
+}
+
+// inOne has one transaction around all that do sends, if several migrations are done.
+func (r *runner) inOne(ctx context.Context, several bool, do func() error) error {
+	if !several {
+		return do()
+	}
+	tx, err := r.session.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	r.whole = true
+	err = do()
+	r.whole = false
+	if err == nil {
+		return tx.Commit(ctx)
+	}
+	if ctx.Err() == nil { // else the connection is closed next
+		_ = tx.Rollback(ctx)
+	}
+	return err
+}
+
+// try applies one migration of a step, or takes it back.
+func (r *runner) try(ctx context.Context, db *sql.DB, p *goose.Provider, step []Event, i int) error {
+	// Each time, because a migration may set its own.
+	timeout := strconv.FormatInt(r.lockTimeout.Milliseconds(), 10)
+	if _, err := db.ExecContext(ctx, pinned+`, pg_catalog.set_config('lock_timeout', $1, false)`, timeout); err != nil {
+		return err
+	}
+	if r.whole && i == 0 {
+		if err := r.lockFirst(ctx, db, step); err != nil {
+			return err
+		}
+	}
+	_, err := p.ApplyVersion(ctx, step[i].Migration.Version, r.up)
+	return err
+}
+
+// lockFirst locks the tables that were there before their migrations, in the order in which
+// a deletion does: plants, and then what it is recorded in. Nobody else waits behind a lock
+// of ours while we wait for one of these.
+func (r *runner) lockFirst(ctx context.Context, db *sql.DB, step []Event) error {
+	for _, event := range step {
+		for _, effect := range r.set.Effects[event.Migration.Version] {
+			for _, lock := range effect.Locks {
+				if lock.verdict() == Safe {
+					continue
+				}
+				// Of somebody else's table nothing can be dropped, or nothing is left on it.
+				var may bool
+				if err := db.QueryRowContext(ctx, `SELECT coalesce(pg_has_role(c.relowner, 'USAGE') AND has_table_privilege(c.oid, 'UPDATE, DELETE, TRUNCATE'), false)
+					FROM (SELECT to_regclass($1)::oid) t (oid) LEFT JOIN pg_class c USING (oid)`, lock.Table).Scan(&may); err != nil {
+					return fmt.Errorf("look whose %s is: %w", lock.Table, err)
+				}
+				if may {
+					if _, err := db.ExecContext(ctx, `LOCK TABLE `+lock.Table+` IN ACCESS EXCLUSIVE MODE`); err != nil {
+						return err
+					}
+				}
+			}
+		}
+	}
+	return nil
 }
 
 func (r *runner) notify(e Event) {

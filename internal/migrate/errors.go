@@ -17,14 +17,24 @@ func (e *HinderedError) Error() string {
 	return "nothing was changed: " + strings.Join(all, "; ")
 }
 
-// A FailedError says which migration failed. Those before it were applied or
-// taken back; of itself nothing was, unless it runs outside a transaction.
+// A FailedError says which migration failed. Of itself nothing was applied or taken
+// back, unless it runs outside a transaction. Those before it were, unless Whole.
 type FailedError struct {
-	Name string // of the file
-	Err  error  // may be a BlockedError
+	Name  string // of the file
+	Whole bool   // all was one transaction: nothing was changed
+	Err   error  // may be a BlockedError
 }
 
-func (e *FailedError) Error() string { return fmt.Sprintf("migration %s: %v", e.Name, e.Err) }
+func (e *FailedError) Error() string { return e.Where() + ": " + e.Err.Error() }
+
+// Where says which migration failed, and what of those before it.
+func (e *FailedError) Where() string {
+	if e.Whole {
+		return "nothing was changed: migration " + e.Name
+	}
+	return "migration " + e.Name
+}
+
 func (e *FailedError) Unwrap() error { return e.Err }
 
 // A BlockedError says that a lock could not be had.
@@ -37,7 +47,7 @@ type BlockedError struct {
 }
 
 func (e *BlockedError) Error() string {
-	message := fmt.Sprintf("no lock%s within %s, in %d attempts: nothing was changed", onLock(" ", e.Lock), e.Timeout, e.Attempts)
+	message := fmt.Sprintf("no lock%s within %s, in %d attempts: rolled back", onLock(" ", e.Lock), e.Timeout, e.Attempts)
 	for _, b := range e.Blockers {
 		message += "; blocked by " + b.String()
 	}

@@ -167,23 +167,22 @@ func TestADownThatWouldLoseRowsRefuses(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
 		row, refusal string
-		left         int // migrations that stay
 	}{
-		{`INSERT INTO api_principals (name) VALUES ('x')`, "refusing to drop public.api_principals", 4},
-		{`INSERT INTO plants (id, name) VALUES (1, 'Jade plant'); DELETE FROM plants`, "refusing to drop public.plant_deletions", 2},
-		{`INSERT INTO plants (id, name) VALUES (1, 'Jade plant')`, "refusing to drop public.plants", 1},
+		{`INSERT INTO api_principals (name) VALUES ('x')`, "refusing to drop public.api_principals"},
+		{`INSERT INTO plants (id, name) VALUES (1, 'Jade plant'); DELETE FROM plants`, "refusing to drop public.plant_deletions"},
+		{`INSERT INTO plants (id, name) VALUES (1, 'Jade plant')`, "refusing to drop public.plants"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.refusal, func(t *testing.T) {
 			t.Parallel()
 			database := pgtest.New(t)
 			exec(t, pgtest.Connect(t, database.Owner), tt.row)
-			_, err := migrate.Service().DownTo(t.Context(), database.Owner, 0, migrate.Options{})
-			if err == nil || !strings.Contains(err.Error(), tt.refusal) {
-				t.Errorf("DownTo(0): %v, want %q", err, tt.refusal)
+			changes, err := migrate.Service().DownTo(t.Context(), database.Owner, 0, migrate.Options{})
+			if err == nil || !strings.HasPrefix(err.Error(), "nothing was changed: ") || !strings.Contains(err.Error(), tt.refusal) || len(changes) != 0 {
+				t.Errorf("DownTo(0): %v, %v; want nothing changed, and %q", changes, err, tt.refusal)
 			}
-			if got := applied(t, database.Owner); got != tt.left {
-				t.Errorf("%d migrations left, want %d", got, tt.left)
+			if got := applied(t, database.Owner); got != len(migrate.All()) {
+				t.Errorf("%d migrations left, want all", got)
 			}
 		})
 	}
@@ -194,15 +193,17 @@ func TestADownWaitsForRowsThatCome(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		row, refusal string
-		to           int64
+		from, to     int64
 	}{
-		{`INSERT INTO api_principals (name) VALUES ('x')`, "refusing to drop public.api_principals", 3},
-		{`INSERT INTO plants (id, name) VALUES (1, 'Jade plant')`, "refusing to drop public.plants", 0},
+		{`INSERT INTO api_principals (name) VALUES ('x')`, "refusing to drop public.api_principals", 4, 3},
+		{`INSERT INTO plants (id, name) VALUES (1, 'Jade plant')`, "refusing to drop public.plants", 1, 0},
+		{`DELETE FROM plants WHERE id = 7`, "nothing was changed: migration 00002_ledger.sql: ERROR: refusing to drop public.plant_deletions", migrate.Latest(), 1},
 	} {
 		t.Run(tt.refusal, func(t *testing.T) {
 			t.Parallel()
 			database := pgtest.New(t)
-			if _, err := migrate.Service().DownTo(t.Context(), database.Owner, tt.to+1, migrate.Options{}); err != nil {
+			exec(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) VALUES (7, 'Agave')`)
+			if _, err := migrate.Service().DownTo(t.Context(), database.Owner, tt.from, migrate.Options{}); err != nil {
 				t.Fatal(err)
 			}
 			tx, err := pgtest.Connect(t, database.Owner).Begin(t.Context())
@@ -229,7 +230,56 @@ func TestADownWaitsForRowsThatCome(t *testing.T) {
 			if err := <-committed; err != nil {
 				t.Error(err)
 			}
+			if got := applied(t, database.Owner); got != int(tt.from) {
+				t.Errorf("%d migrations left, want %d", got, tt.from)
+			}
 		})
+	}
+}
+
+// The service's rights go first, and the triggers on the plants later. All or none go.
+func TestADownThatIsBlockedTakesNothingBack(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	before := schema(t, pgtest.Connect(t, database.Owner))
+	pid, release := hold(t, database)
+	changes, err := migrate.Service().DownTo(t.Context(), database.Owner, 2, migrate.Options{LockTimeout: 2 * time.Second, LockAttempts: 2})
+	blocked, ok := errors.AsType[*migrate.BlockedError](err)
+	if !ok || blocked.Lock != "ACCESS EXCLUSIVE on public.plants" || len(blocked.Blockers) != 1 || blocked.Blockers[0].PID != int32(pid) ||
+		!strings.HasPrefix(err.Error(), "nothing was changed: ") || len(changes) != 0 {
+		t.Errorf("DownTo(2) beside a reader: %v, %v; want nothing changed, and the reader named", changes, err)
+	}
+	if diff := cmp.Diff(before, schema(t, pgtest.Connect(t, database.Owner))); diff != "" {
+		t.Errorf("after DownTo(2) beside a reader (-before +after):\n%s", diff)
+	}
+	release()
+	if changes, err := migrate.Service().DownTo(t.Context(), database.Owner, 2, migrate.Options{}); err != nil || len(changes) != 4 {
+		t.Errorf("DownTo(2) = %v, %v; want 4 taken back", changes, err)
+	}
+	if diff := cmp.Diff(upTo(t, 2), schema(t, pgtest.Connect(t, database.Owner))); diff != "" {
+		t.Errorf("after DownTo(2) (-Up to 2 +got):\n%s", diff)
+	}
+}
+
+// One that runs outside a transaction is taken back by itself.
+func TestDownOutsideATransaction(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	down := func(sql string) string { return "-- +goose Up\nSELECT 1;\n-- +goose Down\n" + sql }
+	set := extended(t, map[string]string{
+		"00101_a.sql": down("SELECT 1 / 0;\n"), "00102_b.sql": down("SELECT 1;\n"),
+		"00103_index.sql": "-- +goose NO TRANSACTION\n" + down("CREATE INDEX CONCURRENTLY late ON public.plants (name);\n"), "00104_d.sql": down("SELECT 1;\n"), "00105_e.sql": down("SELECT 1;\n"),
+	})
+	if _, err := set.Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	changes, err := set.DownTo(t.Context(), database.Owner, 100, migrate.Options{})
+	failed, ok := errors.AsType[*migrate.FailedError](err)
+	if !ok || failed.Name != "00101_a.sql" || failed.Whole || len(changes) != 3 {
+		t.Errorf("DownTo(100) = %v, %v; want three taken back, and that 00101 failed", changes, err)
+	}
+	if got, want := applied(t, database.Owner), len(migrate.All())+2; got != want {
+		t.Errorf("%d migrations left, want %d", got, want)
 	}
 }
 

@@ -132,7 +132,7 @@ func (r *runner) open() *sql.DB {
 			r.notify(Event{Kind: Warned, Warning: strings.TrimSpace(n.Message + ". " + n.Hint)})
 		}
 	}
-	db := sql.OpenDB(&single{Connector: stdlib.GetConnector(*config)})
+	db := sql.OpenDB(&single{Connector: stdlib.GetConnector(*config), whole: &r.whole})
 	db.SetMaxOpenConns(1)
 	return db
 }
@@ -140,7 +140,8 @@ func (r *runner) open() *sql.DB {
 // single is a connector that connects once.
 type single struct {
 	driver.Connector
-	done bool
+	whole *bool
+	done  bool
 }
 
 func (s *single) Connect(ctx context.Context) (driver.Conn, error) {
@@ -148,9 +149,40 @@ func (s *single) Connect(ctx context.Context) (driver.Conn, error) {
 		return nil, errors.New("the connection to the database was lost")
 	}
 	conn, err := s.Connector.Connect(ctx)
-	s.done = err == nil
-	return conn, err
+	if err != nil {
+		return nil, err
+	}
+	s.done = true
+	return joining{conn.(*stdlib.Conn), s.whole}, nil
 }
+
+// A joining connection begins no transactions of its own while whole says that one is open
+// for all that is sent. goose would begin one for each migration.
+type joining struct {
+	*stdlib.Conn
+	whole *bool
+}
+
+func (c joining) BeginTx(ctx context.Context, options driver.TxOptions) (driver.Tx, error) {
+	if *c.whole {
+		return joined{}, nil
+	}
+	return c.Conn.BeginTx(ctx, options)
+}
+
+// ResetSession would take an open transaction for one that was forgotten.
+func (c joining) ResetSession(ctx context.Context) error {
+	if *c.whole {
+		return nil
+	}
+	return c.Conn.ResetSession(ctx)
+}
+
+// joined is a transaction that ends with the one that it is part of.
+type joined struct{}
+
+func (joined) Commit() error   { return nil }
+func (joined) Rollback() error { return nil }
 
 // withConn lends the database's one connection out.
 func withConn(ctx context.Context, db *sql.DB, do func(*pgx.Conn) error) error {
@@ -159,5 +191,5 @@ func withConn(ctx context.Context, db *sql.DB, do func(*pgx.Conn) error) error {
 		return fmt.Errorf("connect: %w", err)
 	}
 	defer c.Close()
-	return c.Raw(func(conn any) error { return do(conn.(*stdlib.Conn).Conn()) })
+	return c.Raw(func(conn any) error { return do(conn.(joining).Conn.Conn()) })
 }

@@ -830,6 +830,13 @@ func TestReady(t *testing.T) {
 	if err := locker.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := s.owner.Exec(t.Context(), `REVOKE SELECT ON public.goose_db_version FROM plantstore_app`); err != nil {
+		t.Fatal(err)
+	}
+	const unseen = "the schema is behind: the migration that lets the service see which are applied is missing; apply it with 'plantstore migrate up'"
+	if err := s.Ready(in(t, patience), []int64{1, 2}); err == nil || err.Error() != unseen {
+		t.Errorf("Ready where the versions can't be read: %v, want %s", err, unseen)
+	}
 	never := storeOn(t, pgtest.Empty(t), "")
 	const all = "the schema is behind: migrations 1, 2 are missing; apply them with 'plantstore migrate up'"
 	if err := never.Ready(in(t, patience), []int64{1, 2}); err == nil || err.Error() != all {

@@ -440,7 +440,7 @@ func (db *DB) NotReady(err error) error {
 func (db *DB) Ready(ctx context.Context, versions []int64) error {
 	var stuck bool
 	var readOnly, standbys string
-	var missing []string
+	var missing string
 	err := db.Lend(ctx, func(conn *pgx.Conn) error {
 		err := queryRow(ctx, conn, []any{&readOnly, &standbys},
 			`SELECT CASE WHEN pg_is_in_recovery() THEN 'a standby, or a demoted primary'
@@ -463,9 +463,8 @@ func (db *DB) Ready(ctx context.Context, versions []int64) error {
 	case readOnly != "":
 		db.pool.Reset() // with several hosts, the next connection may find the new primary
 		return &NotReadyError{ReadOnly, fmt.Sprintf("the database at %s is read-only: %s", db.host, readOnly)}
-	case len(missing) > 0:
-		return &NotReadyError{SchemaBehind, fmt.Sprintf("the schema is behind: migrations %s are missing; apply them with 'plantstore migrate up'",
-			strings.Join(missing, ", "))}
+	case missing != "":
+		return &NotReadyError{SchemaBehind, "the schema is behind: " + missing + " with 'plantstore migrate up'"}
 	}
 	return nil
 }
@@ -487,24 +486,27 @@ func isStuck(ctx context.Context, conn *pgx.Conn) (bool, error) {
 	return false, err
 }
 
-// missingOf returns which of versions the database does not have. Those that row level
-// security may hide are not missing: that is a hindrance of its own.
-func missingOf(ctx context.Context, conn *pgx.Conn, versions []int64) ([]string, error) {
+// missingOf says which of versions the database does not have, or nothing. Those that row
+// level security may hide are not missing: that is a hindrance of its own.
+func missingOf(ctx context.Context, conn *pgx.Conn, versions []int64) (string, error) {
 	var missing []string
 	err := queryRow(ctx, conn, []any{&missing}, `
 		SELECT ARRAY(SELECT v::pg_catalog.text FROM unnest($1::bigint[]) v
 			WHERE NOT row_security_active('public.goose_db_version')
 				AND NOT EXISTS (SELECT FROM public.goose_db_version g WHERE g.version_id = v AND g.is_applied) ORDER BY v)`, versions)
 	switch sqlState(err) {
-	case undefinedTable, insufficientPrivilege:
-		// Never migrated, or not as far as the grants to our role.
-		missing = make([]string, len(versions))
-		for i, v := range versions {
-			missing[i] = strconv.FormatInt(v, 10)
+	case insufficientPrivilege:
+		return "the migration that lets the service see which are applied is missing; apply it", nil
+	case undefinedTable: // never migrated
+		for _, v := range versions {
+			missing = append(missing, strconv.FormatInt(v, 10))
 		}
-		return missing, nil
+		err = nil
 	}
-	return missing, err
+	if err != nil || len(missing) == 0 {
+		return "", err
+	}
+	return "migrations " + strings.Join(missing, ", ") + " are missing; apply them", nil
 }
 
 func (db *DB) explain(err error) error {

@@ -722,10 +722,15 @@ func TestDoctorOnAServer(t *testing.T) {
 		{"membership", `GRANT pg_read_all_data TO plantstore_app`, "grants", Problem, "plantstore_app is a member of pg_read_all_data", true, nil},
 		{"a member", `GRANT plantstore_app TO @somebody`, "rights", Warning, `somebody_\w+ is a member of plantstore_app, and can delete in the name of whomever it likes`, true, nil},
 		{"a password whose time is over", `ALTER ROLE plantstore_app VALID UNTIL '2026-11-01T12:00:00Z'`, "rights", Warning,
-			"no password lets role plantstore_app in since 2026-11-01T12:00:00Z", true, nil},
+			"if role plantstore_app logs in with a password, none lets it in since 2026-11-01T12:00:00Z", true, nil},
+		{"a password that never let anybody in", `ALTER ROLE plantstore_app VALID UNTIL '-infinity'`, "rights", Warning,
+			"if role plantstore_app logs in with a password, none lets it in at any time", true, nil},
 		{"a password whose time ends", `DO $$ BEGIN EXECUTE format('ALTER ROLE plantstore_owner VALID UNTIL %L', now() + interval '13 days'); END $$`, "rights", Warning,
-			`no password lets role plantstore_owner in after \S+Z`, true, nil},
-		{"rows that nobody counts", `ALTER DATABASE postgres SET track_counts = off`, "record", Warning, "track_counts is off: .*", true, nil},
+			`if role plantstore_owner logs in with a password, none lets it in after \S+Z`, true, nil},
+		{"rows that nobody counts", `ALTER DATABASE postgres SET track_counts = off`, "record", Warning, "track_counts is off in this database: an alert .*", true, nil},
+		{"rows of the service that nobody counts", `ALTER ROLE plantstore_app SET track_counts = No`, "record", Warning, "track_counts is off for role plantstore_app: an alert .*", true, nil},
+		{"rows of the service that nobody counts here", `ALTER ROLE plantstore_app IN DATABASE postgres SET track_counts = off`, "record", Warning, "track_counts is off for role plantstore_app: .*", true, nil},
+		{"rows that nobody counts on the server", "ALTER SYSTEM SET track_counts = off;\nSELECT pg_reload_conf();\nSELECT pg_sleep(0.2)", "record", Warning, "track_counts is off on this server: .*", true, nil},
 		{"replica for all roles", `ALTER ROLE ALL SET session_replication_role = replica`, "plants", Problem, "session_replication_role is replica for all roles: plants leave without a record", false, nil},
 		{"replica on the server", "ALTER SYSTEM SET session_replication_role = replica;\nSELECT pg_reload_conf();\nSELECT pg_sleep(0.2)", "plants", Problem,
 			"session_replication_role is replica on this server: plants leave without a record", false, nil},
@@ -741,6 +746,13 @@ func TestDoctorOnAServer(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) { provoke(t, examinationOf(super, app), super, "postgres", tt) })
 	}
+	t.Run("rows that are not counted of whoever examines", func(t *testing.T) {
+		script(t, super, "ALTER ROLE postgres SET track_counts = off; ALTER ROLE plantstore_owner IN DATABASE postgres SET track_counts = off;")
+		if found := troubles(t, examinationOf(super, app)); len(found) > 0 {
+			t.Errorf("%+v, want nothing", found)
+		}
+		script(t, super, "ALTER ROLE postgres RESET track_counts; ALTER ROLE plantstore_owner IN DATABASE postgres RESET track_counts;")
+	})
 	t.Run("a replication slot that holds nothing back", func(t *testing.T) {
 		script(t, super, "SELECT pg_create_physical_replication_slot('unused');")
 		if found := troubles(t, examinationOf(super, app)); len(found) > 0 {

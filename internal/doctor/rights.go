@@ -126,10 +126,12 @@ const members = `
 	FROM pg_auth_members m WHERE m.roleid = (SELECT oid FROM pg_roles WHERE rolname = @app::text)
 		AND (to_jsonb(m) ->> 'set_option' IS DISTINCT FROM 'false' OR to_jsonb(m) ->> 'inherit_option' IS DISTINCT FROM 'false')`
 
-// The server says of such a password what it says of a wrong one.
+// The server says of such a password what it says of a wrong one. Whether a role has a
+// password, rather than a certificate, only some may see.
 const endingPasswords = `
-	SELECT 'warning', format('no password lets role %I in %s %s', r.rolname, CASE WHEN r.rolvaliduntil < now() THEN 'since' ELSE 'after' END,
-			to_char(r.rolvaliduntil AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')),
+	SELECT 'warning', format('if role %I logs in with a password, none lets it in %s', r.rolname,
+			CASE WHEN r.rolvaliduntil = '-infinity' THEN 'at any time'
+				ELSE CASE WHEN r.rolvaliduntil < now() THEN 'since ' ELSE 'after ' END || to_char(r.rolvaliduntil AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') END),
 		format('ALTER ROLE %I VALID UNTIL ''infinity'';', r.rolname)
 	FROM pg_roles r WHERE r.rolname IN (@app::text, @owner::text) AND r.rolcanlogin AND r.rolvaliduntil < now() + interval '14 days' ORDER BY r.rolname`
 

@@ -68,7 +68,7 @@ DO $$
 BEGIN
     LOCK TABLE public.plant_deletions, public.plant_shapes IN ACCESS EXCLUSIVE MODE;
     IF EXISTS (SELECT FROM public.plant_deletions) THEN
-        RAISE EXCEPTION 'refusing to drop public.plant_deletions: it records deletions'
+        RAISE EXCEPTION 'refusing to drop public.plant_deletions: it records deletions or refusals'
             USING HINT = 'Export the ledger and empty it first; without it, deleted plants cannot be restored.';
     END IF;
     DROP TABLE public.plant_deletions, public.plant_shapes;

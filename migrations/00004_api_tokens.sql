@@ -174,6 +174,10 @@ BEGIN
         RAISE EXCEPTION 'refusing to drop public.api_principals: it holds clients'
             USING HINT = 'Clients would be locked out. Delete their tokens and them first if that is what you want.';
     END IF;
+    IF EXISTS (SELECT FROM public.plantstore_budgets WHERE most IS NOT NULL OR lifted_until > now()) THEN
+        RAISE EXCEPTION 'refusing to drop public.plantstore_budgets: it holds budgets'
+            USING HINT = 'Nothing would stop those clients any more. End each with plantstore token budget NAME none if that is what you want.';
+    END IF;
     DROP FUNCTION public.plantstore_token(bytea);
     DROP FUNCTION public.plantstore_spend(text, bigint, bigint, interval, bigint);
     -- What is left are counts of principals that the service knows from elsewhere.

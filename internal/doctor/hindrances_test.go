@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	roles "plantstore/deploy/postgres"
@@ -649,7 +650,10 @@ func TestANewerSchemaHindersNothing(t *testing.T) {
 func TestDownTellsWhatItWouldLose(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	script(t, database.Owner, `INSERT INTO plants (name) VALUES ('Jade plant'), ('Agave'); DELETE FROM plants WHERE name = 'Agave'; INSERT INTO api_principals (name) VALUES ('shop');`)
+	script(t, database.Owner, `INSERT INTO plants (name) VALUES ('Jade plant'), ('Agave'); DELETE FROM plants WHERE name = 'Agave'; INSERT INTO api_principals (name) VALUES ('shop');
+		INSERT INTO plantstore_budgets (principal, most, period) VALUES ('shop', 1, '7d'), ('oidc:mallory', 1, '7d');
+		INSERT INTO plantstore_budgets (principal, used) VALUES ('oidc:shop', 1);`)
+	remedies := make(map[string]string)
 	down := func(to int64) (taken int, refused []string) {
 		changes, err := service().DownTo(t.Context(), database.Owner, to, migrate.Options{})
 		hindered, ok := errors.AsType[*migrate.HinderedError](err)
@@ -659,13 +663,14 @@ func TestDownTellsWhatItWouldLose(t *testing.T) {
 		if ok {
 			for _, trouble := range hindered.Troubles {
 				refused = append(refused, trouble.Message)
+				remedies[trouble.Message] = trouble.Remedy
 			}
 		}
 		return len(changes), refused
 	}
-	const clients, deletions, plants = "public.api_principals holds clients, and would be dropped", "public.plant_deletions holds deletions, and would be dropped",
-		"public.plants holds plants, and would be dropped"
-	for to, want := range [][]string{{clients, deletions, plants}, {clients, deletions}, {clients}, {clients}} {
+	const clients, budgets, deletions, plants = "public.api_principals holds clients, and would be dropped", "public.plantstore_budgets holds budgets, and would be dropped",
+		"public.plant_deletions holds deletions or refusals, and would be dropped", "public.plants holds plants, and would be dropped"
+	for to, want := range [][]string{{clients, budgets, deletions, plants}, {clients, budgets, deletions}, {clients, budgets}, {clients, budgets}} {
 		if taken, refused := down(int64(to)); taken != 0 || !cmp.Equal(want, refused) {
 			t.Errorf("down to %d: %d taken back, refused with %q; want 0, %q", to, taken, refused, want)
 		}
@@ -676,9 +681,49 @@ func TestDownTellsWhatItWouldLose(t *testing.T) {
 	if taken, refused := down(4); taken != 2 || refused != nil {
 		t.Errorf("down to 4: %d taken back, refused with %q; want 2, as nothing is lost", taken, refused)
 	}
-	script(t, database.Owner, `DELETE FROM api_principals; DELETE FROM plant_deletions; COMMENT ON TABLE plants IS 'the store''s own';`)
+	script(t, database.Owner, remedies[clients])
+	if taken, refused := down(3); taken != 0 || !cmp.Equal([]string{budgets}, refused) {
+		t.Errorf("down to 3 without clients: %d taken back, refused with %q; want 0, %q", taken, refused, budgets)
+	}
+	script(t, database.Owner, remedies[budgets]+"\n"+remedies[deletions]+`
+		COMMENT ON TABLE plants IS 'the store''s own';`)
 	if taken, refused := down(0); taken != 4 || refused != nil {
 		t.Errorf("down to 0 once nothing would be lost: %d taken back, refused with %q; want 4", taken, refused)
+	}
+}
+
+// Where it can't be told, that is a reason not to begin. Somebody else's lock is none: the
+// migration waits for it, and names who has it.
+func TestDownThatCantLook(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct{ sql, want string }{
+		"gone":        {`DROP TABLE api_principals CASCADE`, "what would be lost of public.api_principals can't be told: .*does not exist.*"},
+		"closed":      {`REVOKE ALL ON plant_deletions FROM plantstore_owner`, "what would be lost of public.plant_deletions can't be told: permission denied .*"},
+		"hidden":      {`ALTER TABLE plant_deletions ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY`, "what would be lost of public.plant_deletions can't be told: .*row-level security.*"},
+		"locked":      {`BEGIN; LOCK TABLE api_principals`, ""},
+		"locked, too": {`BEGIN; LOCK TABLE plant_deletions`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			conn := pgtest.Connect(t, database.Super)
+			if _, err := conn.Exec(t.Context(), tt.sql); err != nil {
+				t.Fatal(err)
+			}
+			_, err := service().DownTo(t.Context(), database.Owner, 1, migrate.Options{LockTimeout: 2 * time.Second, LockAttempts: 1})
+			hindered, refused := errors.AsType[*migrate.HinderedError](err)
+			blocked, waited := errors.AsType[*migrate.BlockedError](err)
+			switch {
+			case tt.want == "":
+				if !waited || len(blocked.Blockers) != 1 || blocked.Blockers[0].PID != int32(conn.PgConn().PID()) {
+					t.Errorf("down: %v, want it blocked by pid %d", err, conn.PgConn().PID())
+				}
+			case !refused || !slices.ContainsFunc(hindered.Troubles, func(trouble migrate.Trouble) bool {
+				return regexp.MustCompile("^" + tt.want + "$").MatchString(trouble.Message)
+			}):
+				t.Errorf("down: %v, want it refused with %s", err, tt.want)
+			}
+		})
 	}
 }
 

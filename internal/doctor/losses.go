@@ -8,12 +8,14 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"plantstore/internal/migrate"
+	"plantstore/internal/postgres"
 )
 
 // A loss is what taking a migration back would lose: rows of a table that it made.
 type loss struct {
 	version int64
 	table   string
+	which   string // of its rows, as a condition
 	what    string
 	remedy  string
 }
@@ -22,11 +24,15 @@ type loss struct {
 // first; here all are, with what to do.
 func losses() []loss {
 	return []loss{
-		{4, "public.api_principals", "clients",
-			"-- Clients are locked out then. If that is what you want:\nDELETE FROM public.api_tokens;\nDELETE FROM public.api_principals;"},
-		{2, "public.plant_deletions", "deletions",
-			"Export the ledger and empty it first: without it, deleted plants cannot be restored."},
-		{1, "public.plants", "plants", "Move the plants elsewhere or delete them first."},
+		{4, "public.api_principals", "true", "clients",
+			"-- Clients are locked out then. If that is what you want:\nDELETE FROM public.plantstore_budgets WHERE principal IN (SELECT name FROM public.api_principals);\n" +
+				"DELETE FROM public.api_tokens;\nDELETE FROM public.api_principals;"},
+		{4, "public.plantstore_budgets", "(most IS NOT NULL OR lifted_until > now()) AND principal NOT IN (SELECT name FROM public.api_principals)", "budgets",
+			"-- 'plantstore token list' shows them. To end each, as 'plantstore token budget NAME none' does:\n" +
+				"DELETE FROM public.plantstore_budgets WHERE (most IS NOT NULL OR lifted_until > now()) AND principal NOT IN (SELECT name FROM public.api_principals);"},
+		{2, "public.plant_deletions", "true", "deletions or refusals",
+			"-- Export the ledger before: without it, deleted plants cannot be restored, and repeated requests are not recognised.\nDELETE FROM public.plant_deletions;"},
+		{1, "public.plants", "true", "plants", "Move the plants elsewhere or delete them first."},
 	}
 }
 
@@ -47,13 +53,28 @@ func lost(ctx context.Context, tx pgx.Tx, work []migrate.Migration) ([]migrate.T
 				continue
 			}
 		}
-		var held bool
-		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+l.table+`)`).Scan(&held); err != nil {
-			return nil, fmt.Errorf("look for what would be lost: %w", err)
-		}
-		if held {
+		held, err := holds(ctx, tx, l)
+		switch {
+		case migrate.IsLockTimeout(err): // the migration names who has the lock
+		case ctx.Err() != nil:
+			return nil, err
+		case err != nil:
+			all = append(all, migrate.Trouble{Kind: migrate.Hindrance, Message: fmt.Sprintf("what would be lost of %s can't be told: %s", l.table, postgres.Explain(err)),
+				Remedy: "'plantstore doctor' tells what is wrong with it."})
+		case held:
 			all = append(all, migrate.Trouble{Kind: migrate.Hindrance, Message: fmt.Sprintf("%s holds %s, and would be dropped", l.table, l.what), Remedy: l.remedy})
 		}
 	}
 	return all, nil
+}
+
+// holds looks for itself: what it can't be told of one table does not keep from the next.
+func holds(ctx context.Context, tx pgx.Tx, l loss) (held bool, err error) {
+	look, err := tx.Begin(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = look.Rollback(context.WithoutCancel(ctx)) }()
+	err = look.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+l.table+` WHERE `+l.which+`)`).Scan(&held)
+	return held, err
 }

@@ -223,7 +223,7 @@ func (r *runner) apply(ctx context.Context, db *sql.DB, p *goose.Provider, step 
 		if partial, ok := errors.AsType[*goose.PartialError](err); ok {
 			err = partial.Err
 		}
-		if ctx.Err() != nil || !isLockTimeout(err) {
+		if ctx.Err() != nil || !IsLockTimeout(err) {
 			return event.Migration, err
 		}
 		if attempt >= r.options.LockAttempts {

@@ -63,9 +63,9 @@ func lockTimeout(ctx context.Context, conn *pgx.Conn, wanted time.Duration) (tim
 	return wanted, nil
 }
 
-// isLockTimeout reports whether a statement waited for a lock in vain, or for
+// IsLockTimeout reports whether a statement waited for a lock in vain, or for
 // each other with another.
-func isLockTimeout(err error) bool {
+func IsLockTimeout(err error) bool {
 	const lockNotAvailable, deadlockDetected = "55P03", "40P01"
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && (pg.Code == lockNotAvailable || pg.Code == deadlockDetected)

@@ -169,11 +169,13 @@ func TestADownThatWouldLoseRowsRefuses(t *testing.T) {
 		row, refusal string
 	}{
 		{`INSERT INTO api_principals (name) VALUES ('x')`, "refusing to drop public.api_principals"},
+		{`INSERT INTO plantstore_budgets (principal, most, period) VALUES ('oidc:mallory', 1, '7d')`, "refusing to drop public.plantstore_budgets: it holds budgets"},
+		{`INSERT INTO plantstore_budgets (principal, lifted_until) VALUES ('oidc:mallory', now() + '1h')`, "refusing to drop public.plantstore_budgets: it holds budgets"},
 		{`INSERT INTO plants (id, name) VALUES (1, 'Jade plant'); DELETE FROM plants`, "refusing to drop public.plant_deletions"},
 		{`INSERT INTO plants (id, name) VALUES (1, 'Jade plant')`, "refusing to drop public.plants"},
 	}
 	for _, tt := range tests {
-		t.Run(tt.refusal, func(t *testing.T) {
+		t.Run(tt.row, func(t *testing.T) {
 			t.Parallel()
 			database := pgtest.New(t)
 			exec(t, pgtest.Connect(t, database.Owner), tt.row)

@@ -357,6 +357,38 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
+// Down takes several back as one: what was done before the interruption is not there either.
+func TestInterruptedDown(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	super := pgtest.Connect(t, database.Super)
+	set := extended(t, map[string]string{
+		"00101_a.sql": "-- +goose Up\nSELECT 1;\n-- +goose Down\nSELECT pg_sleep(600);\n",
+		"00102_b.sql": "-- +goose Up\nSELECT 1;\n-- +goose Down\nCREATE TABLE public.b ();\n",
+	})
+	if _, err := set.Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var interrupter sync.WaitGroup
+	defer interrupter.Wait()
+	defer cancel()
+	interrupter.Go(func() {
+		for ctx.Err() == nil && len(query(t, super, sleeping)) == 0 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		cancel()
+	})
+	changes, err := set.DownTo(ctx, database.Owner, 100, migrate.Options{})
+	interrupted, ok := errors.AsType[*migrate.InterruptedError](err)
+	if !ok || interrupted.Name != "00101_a.sql" || interrupted.State != migrate.Untouched || len(changes) != 0 {
+		t.Errorf("DownTo(100) = %v, %v; want nothing, and 00101 rolled back", changes, err)
+	}
+	if p := plan(t, set, database.Owner); len(p.Pending) != 0 {
+		t.Errorf("pending %v, want none", p.Pending)
+	}
+}
+
 func TestSecondRunWaitsForTheFirst(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)

@@ -245,7 +245,21 @@ func TestADownThatIsBlockedTakesNothingBack(t *testing.T) {
 	database := pgtest.New(t)
 	before := schema(t, pgtest.Connect(t, database.Owner))
 	pid, release := hold(t, database)
-	changes, err := migrate.Service().DownTo(t.Context(), database.Owner, 2, migrate.Options{LockTimeout: 2 * time.Second, LockAttempts: 2})
+	// Nobody waits for what it would lock after the plants.
+	super := pgtest.Connect(t, database.Super)
+	seen := events{on: func(e migrate.Event) {
+		if e.Kind != migrate.Blocked {
+			return
+		}
+		if locked := query(t, super, `SELECT relation::regclass::text FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+			WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND l.mode = 'AccessExclusiveLock' AND l.granted AND c.relkind = 'r'`); len(locked) != 0 {
+			t.Errorf("locks %v while it waits for the plants, want none", locked)
+		}
+	}}
+	changes, err := migrate.Service().DownTo(t.Context(), database.Owner, 2, migrate.Options{LockTimeout: 2 * time.Second, LockAttempts: 2, Notify: seen.notify})
+	if len(seen.of(migrate.Blocked)) == 0 {
+		t.Error("not told that it waits")
+	}
 	blocked, ok := errors.AsType[*migrate.BlockedError](err)
 	if !ok || blocked.Lock != "ACCESS EXCLUSIVE on public.plants" || len(blocked.Blockers) != 1 || blocked.Blockers[0].PID != int32(pid) ||
 		!strings.HasPrefix(err.Error(), "nothing was changed: ") || len(changes) != 0 {

@@ -126,7 +126,7 @@ func TestCommandsOfTheOwnerAsTheService(t *testing.T) {
 	expect := expecting(t, pgtest.New(t).App)
 	for _, args := range []string{"deletions list", "deletions restore 1", "deletions purge --older-than=8d",
 		"token list", "token create shop", "token rotate shop", "token revoke shop", "token budget shop 5/1h"} {
-		expect(1, "(?:ID[^\n]*\n)?", `plantstore: [a-z ]+: permission denied for [^:]*: connect as the owner, see PLANTSTORE_MIGRATE_DATABASE_URL.*\n`, strings.Fields(args)...)
+		expect(1, "(?:ID[^\n]*\n)?", `plantstore: [a-z :]+: permission denied for [^:]*: connect as the owner, see PLANTSTORE_MIGRATE_DATABASE_URL.*\n`, strings.Fields(args)...)
 	}
 }
 

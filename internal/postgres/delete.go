@@ -130,10 +130,11 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 	if err != nil {
 		return plant.Result{}, p.db.shares.inVain(err)
 	}
-	defer func() { p.lines.leave(d, err) }()
 	if told != nil {
+		p.lines.leave(d, nil) // who came since is another try
 		return plant.Result{}, told
 	}
+	defer func() { p.lines.leave(d, err) }()
 	land, ok := p.admit(ctx)
 	began := time.Now()
 	course.ForOthers = began.Sub(ahead)

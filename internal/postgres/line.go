@@ -14,27 +14,27 @@ import (
 // lines has one for each plant that is asked for: requests for one plant are tried
 // one after another. Who waits in line holds nothing that others wait for.
 //
-// A no is for all requests of one principal and key that stand in line when it is told: it
-// never comes true that what the client was told no of is deleted by one of them.
+// A no is for all requests of one principal and key that stand in line when it is told: so
+// none of them deletes what that client was told no of.
 type lines struct {
 	mu   sync.Mutex
 	open map[plant.ID]*line
 }
 
 type line struct {
-	turn  chan struct{} // has an element while somebody is at the head
-	stand int           // how many stand in line, the head included
-	came  int           // how many ever came
-	noes  map[name]no
+	turn   chan struct{} // has an element while somebody is at the head
+	stand  int           // how many stand in line, the head included
+	behind map[deletionName]*sameDeletion
 }
 
-// A name is what requests for a plant have in common that are one deletion.
-type name struct{ principal, key string }
+// A deletionName is what requests for a plant have in common that are one deletion.
+type deletionName struct{ principal, key string }
 
-// A no was told when so many had come to its line.
-type no struct {
-	err  error
-	came int
+// A sameDeletion is the requests of one deletion that stand behind the head, and came before
+// a no was told.
+type sameDeletion struct {
+	stand int
+	told  error
 }
 
 // enter waits until its caller is at the head of a plant's line, who then has to
@@ -51,38 +51,62 @@ func (l *lines) enter(ctx context.Context, d plant.Deletion) (told, err error) {
 		l.open[d.Plant] = own
 	}
 	own.stand++
-	own.came++
-	number := own.came
+	if own.stand == 1 {
+		own.turn <- struct{}{} // nobody has it
+		l.mu.Unlock()
+		return nil, nil
+	}
+	others := own.join(d)
 	l.mu.Unlock()
 	select {
 	case own.turn <- struct{}{}: // first come, first served
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if n := own.noes[name{d.Principal, d.Key}]; n.came >= number {
-			return n.err, nil
-		}
-		return nil, nil
 	case <-ctx.Done():
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.step(d.Plant, own)
-		return nil, ctx.Err()
+		err = ctx.Err()
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	own.part(d, others)
+	if err != nil {
+		l.step(d.Plant, own)
+		return nil, err
+	}
+	return others.told, nil
 }
 
-// leave gives the head of a plant's line to the next. told is what the deletion ended with.
-func (l *lines) leave(d plant.Deletion, told error) {
+// leave gives the head of a plant's line to the next. no is what the deletion ended with, if
+// that is one.
+func (l *lines) leave(d plant.Deletion, no error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	own := l.open[d.Plant]
-	if own.stand > 1 && d.KeySent && isDefinite(told) {
-		if own.noes == nil {
-			own.noes = make(map[name]no)
-		}
-		own.noes[name{d.Principal, d.Key}] = no{told, own.came}
+	name := deletionName{d.Principal, d.Key}
+	if others := own.behind[name]; others != nil && d.KeySent && isDefinite(no) { // else it is not recorded
+		others.told = no
+		delete(own.behind, name) // who comes now comes after it
 	}
 	<-own.turn
 	l.step(d.Plant, own)
+}
+
+// join adds a request to those of its deletion. It is called with mu held.
+func (own *line) join(d plant.Deletion) *sameDeletion {
+	if own.behind == nil {
+		own.behind = make(map[deletionName]*sameDeletion)
+	}
+	name := deletionName{d.Principal, d.Key}
+	if own.behind[name] == nil {
+		own.behind[name] = new(sameDeletion)
+	}
+	own.behind[name].stand++
+	return own.behind[name]
+}
+
+// part takes one away. It is called with mu held.
+func (own *line) part(d plant.Deletion, others *sameDeletion) {
+	name := deletionName{d.Principal, d.Key}
+	if others.stand--; others.stand == 0 && own.behind[name] == others {
+		delete(own.behind, name)
+	}
 }
 
 // step takes one out of a line, and a line without anybody away. It is called with

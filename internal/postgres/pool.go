@@ -135,11 +135,11 @@ var (
 // hosts, database and role, and the server tells of parameters. Those of a URL, or of an
 // extension, may have any value.
 func isMisread(c *pgconn.Config, url bool) bool {
-	hosts := []string{c.Host}
+	servers := []string{c.Host}
 	for _, f := range c.Fallbacks {
-		hosts = append(hosts, f.Host)
+		servers = append(servers, f.Host)
 	}
-	told := append([]string{c.Database, c.User, strings.ReplaceAll(c.RuntimeParams["application_name"], "://", "")}, hosts...)
+	told := append([]string{c.Database, c.User, strings.ReplaceAll(c.RuntimeParams["application_name"], "://", "")}, servers...)
 	for name, value := range c.RuntimeParams {
 		if !parameterName.MatchString(name) {
 			return true
@@ -148,7 +148,7 @@ func isMisread(c *pgconn.Config, url bool) bool {
 			told = append(told, value)
 		}
 	}
-	return slices.ContainsFunc(told, misplaced.MatchString) || slices.ContainsFunc(hosts, hasUser.MatchString)
+	return slices.ContainsFunc(told, misplaced.MatchString) || slices.ContainsFunc(servers, hasUser.MatchString)
 }
 
 func open(ctx context.Context, setting string, read func() (string, error)) (*DB, error) {

@@ -576,6 +576,9 @@ func TestWhomANoIsFor(t *testing.T) {
 		if got := <-late; got != nil {
 			t.Errorf("%s: a request that came after the no was told %v, want nothing", tt.name, got)
 		}
+		if left := len(l.open[1].behind); left != 0 { // a line may never be empty
+			t.Errorf("%s: %d deletions are kept of those who stood in line, want none", tt.name, left)
+		}
 		l.leave(tt.other, nil)
 	}
 	if len(l.open) != 0 {

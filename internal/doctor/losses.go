@@ -20,6 +20,9 @@ type loss struct {
 	remedy  string
 }
 
+// budgetsOfOthers are those that operators set for clients of the identity provider.
+const budgetsOfOthers = "(most IS NOT NULL OR lifted_until > now()) AND principal NOT IN (SELECT name FROM public.api_principals)"
+
 // losses are those that a migration refuses. It looks for itself, under a lock, and names the
 // first; here all are, with what to do.
 func losses() []loss {
@@ -27,9 +30,9 @@ func losses() []loss {
 		{4, "public.api_principals", "true", "clients",
 			"-- Clients are locked out then. If that is what you want:\nDELETE FROM public.plantstore_budgets WHERE principal IN (SELECT name FROM public.api_principals);\n" +
 				"DELETE FROM public.api_tokens;\nDELETE FROM public.api_principals;"},
-		{4, "public.plantstore_budgets", "(most IS NOT NULL OR lifted_until > now()) AND principal NOT IN (SELECT name FROM public.api_principals)", "budgets",
+		{4, "public.plantstore_budgets", budgetsOfOthers, "budgets",
 			"-- 'plantstore token list' shows them. To end each, as 'plantstore token budget NAME none' does:\n" +
-				"DELETE FROM public.plantstore_budgets WHERE (most IS NOT NULL OR lifted_until > now()) AND principal NOT IN (SELECT name FROM public.api_principals);"},
+				"DELETE FROM public.plantstore_budgets WHERE " + budgetsOfOthers + ";"},
 		{2, "public.plant_deletions", "true", "deletions or refusals",
 			"-- Export the ledger before: without it, deleted plants cannot be restored, and repeated requests are not recognised.\nDELETE FROM public.plant_deletions;"},
 		{1, "public.plants", "true", "plants", "Move the plants elsewhere or delete them first."},

@@ -18,6 +18,7 @@ type table struct {
 	encoding   string // of the database
 	primaryKey string // the constraint's name, empty if there is none
 	oid        uint32
+	ruled      bool // it has rules for INSERT
 	columns    map[string]column
 	names      map[int16]string // of the columns, by their numbers
 	dropped    map[int16]bool   // the numbers of those that are gone
@@ -65,12 +66,13 @@ func readTable(ctx context.Context, tx pgx.Tx) (table, error) {
 	}); err != nil {
 		return t, err
 	}
-	if id, there := t.columns["id"]; !there || id.Generated != "" {
-		return t, errors.New("public.plants has no column id that can be written any more")
+	if id, there := t.columns["id"]; !there || id.Generated != "" || id.Type != "bigint" { // a cast of another type is its owner's code
+		return t, errors.New("public.plants has no column id of type bigint that can be written any more")
 	}
 	return t, tx.QueryRow(ctx, `
 		SELECT 'public.plants'::regclass::oid, getdatabaseencoding(), coalesce((SELECT conname FROM pg_constraint
-			WHERE conrelid = 'public.plants'::regclass AND contype = 'p'), '')`).Scan(&t.oid, &t.encoding, &t.primaryKey)
+			WHERE conrelid = 'public.plants'::regclass AND contype = 'p'), ''),
+			EXISTS (SELECT FROM pg_rewrite WHERE ev_class = 'public.plants'::regclass AND ev_type = '3')`).Scan(&t.oid, &t.encoding, &t.primaryKey, &t.ruled)
 }
 
 // A plan is how rows of a shape go into today's table.

@@ -816,6 +816,19 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 		{"whatever other tables have", "shop", evil + check + `CREATE DOMAIN shop.d AS text CHECK (shop.fine(VALUE));
 			CREATE TABLE shop.other (id bigint CHECK (shop.fine(id)), n boolean DEFAULT shop.fine(1), d shop.d); CREATE INDEX ON shop.other (shop.fine(id)) WHERE shop.fine(id);
 			CREATE RULE r AS ON INSERT TO shop.other WHERE shop.fine(NEW.id) DO ALSO NOTHING; CREATE TRIGGER t BEFORE INSERT ON shop.other FOR EACH ROW WHEN (shop.fine(NEW.id)) EXECUTE FUNCTION shop.evil()`, ``},
+		{"statistics", "shop", check + `CREATE STATISTICS shop.s ON (shop.fine(id)), name FROM public.plants`, "statistics object shop.s calls shop.fine(anyelement) for shop"},
+		{"an index of a table that a foreign key names", "shop", check + `CREATE TABLE shop.kinds (id int PRIMARY KEY); CREATE INDEX x ON shop.kinds (id) WHERE shop.fine(1); ALTER TABLE public.plants ADD kind int REFERENCES shop.kinds`,
+			"index shop.x calls shop.fine(anyelement) for shop"},
+		{"an index of a partition of a table that a foreign key names", "shop", check + `CREATE TABLE shop.kinds (id int PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE shop.some PARTITION OF shop.kinds DEFAULT;
+			CREATE INDEX x ON shop.some (id) WHERE shop.fine(1); ALTER TABLE public.plants ADD kind int REFERENCES shop.kinds`, "index shop.x calls shop.fine(anyelement) for shop"},
+		{"statistics of a table that a foreign key names", "shop", check + `CREATE TABLE shop.kinds (id int PRIMARY KEY, name text); CREATE STATISTICS shop.s ON (shop.fine(id)), name FROM shop.kinds; ALTER TABLE public.plants ADD kind int REFERENCES shop.kinds`,
+			"statistics object shop.s calls shop.fine(anyelement) for shop"},
+		{"a superuser's function on a search path where others may make functions", "shop", `RESET ROLE; CREATE FUNCTION public.slug(text) RETURNS text IMMUTABLE LANGUAGE plpgsql SET search_path = public AS 'BEGIN RETURN lower($1); END'; CREATE INDEX x ON public.plants (public.slug(name))`,
+			"index public.x calls public.slug(text) for shop"},
+		{"a superuser's function that runs as its owner", "shop", `RESET ROLE; CREATE FUNCTION public.run(text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN RETURN $1; END'; ALTER TABLE public.plants ADD n text DEFAULT public.run('x')`, ``},
+		{"a superuser's function that runs as its owner, and is not for them", "shop", `RESET ROLE; CREATE FUNCTION public.run(text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN RETURN $1; END'; REVOKE EXECUTE ON FUNCTION public.run FROM PUBLIC;
+			GRANT EXECUTE ON FUNCTION public.run TO plantstore_owner; ALTER TABLE public.plants ADD n text DEFAULT public.run('x')`, "default value for column n of table plants calls public.run(text) for shop"},
+		{"random defaults of pgcrypto", "shop", `RESET ROLE; CREATE EXTENSION pgcrypto; ALTER TABLE public.plants ADD n text DEFAULT encode(public.gen_random_bytes(8), 'hex') || public.gen_salt('md5')`, ``},
 		{"a rule", "shop", check + `CREATE RULE r AS ON INSERT TO public.plants WHERE shop.fine(NEW.id) DO ALSO NOTHING`, "rule r on table plants calls shop.fine(anyelement) for shop"},
 	}
 	for _, tt := range tests {
@@ -916,6 +929,37 @@ func TestRestoreIntoAnOrdinaryTableOnly(t *testing.T) {
 				}
 			}
 			spiedOnNobody(t, pgtest.Pool(t, database.Super))
+		})
+	}
+}
+
+// Nothing of the store's runs to find out why a plant can't come back.
+func TestARestoreThatIsRefusedRunsNothing(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ name, sql, want string }{
+		{"an id of another type, with a cast", `CREATE TYPE evil.k AS (v bigint); CREATE FUNCTION evil.id(evil.k) RETURNS bigint LANGUAGE plpgsql AS 'BEGIN PERFORM nextval(''evil.times''); RETURN $1.v; END';
+			CREATE CAST (evil.k AS bigint) WITH FUNCTION evil.id(evil.k) AS IMPLICIT; INSERT INTO plants (id, name) VALUES (2, '3');
+			ALTER TABLE plants ALTER id DROP IDENTITY; ALTER TABLE plants ALTER id TYPE evil.k USING ROW(id)::evil.k`, "public.plants has no column id of type bigint"},
+		{"a rule that reads a view", `CREATE FUNCTION evil.ran() RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS 'BEGIN PERFORM nextval(''evil.times''); RETURN true; END';
+			CREATE VIEW evil.v AS SELECT 1 WHERE evil.ran(); CREATE RULE r AS ON INSERT TO plants DO ALSO SELECT * FROM evil.v; GRANT SELECT ON evil.v TO PUBLIC; ALTER TABLE plants ALTER name TYPE int USING 1`, `invalid input syntax for type integer: "fern"`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			s := storeOn(t, database, "")
+			l := ledgerOf(t, database)
+			s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
+			if err := Script(t.Context(), database.Super, `CREATE SCHEMA evil; GRANT USAGE ON SCHEMA evil TO PUBLIC; CREATE SEQUENCE evil.times; GRANT ALL ON SEQUENCE evil.times TO PUBLIC; `+tt.sql+`; SELECT setval('evil.times', 1, false)`); err != nil {
+				t.Fatal(err)
+			}
+			for _, dry := range []bool{true, false} {
+				if got, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{DryRun: dry}); err == nil || !strings.Contains(err.Error(), tt.want) {
+					t.Errorf("Restore = %+v, %v; want %s", got, err, tt.want)
+				}
+			}
+			if diff := cmp.Diff([]string{"false"}, stringsOf(t, pgtest.Pool(t, database.Super), `SELECT is_called::text FROM evil.times`)); diff != "" {
+				t.Errorf("whether code of others ran (-want +got):\n%s", diff)
+			}
 		})
 	}
 }

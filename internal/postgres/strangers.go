@@ -22,7 +22,8 @@ func (e *StrangersError) Error() string {
 //
 // A stored tree has the functions that an expression calls, and the type of each value in
 // it. A domain's checks, and a few casts, are only looked up as it runs: so the types are
-// followed to whatever is theirs.
+// followed to whatever is theirs. Whatever reads a table, to compare it or for a foreign
+// key, has the planner work out what its indexes, checks and statistics say of constants.
 //
 // Where the expression is a stranger's, a function has to be harmless whatever it is given:
 // one that runs with its owner's rights, or changes nothing, and looks up neither a query, a
@@ -34,6 +35,10 @@ const strangersCode = `
 		SELECT c.oid, c.relowner, coalesce((SELECT s.oid FROM strangers s WHERE s.oid = c.relowner OR has_table_privilege(s.oid, c.oid, 'TRIGGER')
 			ORDER BY s.oid <> c.relowner, s.oid LIMIT 1), c.relowner) AS triggerer -- who may have made its triggers
 		FROM pg_class c WHERE c.oid = 'public.plants'::regclass
+	), planned (oid) AS ( -- what a check of a foreign key reads is planned as its tables want it
+		SELECT oid FROM plants
+		UNION SELECT k.confrelid FROM plants p JOIN pg_constraint k ON k.conrelid = p.oid AND k.contype = 'f'
+		UNION SELECT i.inhrelid FROM planned JOIN pg_inherits i ON i.inhparent = planned.oid
 	), columns AS (
 		SELECT a.attnum, a.atttypid, a.atthasdef, a.attname <> ALL ($1::text[]) AS defaulted
 		FROM pg_attribute a WHERE a.attrelid = (SELECT oid FROM plants) AND a.attnum > 0 AND NOT a.attisdropped
@@ -44,12 +49,13 @@ const strangersCode = `
 		SELECT 'pg_trigger'::regclass, t.oid, t.triggerer, t.tgqual::text FROM triggers t
 		UNION ALL SELECT 'pg_rewrite'::regclass, r.oid, p.relowner, concat(r.ev_qual, r.ev_action) FROM plants p JOIN pg_rewrite r ON r.ev_class = p.oid
 			WHERE r.ev_type = '3' AND r.ev_enabled <> 'D' -- on INSERT
-		UNION ALL SELECT 'pg_constraint'::regclass, k.oid, p.relowner, k.conbin::text FROM plants p JOIN pg_constraint k ON k.conrelid = p.oid
+		UNION ALL SELECT 'pg_constraint'::regclass, k.oid, c.relowner, k.conbin::text FROM planned p JOIN pg_class c ON c.oid = p.oid JOIN pg_constraint k ON k.conrelid = c.oid
+		UNION ALL SELECT 'pg_class'::regclass, i.indexrelid, c.relowner, concat(i.indexprs, i.indpred) FROM planned p JOIN pg_class c ON c.oid = p.oid JOIN pg_index i ON i.indrelid = c.oid
+		UNION ALL SELECT 'pg_statistic_ext'::regclass, s.oid, c.relowner, s.stxexprs::text FROM planned p JOIN pg_class c ON c.oid = p.oid JOIN pg_statistic_ext s ON s.stxrelid = c.oid
 		UNION ALL SELECT 'pg_attrdef'::regclass, d.oid, p.relowner, d.adbin::text FROM plants p JOIN pg_attrdef d ON d.adrelid = p.oid
 			JOIN columns c ON c.attnum = d.adnum AND c.defaulted
 		UNION ALL SELECT 'pg_type'::regclass, t.oid, t.typowner, t.typdefaultbin::text FROM columns c JOIN pg_type t ON t.oid = c.atttypid
 			WHERE c.defaulted AND NOT c.atthasdef
-		UNION ALL SELECT 'pg_class'::regclass, i.indexrelid, p.relowner, concat(i.indexprs, i.indpred) FROM plants p JOIN pg_index i ON i.indrelid = p.oid
 	), types (oid) AS (
 		SELECT atttypid FROM columns
 		UNION SELECT m.match[1]::oid FROM the_tables CROSS JOIN LATERAL regexp_matches(tree, '` + typeInTree + `', 'g') m (match)
@@ -80,12 +86,12 @@ const strangersCode = `
 	SELECT pg_describe_object(c.class, c.object, 0), f.oid::regprocedure::text,
 		CASE WHEN f.proowner IN (TABLE strangers) THEN f.proowner ELSE c.owner END::regrole::text
 	FROM calls c JOIN pg_proc f ON f.oid = c.function JOIN pg_language l ON l.oid = f.prolang
-	WHERE f.proowner IN (TABLE strangers) OR c.owner IN (TABLE strangers) AND NOT (f.prosecdef
-		OR (f.proname ~ '^(nextval|random|clock_timestamp|timeofday|gen_random_uuid|uuidv[47]|uuid_generate_v[145].*|tsvector_update_trigger(_column)?)$'
+	WHERE f.proowner IN (TABLE strangers) OR c.owner IN (TABLE strangers) AND NOT (f.prosecdef AND has_function_privilege(c.owner, f.oid, 'EXECUTE')
+		OR (f.proname ~ '^(nextval|random|random_normal|clock_timestamp|timeofday|gen_random_uuid|uuidv[47]|uuid_generate_v[145].*|gen_random_bytes|gen_salt|tsvector_update_trigger(_column)?)$'
 			OR f.provolatile <> 'v' AND f.prorettype <> 'trigger'::regtype
 				AND f.proname !~ '_to_xml|_validator$|^pg_(?!typeof$|column_size$)' AND 'cstring'::regtype <> ALL (f.proargtypes))
 		AND (f.pronamespace = 'pg_catalog'::regnamespace OR l.lanname IN ('c', 'internal') OR f.prosqlbody IS NOT NULL
-			OR EXISTS (SELECT FROM unnest(f.proconfig) setting WHERE setting LIKE 'search_path=%')
+			OR EXISTS (SELECT FROM unnest(f.proconfig) setting WHERE setting ~ '^search_path=((pg_catalog)?(, pg_temp)?|"")$')
 			OR EXISTS (SELECT FROM pg_depend d JOIN pg_extension x ON x.oid = d.refobjid -- its functions name the schema of what they call
 				WHERE d.classid = 'pg_proc'::regclass AND d.objid = f.oid AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND x.extname = 'citext')))
 	ORDER BY 1, 2`

@@ -131,7 +131,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 		return plant.Result{}, p.db.shares.inVain(err)
 	}
 	if told != nil {
-		p.lines.leave(d, nil) // who came since is another try
+		p.lines.leave(d, nil)
 		return plant.Result{}, told
 	}
 	defer func() { p.lines.leave(d, err) }()
@@ -169,6 +169,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 			p.locked.Add(1)
 			defer p.locked.Add(-1)
 		}
+		p.lines.begin(d)
 		v := p.attempt(ctx, &s)
 		course.Note(s.began, v.failed())
 		course.ForConnection += v.waited

@@ -14,8 +14,9 @@ import (
 // lines has one for each plant that is asked for: requests for one plant are tried
 // one after another. Who waits in line holds nothing that others wait for.
 //
-// A no is for all requests of one principal and key that stand in line when it is told: so
-// none of them deletes what that client was told no of.
+// A no is for all requests of one principal and key that stand in line: none of them deletes
+// what that client was told no of. Who came before the attempt began that brought the no is
+// told the same. Who came since may have mended what was in the way, and is told to try again.
 type lines struct {
 	mu   sync.Mutex
 	open map[plant.ID]*line
@@ -25,21 +26,22 @@ type line struct {
 	turn   chan struct{} // has an element while somebody is at the head
 	stand  int           // how many stand in line, the head included
 	behind map[deletionName]*sameDeletion
+	heads  []*sameDeletion // those of the head's, from before its last attempt
 }
 
 // A deletionName is what requests for a plant have in common that are one deletion.
 type deletionName struct{ principal, key string }
 
-// A sameDeletion is the requests of one deletion that stand behind the head, and came before
-// a no was told.
+// A sameDeletion is the requests of one deletion that stand behind the head, and came between
+// the same two of its attempts.
 type sameDeletion struct {
 	stand int
 	told  error
 }
 
 // enter waits until its caller is at the head of a plant's line, who then has to
-// leave it. It returns the no that a request of its deletion was told meanwhile, if any, or ctx's
-// error if ctx ends before: then its caller has left.
+// leave it. It returns the no that is for its deletion, too, if any, or ctx's error if ctx ends
+// before: then its caller has left.
 func (l *lines) enter(ctx context.Context, d plant.Deletion) (told, err error) {
 	l.mu.Lock()
 	if l.open == nil {
@@ -73,17 +75,35 @@ func (l *lines) enter(ctx context.Context, d plant.Deletion) (told, err error) {
 	return others.told, nil
 }
 
+// begin tells that the head begins an attempt.
+func (l *lines) begin(d plant.Deletion) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	own := l.open[d.Plant]
+	name := deletionName{d.Principal, d.Key}
+	if others := own.behind[name]; others != nil {
+		own.heads = append(own.heads, others)
+		delete(own.behind, name)
+	}
+}
+
 // leave gives the head of a plant's line to the next. no is what the deletion ended with, if
 // that is one.
 func (l *lines) leave(d plant.Deletion, no error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	own := l.open[d.Plant]
-	name := deletionName{d.Principal, d.Key}
-	if others := own.behind[name]; others != nil && d.KeySent && isDefinite(no) { // else it is not recorded
-		others.told = no
-		delete(own.behind, name) // who comes now comes after it
+	if d.KeySent && isDefinite(no) {
+		for _, others := range own.heads {
+			others.told = no
+		}
+		name := deletionName{d.Principal, d.Key}
+		if others := own.behind[name]; others != nil {
+			others.told = errMeanwhile
+			delete(own.behind, name)
+		}
 	}
+	own.heads = nil
 	<-own.turn
 	l.step(d.Plant, own)
 }

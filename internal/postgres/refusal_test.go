@@ -493,6 +493,12 @@ func TestRequestsOfOneDeletionAreToldNoTogether(t *testing.T) {
 	s := newStore(t)
 	s.exec(t, `CREATE TABLE items (plant bigint REFERENCES plants); INSERT INTO plants VALUES (1, 'Boston fern'); INSERT INTO items VALUES (1)`)
 	unlock := s.lock(t, 1)
+	first := make(chan error)
+	go func() { // whom the others stand behind
+		_, err := s.plants.Delete(in(t, patience), keyed(1, "other"))
+		first <- err
+	}()
+	s.seeWaits(t, 1)
 	const requests = 3
 	ended := make(chan error)
 	for range requests {
@@ -501,15 +507,17 @@ func TestRequestsOfOneDeletionAreToldNoTogether(t *testing.T) {
 			ended <- err
 		}()
 	}
-	s.seeWaits(t, 1)
-	seeInLine(t, &s.plants.lines, 1, requests)
+	seeInLine(t, &s.plants.lines, 1, 1+requests)
 	unlock()
+	if err := <-first; !isA[*plant.ReferencedError](err) {
+		t.Errorf("Delete of a plant that is referred to: %v, want a ReferencedError", err)
+	}
 	for range requests {
 		if err := <-ended; !isA[*plant.ReferencedError](err) {
 			t.Errorf("Delete of a plant that is referred to, three times at once: %v, want a ReferencedError", err)
 		}
 	}
-	if diff := cmp.Diff([]string{"1 k 0"}, s.refusals(t)); diff != "" {
+	if diff := cmp.Diff([]string{"1 other 0", "1 k 0"}, s.refusals(t)); diff != "" {
 		t.Errorf("refusals (-want +got):\n%s", diff)
 	}
 	s.exec(t, `DELETE FROM items`)
@@ -558,16 +566,27 @@ func TestWhomANoIsFor(t *testing.T) {
 		if _, err := l.enter(t.Context(), tt.first); err != nil {
 			t.Fatal(err)
 		}
-		told, late := make(chan error), make(chan error)
+		told, since, late := make(chan error), make(chan error), make(chan error)
 		come := func(told chan<- error) {
 			no, err := l.enter(t.Context(), tt.other)
 			told <- errors.Join(no, err)
 		}
 		go come(told)
 		seeInLine(t, &l, 1, 2)
+		l.begin(tt.first)
+		go come(since)
+		seeInLine(t, &l, 1, 3)
 		l.leave(tt.first, tt.ended)
 		if got := <-told; !errors.Is(got, tt.want) {
 			t.Errorf("%s: a request in line was told %v, want %v", tt.name, got, tt.want)
+		}
+		l.leave(tt.other, nil)
+		want := errMeanwhile
+		if tt.want == nil {
+			want = nil
+		}
+		if got := <-since; !errors.Is(got, want) {
+			t.Errorf("%s: a request that came when the attempt was under way was told %v, want %v", tt.name, got, want)
 		}
 		// While that one is at the head, another comes, which came too late for the no.
 		go come(late)

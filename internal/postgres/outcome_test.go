@@ -287,6 +287,7 @@ func TestASessionIsPrepared(t *testing.T) {
 		"idle_in_transaction_session_timeout": "5000",
 		"jit":                                 "off",
 		"exit_on_error":                       "off",
+		"log_parameter_max_length_on_error":   "0",
 		"tcp_keepalives_idle":                 "5",
 		"tcp_keepalives_interval":             "1",
 		"tcp_keepalives_count":                "3",
@@ -318,7 +319,7 @@ func TestNoSettingOutlivesItsTransaction(t *testing.T) {
 	s := newStore(t)
 	s.sample(t, 60)
 	const ours = `SELECT name || '=' || setting FROM pg_settings WHERE source = 'session'
-			AND name NOT IN ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'jit', 'exit_on_error', 'tcp_keepalives_idle', 'tcp_keepalives_interval', 'tcp_keepalives_count')
+			AND name NOT IN ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'jit', 'exit_on_error', 'log_parameter_max_length_on_error', 'tcp_keepalives_idle', 'tcp_keepalives_interval', 'tcp_keepalives_count')
 		UNION ALL SELECT n || '=' || current_setting(n, true) FROM unnest(ARRAY['plantstore.request', 'plantstore.batch', 'plantstore.budget', 'plantstore.recorded']) n WHERE coalesce(current_setting(n, true), '') <> ''
 		UNION ALL SELECT name || '=' || setting FROM pg_settings WHERE name IN ('statement_timeout', 'lock_timeout', 'synchronous_commit', 'search_path', 'jit', 'enable_seqscan')
 		ORDER BY 1`

@@ -344,13 +344,14 @@ func prepareSession(ctx context.Context, conn *pgx.Conn) error {
 	// within 8 s that we are gone. To compile a statement takes longer than any of ours:
 	// where the server compiles cheap ones, too, a deletion took 10 s.
 	// Where each error ended its session, nobody would know that it took a deletion back.
+	// And where errors came with the parameters, they would look as if a function had raised them.
 	// pgxpool sets no limit: a peer that falls silent now would keep the
 	// connection's place in the pool.
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	tag, err := conn.Exec(ctx, fmt.Sprintf(`
 		SELECT pg_catalog.set_config(name, value, false) FROM (VALUES
-			('statement_timeout', '10s'), ('lock_timeout', '%s'), ('idle_in_transaction_session_timeout', '5s'), ('jit', 'off'), ('exit_on_error', 'off'),
+			('statement_timeout', '10s'), ('lock_timeout', '%s'), ('idle_in_transaction_session_timeout', '5s'), ('jit', 'off'), ('exit_on_error', 'off'), ('log_parameter_max_length_on_error', '0'),
 			('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '1'), ('tcp_keepalives_count', '3')) settings (name, value)
 		WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d`, lookLockTimeout, conn.PgConn().PID()))
 	if err != nil {

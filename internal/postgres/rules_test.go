@@ -146,6 +146,8 @@ var rules = []rule{
 		CREATE RULE log AS ON DELETE TO public.plants DO ALSO INSERT INTO public.log VALUES (old.name)`, want: plant.ErrStoreRule},
 	{name: "a policy that divides by zero", sql: `ALTER TABLE public.plants ENABLE ROW LEVEL SECURITY;
 		CREATE POLICY p ON public.plants USING (1 / (id - 1) IS NOT NULL)`, want: plant.ErrStoreRule},
+	{name: "a publication, and no replica identity, where errors come with parameters", super: `ALTER DATABASE {database} SET log_parameter_max_length_on_error = -1`,
+		sql: `CREATE PUBLICATION p FOR TABLE public.plants; ALTER TABLE public.plants REPLICA IDENTITY NOTHING`, want: plant.ErrHindered},
 	{name: "a trigger that raises, where errors end the session", super: `ALTER DATABASE {database} SET exit_on_error = on`,
 		sql: archiving(`RAISE EXCEPTION 'never'`), want: plant.ErrStoreRule},
 	{name: "an id that is no bigint any more", sql: `ALTER TABLE public.plants ALTER id DROP IDENTITY; ALTER TABLE public.plants ALTER id TYPE numeric`, want: plant.ErrHindered},

@@ -95,12 +95,16 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 	var done Restored
 	commits := false
 	err := transact(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
-		// COPY takes this lock anyway. Taken before the columns are read, it keeps
-		// ALTER TABLE out in between. A check put off to the commit could not tell
-		// which plant it failed for.
+		// The lock keeps out whoever alters the table, or makes statistics or indexes whose
+		// code would run with our rights, while others delete and insert. It waits for
+		// VACUUM, of which PostgreSQL's own gives way. A check put off to the commit could
+		// not tell which plant it failed for.
 		if _, err := tx.Exec(ctx, `
-			LOCK TABLE public.plants IN ROW EXCLUSIVE MODE;
+			LOCK TABLE public.plants IN SHARE UPDATE EXCLUSIVE MODE;
 			SET CONSTRAINTS ALL IMMEDIATE;`+recordedForm); err != nil {
+			return err
+		}
+		if err := refuseReplacedLedger(ctx, tx); err != nil {
 			return err
 		}
 		entries, err := lockEntries(ctx, tx, ids)

@@ -386,7 +386,7 @@ func (r *restore) differences(entry int64, p *plan, recorded, present []byte) ([
 		switch {
 		case p.generated[i] && slices.Contains(p.unrecorded, name):
 			all = append(all, difference{why: func(_, _ string) string {
-				return fmt.Sprintf("column %s computed itself then and does not today: its value is not recorded", strconv.Quote(name))
+				return fmt.Sprintf("column %s computed itself then and does not today: its value is not put back", strconv.Quote(name))
 			}})
 		case p.generated[i]:
 		case p.renamed[i] != "" && was[i] != nil:

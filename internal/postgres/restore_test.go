@@ -170,7 +170,7 @@ func TestRestoreNamesWhatWouldChange(t *testing.T) {
 		{"a copy, and another id", "bigint", "NULL", copyOf + "(v bigint, id bigint PRIMARY KEY, name text, created_at timestamptz)", ``},
 		{"a column that computes itself now", "text", "'Fern'", "DROP v, ADD v text GENERATED ALWAYS AS (upper(name)) STORED", `column "v" (text): "Fern" becomes "FERN"`},
 		{"a column that computes itself now, the same", "text", "'FERN'", "DROP v, ADD v text GENERATED ALWAYS AS (upper(name)) STORED", ``},
-		{"a column that computed itself", "text GENERATED ALWAYS AS (upper(name)) STORED", "DEFAULT", "ALTER v DROP EXPRESSION", `column "v" computed itself then and does not today: its value is not recorded`},
+		{"a column that computed itself", "text GENERATED ALWAYS AS (upper(name)) STORED", "DEFAULT", "ALTER v DROP EXPRESSION", `column "v" computed itself then and does not today: its value is not put back`},
 		{"another expression", "text GENERATED ALWAYS AS (upper(name)) STORED", "DEFAULT", "DROP v, ADD v text GENERATED ALWAYS AS (lower(name)) STORED", ``},
 		{"a long value, at its end", "text", "repeat('植', 50) || '1.55'", "ADD w int; CREATE TRIGGER t BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION spoil()",
 			`column "v" (text): …"植植植植1.55" becomes …"植植植植!"`},
@@ -796,6 +796,23 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 			"constraint c on table plants calls shop.fine(anyelement) for shop"},
 		{"an operator", "shop", `CREATE FUNCTION shop.eq(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'; CREATE OPERATOR shop.=== (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = shop.eq);
 			ALTER TABLE public.plants ADD CONSTRAINT c CHECK (id OPERATOR(shop.===) 1)`, "constraint c on table plants calls shop.eq(bigint,bigint) for shop"},
+		{"an operator's negator", "shop", `CREATE FUNCTION shop.ne(bigint, bigint) RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RETURN true; END'; CREATE OPERATOR shop.=== (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = int8eq);
+			CREATE OPERATOR shop.!== (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = shop.ne, NEGATOR = OPERATOR(shop.===)); ALTER TABLE public.plants ADD CONSTRAINT c CHECK (NOT (id OPERATOR(shop.===) -1))`,
+			"constraint c on table plants calls shop.ne(bigint,bigint) for shop"},
+		{"an operator's commutator", "shop", `CREATE FUNCTION shop.eq(text, bigint) RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RETURN true; END'; CREATE FUNCTION shop.eq(bigint, text) RETURNS boolean IMMUTABLE LANGUAGE sql RETURN true;
+			CREATE OPERATOR shop.=== (LEFTARG = bigint, RIGHTARG = text, FUNCTION = shop.eq, COMMUTATOR = OPERATOR(shop.===)); CREATE OPERATOR shop.=== (LEFTARG = text, RIGHTARG = bigint, FUNCTION = shop.eq, COMMUTATOR = OPERATOR(shop.===));
+			RESET ROLE; ALTER FUNCTION shop.eq(bigint, text) OWNER TO postgres; ALTER TABLE public.plants ADD CONSTRAINT c CHECK (id OPERATOR(shop.===) 'a'::text)`,
+			"constraint c on table plants calls shop.eq(text,bigint) for shop"},
+		{"another table's partition key", "shop", check + `CREATE TABLE shop.h (a int) PARTITION BY HASH ((a + shop.fine(1)::int)); ALTER TABLE public.plants ADD CONSTRAINT c CHECK (satisfies_hash_partition('shop.h'::regclass, 1, 0, 1) IS NOT NULL)`,
+			"constraint c on table plants calls satisfies_hash_partition(oid,integer,integer,\"any\") for shop"},
+		{"the class of an index", "shop", `CREATE FUNCTION shop.compare(text, text) RETURNS int IMMUTABLE LANGUAGE plpgsql AS 'BEGIN RETURN 0; END'; RESET ROLE;
+			CREATE OPERATOR CLASS public.natural_ops FOR TYPE text USING btree AS OPERATOR 1 <, OPERATOR 2 <=, OPERATOR 3 =, OPERATOR 4 >=, OPERATOR 5 >, FUNCTION 1 shop.compare(text, text); CREATE INDEX x ON public.plants (name public.natural_ops)`,
+			"index public.x calls shop.compare(text,text) for shop"},
+		{"a superuser's function in a cast of theirs", "shop", mood + `RESET ROLE; CREATE FUNCTION public.label(anyenum) RETURNS text LANGUAGE plpgsql AS 'BEGIN RETURN ''a''; END'; GRANT USAGE ON TYPE shop.e TO postgres;
+			SET ROLE @shop; CREATE CAST (shop.e AS text) WITH FUNCTION public.label(anyenum); ALTER TABLE public.plants ADD CHECK (quote_literal('a'::shop.e) IS NOT NULL)`, "cast from shop.e to text calls public.label(anyenum) for shop"},
+		{"a cast of a foreign key that is not implicit", "shop", mood + `CREATE FUNCTION shop.to_bigint(shop.e) RETURNS bigint IMMUTABLE LANGUAGE sql AS $$SELECT bigint '1'$$; CREATE CAST (shop.e AS bigint) WITH FUNCTION shop.to_bigint(shop.e) AS IMPLICIT;
+			CREATE TABLE shop.kinds (id bigint PRIMARY KEY); ALTER TABLE public.plants ADD e shop.e REFERENCES shop.kinds; DROP CAST (shop.e AS bigint); CREATE CAST (shop.e AS bigint) WITH FUNCTION shop.to_bigint(shop.e)`,
+			"cast from shop.e to bigint calls shop.to_bigint(shop.e) for shop"},
 		{"a check that runs what it is told to", "shop", `ALTER TABLE public.plants ADD CONSTRAINT c CHECK (query_to_xml('SELECT 1', true, true, '') IS NOT NULL)`,
 			"constraint c on table plants calls query_to_xml(text,boolean,boolean,text) for shop"},
 		{"a default that is not used", "shop", check + `ALTER TABLE public.plants ALTER name SET DEFAULT shop.fine(1)`, ``},
@@ -893,6 +910,60 @@ func TestRestoreLooksForStrangersAgain(t *testing.T) {
 	}})
 	if strangers, ok := errors.AsType[*StrangersError](err); !ok || len(strangers.Code) != 1 || s.has(t, 1) {
 		t.Errorf("Restore = %+v, %v; want it refused because of the check, and nothing done", got, err)
+	}
+}
+
+// Statistics and indexes have code that the planner runs for whoever reads the table. While a
+// restore is under way, nobody makes any; deletions go on.
+func TestNobodyMakesStatisticsDuringARestore(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s, super := storeOn(t, database, ""), pgtest.Pool(t, database.Super)
+	l := ledgerOf(t, database)
+	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'), (2, 'ivy'); DELETE FROM plants WHERE id = 1`)
+	got, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{Progress: func(what string, _, _ int) {
+		if what == "put back" {
+			for _, sql := range []string{`CREATE STATISTICS public.s ON (lower(name)), id FROM public.plants`, `CREATE INDEX ON public.plants (lower(name))`} {
+				if _, err := super.Exec(t.Context(), `SET lock_timeout = '100ms'; `+sql); sqlState(err) != "55P03" {
+					t.Errorf("%s: %v, want it to wait", sql, err)
+				}
+			}
+			if _, err := s.plants.Delete(in(t, patience), deletion(2, "k")); err != nil {
+				t.Errorf("Delete meanwhile: %v, want none", err)
+			}
+		}
+	}})
+	if err != nil || got.Plants != 1 {
+		t.Errorf("Restore = %+v, %v; want 1 plant", got, err)
+	}
+}
+
+// Whoever owns the database owns the schema public, and may put something else in the ledger's
+// place.
+func TestRestoreFromTheLedgerOnly(t *testing.T) {
+	t.Parallel()
+	for name, sql := range map[string]string{
+		"a view":           `CREATE VIEW public.plant_deletions WITH (security_invoker) AS SELECT * FROM evil.entries WHERE evil.ran()`,
+		"a stranger's own": `CREATE TABLE public.plant_deletions AS TABLE evil.entries; ALTER TABLE public.plant_deletions OWNER TO plantstore_app`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			s := storeOn(t, database, "")
+			l := ledgerOf(t, database)
+			s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
+			if err := Script(t.Context(), database.Super, spy+`
+				CREATE FUNCTION evil.ran() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN PERFORM evil.note(); RETURN true; END';
+				CREATE TABLE evil.entries AS TABLE public.plant_deletions; GRANT ALL ON evil.entries TO plantstore_owner; DROP TABLE public.plant_deletions CASCADE;
+				`+sql+`; GRANT ALL ON public.plant_deletions TO plantstore_owner; DELETE FROM evil.log`); err != nil {
+				t.Fatal(err)
+			}
+			const want = "this is not the ledger that the migrations made: "
+			if got, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{RunTriggers: true}); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("Restore = %+v, %v; want %s", got, err, want)
+			}
+			spiedOnNobody(t, pgtest.Pool(t, database.Super))
+		})
 	}
 }
 

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -29,9 +30,7 @@ func (e *StrangersError) Error() string {
 // one that runs with its owner's rights, or changes nothing, and looks up neither a query, a
 // type or a function that it is told the name of, nor names on a search path of theirs.
 const strangersCode = `
-	WITH RECURSIVE strangers (oid) AS (
-		SELECT oid FROM pg_roles WHERE NOT rolsuper AND NOT pg_has_role(oid, current_user, 'USAGE')
-	), plants AS (
+	WITH RECURSIVE strangers (oid) AS (` + strangers + `), plants AS (
 		SELECT c.oid, c.relowner, coalesce((SELECT s.oid FROM strangers s WHERE s.oid = c.relowner OR has_table_privilege(s.oid, c.oid, 'TRIGGER')
 			ORDER BY s.oid <> c.relowner, s.oid LIMIT 1), c.relowner) AS triggerer -- who may have made its triggers
 		FROM pg_class c WHERE c.oid = 'public.plants'::regclass
@@ -75,13 +74,18 @@ const strangersCode = `
 	), calls (class, object, owner, function) AS (
 		SELECT e.class, e.object, e.owner, m.match[1]::oid FROM expressions e
 			CROSS JOIN LATERAL regexp_matches(e.tree, ':(?:op)?funcid ([0-9]+)', 'g') m (match)
+		-- The planner may call an operator's negator or commutator in its place, and an index what its classes say.
+		UNION SELECT e.class, e.object, e.owner, o.oprcode::oid FROM expressions e CROSS JOIN LATERAL regexp_matches(e.tree, ':opno ([0-9]+)', 'g') m (match)
+			JOIN pg_operator named ON named.oid = m.match[1]::oid JOIN pg_operator o ON o.oid IN (named.oprnegate, named.oprcom)
+		UNION SELECT 'pg_class'::regclass, i.indexrelid, NULL, s.amproc::oid FROM planned p JOIN pg_index i ON i.indrelid = p.oid
+			JOIN pg_opclass o ON o.oid = ANY (i.indclass) JOIN pg_amproc s ON s.amprocfamily = o.opcfamily
 		UNION SELECT 'pg_trigger'::regclass, t.oid, t.triggerer, t.tgfoid FROM triggers t WHERE NOT t.tgisinternal
-		UNION SELECT 'pg_type'::regclass, d.objid, NULL, d.refobjid FROM types JOIN pg_depend d
+		UNION SELECT 'pg_type'::regclass, d.objid, t.typowner, d.refobjid FROM types JOIN pg_type t ON t.oid = types.oid JOIN pg_depend d
 			ON d.classid = 'pg_type'::regclass AND d.objid = types.oid AND d.refclassid = 'pg_proc'::regclass
-		-- JSON is made by a cast if there is one, || and quote_literal cast to text, and foreign keys as implicitly as any query.
-		UNION SELECT 'pg_cast'::regclass, x.oid, NULL, x.castfunc FROM types JOIN pg_cast x ON x.castsource = types.oid
+		-- JSON is made by a cast if there is one, || and quote_literal cast to text, and foreign keys cast to the type that they name.
+		UNION SELECT 'pg_cast'::regclass, x.oid, t.typowner, x.castfunc FROM types JOIN pg_type t ON t.oid = types.oid JOIN pg_cast x ON x.castsource = types.oid
 			WHERE x.casttarget IN ('json'::regtype, 'text'::regtype)
-				OR x.castcontext = 'i' AND EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = (SELECT oid FROM plants) AND k.contype = 'f')
+				OR EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = (SELECT oid FROM plants) AND k.contype = 'f')
 	)
 	SELECT pg_describe_object(c.class, c.object, 0), f.oid::regprocedure::text,
 		CASE WHEN f.proowner IN (TABLE strangers) THEN f.proowner ELSE c.owner END::regrole::text
@@ -89,15 +93,33 @@ const strangersCode = `
 	WHERE f.proowner IN (TABLE strangers) OR c.owner IN (TABLE strangers) AND NOT (f.prosecdef AND has_function_privilege(c.owner, f.oid, 'EXECUTE')
 		OR (f.proname ~ '^(nextval|random|random_normal|clock_timestamp|timeofday|gen_random_uuid|uuidv[47]|uuid_generate_v[145].*|gen_random_bytes|gen_salt|tsvector_update_trigger(_column)?)$'
 			OR f.provolatile <> 'v' AND f.prorettype <> 'trigger'::regtype
-				AND f.proname !~ '_to_xml|_validator$|^pg_(?!typeof$|column_size$)' AND 'cstring'::regtype <> ALL (f.proargtypes))
+				AND f.proname !~ '_to_xml|_validator$|^satisfies_hash_partition$|^pg_(?!typeof$|column_size$)' AND 'cstring'::regtype <> ALL (f.proargtypes))
 		AND (f.pronamespace = 'pg_catalog'::regnamespace OR l.lanname IN ('c', 'internal') OR f.prosqlbody IS NOT NULL
 			OR EXISTS (SELECT FROM unnest(f.proconfig) setting WHERE setting ~ '^search_path=((pg_catalog)?(, pg_temp)?|"")$')
 			OR EXISTS (SELECT FROM pg_depend d JOIN pg_extension x ON x.oid = d.refobjid -- its functions name the schema of what they call
 				WHERE d.classid = 'pg_proc'::regclass AND d.objid = f.oid AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND x.extname = 'citext')))
 	ORDER BY 1, 2`
 
+// strangers are the roles that have not got our rights anyway.
+const strangers = `SELECT oid FROM pg_roles WHERE NOT rolsuper AND NOT pg_has_role(oid, current_user, 'USAGE')`
+
 // typeInTree finds the types of an expression's values in its stored tree.
 const typeInTree = `:[a-zA-Z_]*(?:[tT]ype|[tT]ype[iI]d|typid) ([0-9]+)`
+
+// refuseReplacedLedger returns an error unless the ledger is two tables of ours. Who owns the
+// database may drop them, and make views of their names, which run their code for whoever
+// reads them; or tables, of which the planner looks at the indexes.
+func refuseReplacedLedger(ctx context.Context, tx pgx.Tx) error {
+	var replaced []string
+	err := tx.QueryRow(ctx, `
+		SELECT coalesce(array_agg(pg_describe_object('pg_class'::regclass, oid, 0) || ' of ' || relowner::regrole ORDER BY oid), '{}') FROM pg_class
+		WHERE oid IN ('public.plant_deletions'::regclass, 'public.plant_shapes'::regclass)
+			AND (relkind <> 'r' OR relowner IN (`+strangers+`) AND relowner IS DISTINCT FROM to_regrole('plantstore_owner'))`).Scan(&replaced)
+	if err == nil && len(replaced) > 0 {
+		err = errors.New("this is not the ledger that the migrations made: " + visible(strings.Join(replaced, ", ")))
+	}
+	return err
+}
 
 // refuseStrangers returns a *StrangersError if an INSERT into public.plants that has
 // values for the given columns calls functions by which somebody could gain rights of ours:

@@ -33,6 +33,7 @@ type source struct {
 	fetches  atomic.Int64
 	takes    atomic.Int64 // nanoseconds
 	down     atomic.Bool
+	empty    atomic.Bool
 }
 
 func (s *source) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
@@ -52,7 +53,7 @@ func (s *source) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
 	var keys []jose.JSONWebKey
 	for _, raw := range set.Keys {
 		var key jose.JSONWebKey
-		if json.Unmarshal(raw, &key) == nil {
+		if json.Unmarshal(raw, &key) == nil && !s.empty.Load() {
 			keys = append(keys, key)
 		}
 	}
@@ -292,6 +293,47 @@ func TestKeysThatAreTakenBackEnd(t *testing.T) {
 	})
 }
 
+// After a pause, keys that were taken back meanwhile are of no use for a moment either. Who
+// waits for fresh ones does so once: an issuer that is down holds nobody up.
+func TestKeysThatAreTakenBackInAPause(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		stolen := s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
+		s.provider.Rotate(t, "second")
+		s.provider.Withdraw()
+		s.takes.Store(int64(time.Second))
+		time.Sleep(believedFor)
+		v.want(t, stolen, ErrInvalidToken)
+		good := s.provider.Token(t, "shop")
+		v.want(t, good, nil)
+
+		s.down.Store(true)
+		time.Sleep(believedFor)
+		for i, want := range []time.Duration{time.Second, 0, 0} {
+			good := s.provider.Token(t, "shop")
+			began := time.Now()
+			v.want(t, good, nil)
+			if took := time.Since(began); took != want {
+				t.Errorf("JWT %d took %s while the issuer is down, want %s", i, took, want)
+			}
+			time.Sleep(fetchEvery)
+		}
+	})
+}
+
+// An issuer may take back its last key.
+func TestTheLastKeyThatIsTakenBackEnds(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		stolen := s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
+		v.want(t, stolen, nil)
+		s.empty.Store(true)
+		time.Sleep(believedFor)
+		v.want(t, stolen, ErrInvalidToken)
+		s.empty.Store(false)
+		time.Sleep(fetchEvery)
+		v.want(t, stolen, nil)
+	})
+}
+
 // An issuer is not asked for keys because JWTs are good: only now and then, for those
 // that it took back.
 func TestGoodJWTsAreNoReasonToAskForKeys(t *testing.T) {
@@ -444,13 +486,15 @@ func TestAnIssuerThatAnswersSomethingElse(t *testing.T) {
 	for name, tt := range map[string]struct {
 		discovery string // empty: the keys are at /NAME/keys
 		keys      string
-		want      string // empty: a key is found
+		want      string // empty: a key is found; "none": there is none
 	}{
 		"good":       {"", keys(jose.JSONWebKey{Key: public}), ""},
 		"sig":        {"", keys(jose.JSONWebKey{Key: public, Use: "sig"}), ""},
 		"discovered": {discovery(server.URL+"/discovered", server.URL+"/discovered/keys"), keys(jose.JSONWebKey{Key: public}), ""},
-		"enc":        {"", keys(jose.JSONWebKey{Key: public, Use: "enc"}), "there is no key in it that could sign a token"},
-		"private":    {"", keys(jose.JSONWebKey{Key: private}), "there is no key in it that could sign a token"},
+		"enc":        {"", keys(jose.JSONWebKey{Key: public, Use: "enc"}), "none"},
+		"private":    {"", keys(jose.JSONWebKey{Key: private}), "none"},
+		"taken back": {"", `{"keys":[]}`, "none"},
+		"no set":     {"", `{}`, "it is no set of keys"},
 		"html":       {"", "<html>", "invalid character '<' looking for beginning of value"},
 		"large":      {"", strings.Repeat(" ", maxKeys) + keys(jose.JSONWebKey{Key: public}), "EOF"},
 		"absent":     {"", "", "404 Not Found"},
@@ -474,6 +518,10 @@ func TestAnIssuerThatAnswersSomethingElse(t *testing.T) {
 		switch {
 		case tt.want == "" && (err != nil || len(found) != 1):
 			t.Errorf("%s: %d keys, %v; want one", name, len(found), err)
+		case tt.want == "none":
+			if err != nil || len(found) > 0 {
+				t.Errorf("%s: %d keys, %v; want none", name, len(found), err)
+			}
 		case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
 			t.Errorf("%s: %v, want %s", name, err, tt.want)
 		}
@@ -488,7 +536,7 @@ func TestErrorsTellNoSecretOfAURL(t *testing.T) {
 		case "/no":
 			http.Error(w, "no", http.StatusForbidden)
 		case "/none":
-			io.WriteString(w, `{"keys":[]}`)
+			io.WriteString(w, `{}`)
 		case "/elsewhere":
 			http.Redirect(w, r, r.URL.String(), http.StatusFound)
 		case "/silence":

@@ -25,9 +25,12 @@ const (
 	// signature by a key that is not known may mean that there is a new one, and
 	// anybody can send one.
 	fetchEvery = 10 * time.Second
-	// refreshEvery is how long keys are believed without asking again, so that those
+	// refreshEvery is how often keys are asked for again while JWTs come, so that those
 	// that the issuer takes back end.
-	refreshEvery = 5 * time.Minute
+	refreshEvery = 4 * time.Minute
+	// believedFor is how long keys are believed without asking again. No JWT came for a
+	// while if they are older: then the first ones wait for the answer.
+	believedFor = 5 * time.Minute
 	// fetchTimeout bounds one fetch.
 	fetchTimeout = 5 * time.Second
 	// maxKeys bounds what is read of an issuer's answer, in bytes.
@@ -45,13 +48,15 @@ type keyring struct {
 	tried time.Time // when the last fetch began
 	// running is closed when the fetch under way ends, and nil without one.
 	running chan struct{}
+	failed  bool   // the last fetch that ended did
 	said    string // what was logged last
 }
 
-// look returns the keys, and when they were asked for. It has them fetched if it is
-// time, and then tells when that is over; in vain says that without fresh ones they do
-// not help the caller.
-func (k *keyring) look(inVain bool) (keys []jose.JSONWebKey, asked time.Time, running <-chan struct{}) {
+// look returns the keys, and when they were asked for. It starts a fetch if one is due, or
+// if these keys did not help the caller (inVain). running is closed when the fetch under way
+// ends, and old says that until then the keys are not to be believed. Once a fetch has
+// failed, they are: the issuer can't be reached.
+func (k *keyring) look(inVain bool) (keys []jose.JSONWebKey, asked time.Time, running <-chan struct{}, old bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := time.Now()
@@ -59,7 +64,7 @@ func (k *keyring) look(inVain bool) (keys []jose.JSONWebKey, asked time.Time, ru
 		k.tried, k.running = now, make(chan struct{})
 		go k.renew(now)
 	}
-	return k.keys, k.asked, k.running
+	return k.keys, k.asked, k.running, k.running != nil && !k.failed && now.Sub(k.asked) >= believedFor
 }
 
 // renew fetches the keys. Nobody who waits for them may end it for the others. Keys that
@@ -70,18 +75,14 @@ func (k *keyring) renew(began time.Time) {
 	keys, err := k.fetch(ctx)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	said := "the identity provider's keys are known"
-	if err == nil {
-		k.keys, k.asked = keys, began
-	} else {
-		said = fmt.Sprintf("the identity provider's keys can't be read: %.300s", err.Error())
+	said, level := "the identity provider's keys are known", slog.LevelInfo
+	if k.failed = err != nil; k.failed {
+		said, level = fmt.Sprintf("the identity provider's keys can't be read: %.300s", err.Error()), slog.LevelWarn
+	} else if k.keys, k.asked = keys, began; len(keys) == 0 {
+		said, level = "the identity provider has no key that could sign a token: no JWT is accepted", slog.LevelWarn
 	}
 	if said != k.said {
 		k.said = said
-		level := slog.LevelInfo
-		if err != nil {
-			level = slog.LevelWarn
-		}
 		k.log.Log(ctx, level, said)
 	}
 	close(k.running)
@@ -93,14 +94,16 @@ func (k *keyring) renew(began time.Time) {
 // it could not be asked; if it had been a moment before, ErrKeyUnknown.
 func (k *keyring) find(ctx context.Context, try func([]jose.JSONWebKey) (done bool)) error {
 	came := time.Now()
-	for inVain := false; ; inVain = true {
-		keys, asked, running := k.look(inVain)
+	for inVain := false; ; {
+		keys, asked, running, old := k.look(inVain)
 		switch {
+		case old: // wait
 		case try(keys):
 			return nil
 		case !asked.Before(came):
 			return errNoKey
 		case !inVain:
+			inVain = true
 			continue
 		case running == nil && came.Sub(asked) < fetchEvery:
 			return k.later(ErrKeyUnknown)
@@ -164,7 +167,8 @@ func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// fetch asks for the keys. It returns those that can sign a JWT.
+// fetch asks for the keys. It returns those that can sign a JWT, which may be none: the
+// issuer may take back the last one.
 func (i issuersKeys) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
 	from := i.jwks
 	if from == "" {
@@ -202,6 +206,9 @@ func (i issuersKeys) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
 	if err := json.NewDecoder(answer.Body).Decode(&set); err != nil {
 		return nil, fmt.Errorf("%s: %w", from, err)
 	}
+	if set.Keys == nil {
+		return nil, fmt.Errorf("%s: it is no set of keys", from)
+	}
 	var keys []jose.JSONWebKey
 	for _, raw := range set.Keys {
 		var key jose.JSONWebKey
@@ -209,9 +216,6 @@ func (i issuersKeys) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
 		if json.Unmarshal(raw, &key) == nil && key.IsPublic() && (key.Use == "" || key.Use == "sig") {
 			keys = append(keys, key)
 		}
-	}
-	if len(keys) == 0 {
-		return nil, fmt.Errorf("%s: there is no key in it that could sign a token", from)
 	}
 	return keys, nil
 }

@@ -16,12 +16,13 @@ import (
 //
 // A session's search path is not ours: whoever owns the database can set one, with
 // operators, functions and types of their own in front. So each transaction sets
-// its own first, in a statement that names everything with its schema: pg_catalog
-// alone or, where triggers of the store's run with us, in front of what they rely
-// on; then our operators are those of pg_catalog as long as their types fit exactly.
-// What was parsed before that, to be kept as a prepared statement, is parsed again
-// then, but the parameters keep the types that they got first: those are named in
-// full, too (bigint is a keyword and means the same everywhere).
+// its own first, in a statement that names everything with its schema: pg_catalog, with
+// temporary tables last, as a trigger of the store's may have left some in our session; or,
+// where such triggers run with us, pg_catalog in front of what they rely on. Then our
+// operators are those of pg_catalog as long as their types fit exactly. What was parsed
+// before that, to be kept as a prepared statement, is parsed again then, but its
+// parameters keep the types that they got first: those are named in full, too (bigint is a
+// keyword and means the same everywhere).
 
 // commitDurably is two columns of a SELECT. They make the transaction that they are in
 // wait for its commit: a cluster that has synchronous_commit off would answer before
@@ -103,7 +104,7 @@ func pinned() *pgx.Batch {
 	return queue
 }
 
-const pins = `SELECT pg_catalog.set_config('search_path', 'pg_catalog', true),
+const pins = `SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
 	pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('jit', 'off', true),
 	pg_catalog.set_config('lock_timeout', '` + lookLockTimeout + `', true), pg_catalog.set_config('datestyle', 'ISO, YMD', true)`
 
@@ -257,15 +258,15 @@ func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, s
 				pg_catalog.set_config('plantstore.request', $3::pg_catalog.text[]::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $4::pg_catalog.text[]::pg_catalog.text, true)`,
 				milliseconds(lockTimeout), milliseconds(statementTimeout), request, budget)
 		} else {
-			add(`SELECT set_config('plantstore.recorded', '', true),
-				set_config('plantstore.request', $1::pg_catalog.text[]::pg_catalog.text, true), set_config('plantstore.budget', $2::pg_catalog.text[]::pg_catalog.text, true)`,
+			add(`SELECT pg_catalog.set_config('plantstore.recorded', '', true),
+				pg_catalog.set_config('plantstore.request', $1::pg_catalog.text[]::pg_catalog.text, true), pg_catalog.set_config('plantstore.budget', $2::pg_catalog.text[]::pg_catalog.text, true)`,
 				request, budget)
 		}
 		add(`DELETE FROM ONLY public.plants WHERE id = $1::bigint`, int64(d.Plant))
 		statements = append(statements, proves([]int64{int64(d.Plant)}, []string{d.Principal}, []string{d.Key}, &work))
 	}
 	if len(deletions) > 1 {
-		add(`SELECT set_config('plantstore.request', '', true), set_config('plantstore.proved', 'on', true), set_config('plantstore.batch',
+		add(`SELECT pg_catalog.set_config('plantstore.request', '', true), pg_catalog.set_config('plantstore.proved', 'on', true), pg_catalog.set_config('plantstore.batch',
 			ARRAY[ARRAY['0'], ARRAY[$1::pg_catalog.text], ARRAY[$2::pg_catalog.text], ARRAY['']]::pg_catalog.text, true)`, deletions[0].Principal, deletions[0].RequestID)
 	}
 	const apart = 3 // statements from one DELETE to the next

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"plantstore/internal/auth"
 	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
+	"plantstore/internal/plant"
 )
 
 // A spy notes the role with whose rights it runs. Nothing of it may run with ours.
@@ -122,6 +124,29 @@ func TestNothingIsLookedUpWhereOthersCanWrite(t *testing.T) {
 }
 
 // A schema named like our role comes first in everybody's default search path.
+// What a trigger of the store's leaves in our session does not stand for the catalogue.
+func TestTemporaryTablesNamedLikeTheCatalogue(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 2)
+	s.exec(t, `
+		CREATE TABLE orders (plant_id bigint REFERENCES plants);
+		INSERT INTO orders VALUES (2);
+		CREATE FUNCTION leave() RETURNS trigger LANGUAGE plpgsql AS $$
+			BEGIN
+				CREATE TEMP TABLE pg_constraint AS SELECT * FROM pg_catalog.pg_constraint LIMIT 0;
+				RETURN OLD;
+			END $$;
+		CREATE TRIGGER leave BEFORE DELETE ON plants FOR EACH ROW WHEN (OLD.id = 1) EXECUTE FUNCTION leave()`)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.plants.Delete(in(t, patience), deletion(2, "k"))
+	if _, ok := errors.AsType[*plant.ReferencedError](err); !ok {
+		t.Errorf("Delete of a plant that orders refer to: %v, want a ReferencedError", err)
+	}
+}
+
 func TestASchemaNamedLikeTheRole(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)

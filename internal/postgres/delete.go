@@ -171,7 +171,11 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 		}
 		p.lines.begin(d)
 		v := p.attempt(ctx, &s)
-		course.Note(s.began, v.failed())
+		failed := v.failed()
+		course.Note(s.began, failed)
+		if failed != "" {
+			p.db.metrics.failed.WithLabelValues(failed).Inc()
+		}
 		course.ForConnection += v.waited
 		if lockedSince.IsZero() && (s.what == locked || v.what == locked) {
 			lockedSince = s.began.Add(v.waited)

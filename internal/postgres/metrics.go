@@ -70,11 +70,6 @@ const (
 
 // observe notes how a deletion went.
 func (m *metrics) observe(c plant.Course) {
-	for _, a := range c.Attempts {
-		if a.Failed != "" {
-			m.failed.WithLabelValues(a.Failed).Inc()
-		}
-	}
 	if c.Tried > 0 {
 		m.inLine.Observe(c.ForConnection.Seconds())
 	}

@@ -116,8 +116,9 @@ var errLost = errors.New("the connection was lost")
 // A borrowed connection is one of a share's.
 type borrowed struct {
 	*pgxpool.Conn
-	db   *DB
-	what purpose
+	db    *DB
+	what  purpose
+	ended func() error // Err of the context that it was borrowed with
 }
 
 // borrow waits for a connection of a share, in line, until ctx ends. Then it connects,
@@ -142,7 +143,7 @@ func (db *DB) borrow(ctx context.Context, what purpose, limit time.Duration) (*b
 		s.giveBack(what)
 		return nil, err
 	}
-	return &borrowed{conn, db, what}, nil
+	return &borrowed{conn, db, what, ctx.Err}, nil
 }
 
 // free tells whether a connection of a share could be had a moment ago.
@@ -164,7 +165,9 @@ func (b *borrowed) Release() {
 		b.db.shares.giveBack(b.what)
 		return
 	}
-	b.db.noteFault(faultLost, errLost)
+	if !errors.Is(b.ended(), context.Canceled) { // else its borrower broke it off, as the service ended
+		b.db.noteFault(faultLost, errLost)
+	}
 	go func() {
 		<-conn.CleanupDone()
 		b.db.shares.giveBack(b.what)

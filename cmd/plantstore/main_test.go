@@ -117,6 +117,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"serve --max-in-flight=0", 2, `plantstore: serve: --max-in-flight (PLANTSTORE_MAX_IN_FLIGHT) is 0: it must be at least 1`, false},
 		{"serve --max-connections=0", 2, `plantstore: serve: --max-connections (PLANTSTORE_MAX_CONNECTIONS) is 0: it must be at least 1`, false},
 		{"serve --token-cache-ttl=-1s", 2, `plantstore: serve: --token-cache-ttl (PLANTSTORE_TOKEN_CACHE_TTL) is -1s: it must not be negative`, false},
+		{"serve --shutdown-timeout=61m", 2, `plantstore: serve: --shutdown-timeout (PLANTSTORE_SHUTDOWN_TIMEOUT) is 1h1m0s: it must not be longer than 1h`, false},
 		{"serve --request-timeout=11m --shutdown-timeout=12m", 2, `plantstore: serve: --request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is 11m0s: it must be from 500ms to 10m`, false},
 		// Limits are allowed, and what comes after them is looked at.
 		{"serve --database-url=host=h --request-timeout=10m --shutdown-timeout=10m --drain-delay=10m --max-in-flight=1 --max-connections=1 --token-cache-ttl=0s --log-format=text --addr=nowhere", 2,

@@ -66,6 +66,8 @@ func (f *serveTuning) Validate() error {
 	case f.RequestTimeout > f.ShutdownTimeout:
 		return fmt.Errorf("--request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is %s: it must not be longer than --shutdown-timeout (PLANTSTORE_SHUTDOWN_TIMEOUT), which is %s: the end would cut requests off",
 			f.RequestTimeout, f.ShutdownTimeout)
+	case f.ShutdownTimeout > time.Hour:
+		return fmt.Errorf("--shutdown-timeout (PLANTSTORE_SHUTDOWN_TIMEOUT) is %s: it must not be longer than 1h", f.ShutdownTimeout)
 	case f.MaxInFlight < 1:
 		return fmt.Errorf("--max-in-flight (PLANTSTORE_MAX_IN_FLIGHT) is %d: it must be at least 1", f.MaxInFlight)
 	case f.MaxConnections < 1:

@@ -31,8 +31,8 @@ type plantRepository interface {
 }
 
 // An authenticator tells whom a token was issued to. Its errors are
-// auth.ErrInvalidToken and, when it could not find out, plant.ErrUnavailable or
-// auth.ErrKeysUnknown.
+// auth.ErrInvalidToken and, when it could not find out, plant.ErrUnavailable,
+// plant.ErrHindered or auth.ErrKeysUnknown.
 type authenticator interface {
 	Authenticate(ctx context.Context, token string) (auth.Principal, error)
 }
@@ -144,6 +144,11 @@ const AdminConnections = 64
 // maxHeaderBytes bounds a request's line and headers.
 const maxHeaderBytes = 16 << 10
 
+// maxStreams bounds the requests that are under way on a connection of HTTP/2, each of which
+// may hold headers and an answer that the client does not read. Clients open another
+// connection for more.
+const maxStreams = 32
+
 // Serve answers on both listeners until ctx ends. Then it reports itself not
 // ready, goes on for the drain delay, takes no more requests, and waits up to the
 // shutdown timeout for those in flight. It returns nil if all of them were
@@ -158,6 +163,7 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 		IdleTimeout:                  2 * time.Minute,
 		MaxHeaderBytes:               maxHeaderBytes,
 		DisableGeneralOptionsHandler: true, // "OPTIONS *" is answered like any other path
+		HTTP2:                        &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 		ErrorLog:                     newHTTPLog(s.Log),
 	}
 	if s.Certificate != nil {

@@ -50,7 +50,7 @@ func (c *Certificate) read(now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("the key for TLS can't be read: %w", err)
 	}
-	if bytes.Equal(cert, c.cert) && bytes.Equal(key, c.key) {
+	if c.pair != nil && bytes.Equal(cert, c.cert) && bytes.Equal(key, c.key) {
 		leaf := c.pair.Leaf
 		if left := leaf.NotAfter.Sub(now); left < leaf.NotAfter.Sub(leaf.NotBefore)/renewBefore {
 			return fmt.Errorf("the certificate in %s is good until %s only, and nobody renewed it", c.certFile, leaf.NotAfter.UTC().Format(time.RFC3339))

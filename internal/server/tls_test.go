@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/binary"
 	"encoding/pem"
 	"io"
 	"log/slog"
@@ -17,6 +18,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -345,6 +347,7 @@ func TestCertificatesThatAreOfNoUse(t *testing.T) {
 		"no certificate": {files{"/nonexistent/cert.pem", "/nonexistent/key.pem"}, "the certificate for TLS can't be read: open /nonexistent/cert.pem: no such file or directory"},
 		"no key":         {files{newFiles(t, good).cert, "/nonexistent/key.pem"}, "the key for TLS can't be read: open /nonexistent/key.pem: no such file or directory"},
 		"wrong key":      {newFiles(t, pemPair{good.cert, other.key}), " are no certificate and its key: tls: private key does not match public key"},
+		"empty":          {newFiles(t, pemPair{}), " are no certificate and its key: tls: failed to find any PEM data in certificate input"},
 		"no PEM":         {newFiles(t, pemPair{[]byte("x"), good.key}), " are no certificate and its key: tls: failed to find any PEM data in certificate input"},
 		"expired":        {newFiles(t, newPair(t, time.Now().Add(-time.Minute))), " only: renew it"},
 		"not yet":        {newFiles(t, newPair(t, late)), " is not valid before " + late.Add(-48*time.Hour).UTC().Format(time.RFC3339)},
@@ -423,6 +426,40 @@ func TestBusyConnectionsStayUnderTLS(t *testing.T) {
 			}
 		})
 	}
+}
+
+// One connection of HTTP/2 can't hold the memory of hundreds of requests.
+func TestStreamsOfAConnectionAreBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := testConfig()
+		_, trust := withTLS(t, &c)
+		trust.NextProtos = []string{"h2"}
+		s := run(t, c, newPipeListener(), newPipeListener())
+		conn := tls.Client(dial(t, s.public), trust)
+		if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
+			t.Fatal(err)
+		}
+		// RFC 9113, 4.1 and 6.5.1: a frame of settings, each a number of two bytes and a
+		// value of four.
+		frame := make([]byte, 9)
+		if _, err := io.ReadFull(conn, frame); err != nil {
+			t.Fatal(err)
+		}
+		settings := make([]byte, int(frame[0])<<16|int(frame[1])<<8|int(frame[2]))
+		if _, err := io.ReadFull(conn, settings); err != nil {
+			t.Fatal(err)
+		}
+		got := uint32(0)
+		for pair := range slices.Chunk(settings, 6) {
+			if binary.BigEndian.Uint16(pair) == 3 { // SETTINGS_MAX_CONCURRENT_STREAMS
+				got = binary.BigEndian.Uint32(pair[2:])
+			}
+		}
+		if got != maxStreams {
+			t.Errorf("the server allows %d requests at a time on a connection, want %d", got, maxStreams)
+		}
+	})
 }
 
 // A connection of HTTP/2 has as much time for its first request as any other.

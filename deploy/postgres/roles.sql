@@ -11,7 +11,7 @@
 --   plantstore_owner  applies the migrations and owns what they create.
 --   plantstore_app    is what the service connects as. It can delete plants,
 --                     read the ledger, look tokens up and note their last use;
---                     the migrations grant it exactly that and no more.
+--                     the migrations grant what that takes: 00006_grants.sql.
 
 \set ON_ERROR_STOP on
 \set SHOW_CONTEXT never

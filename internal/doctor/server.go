@@ -25,7 +25,7 @@ func judgeVersion(number int, name string) Finding {
 		return Finding{Grade: Problem, Message: fmt.Sprintf("PostgreSQL %s: the service is for %d to %d", name, oldest, newest),
 			Remedy: fmt.Sprintf("Upgrade the server with pg_upgrade to PostgreSQL %d.", newest)}
 	case major > newest:
-		return Finding{Grade: Warning, Message: fmt.Sprintf("PostgreSQL %s: this release was tested with %d to %d", name, oldest, newest),
+		return Finding{Grade: Warning, Message: fmt.Sprintf("PostgreSQL %s: this release is for %d to %d", name, oldest, newest),
 			Remedy: "Use a release of plantstore that knows this version."}
 	}
 	return fine("PostgreSQL %s", name)[0]

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A Budget bounds how many plants a principal deletes: in no span of time as long as
-// Period are it more than Most. The zero Budget bounds nothing.
+// A Budget bounds how many plants a principal deletes: at most Most in any span of time as
+// long as Period. The zero Budget bounds nothing.
 type Budget struct {
 	Most   int64
 	Period time.Duration

@@ -55,7 +55,7 @@ type Recorded struct {
 // A RecordedValue is one of a deleted row.
 type RecordedValue struct {
 	Column, Type string // Type as SQL spells it
-	Computed     bool   // by a generated column: its value is not kept
+	Computed     bool   // by a generated column: its value means nothing
 	Value        []byte // as PostgreSQL writes it, nil for null
 	// Untranslated: UTF-8 has no equivalent for the value, so it is in the encoding of the
 	// database.

@@ -339,7 +339,7 @@ func (c *briefFarewell) SetDeadline(t time.Time) error {
 func prepareSession(ctx context.Context, conn *pgx.Conn) error {
 	// Deletions set what they rely on themselves, in their transaction. But their
 	// statements are parsed before, at first use, and that waits for locks of the
-	// table, too: it has to give up before an attempt does (see budget), or the
+	// table, too: it has to give up before an attempt does (see attemptTimeout), or the
 	// attempt would end with its fate unknown. The keep-alives let the server notice
 	// within 8 s that we are gone. To compile a statement takes longer than any of ours:
 	// where the server compiles cheap ones, too, a deletion took 10 s.
@@ -547,6 +547,7 @@ func hosts(c *pgconn.Config) string {
 	return strings.Join(at, ", ")
 }
 
+// Address names a server: its socket's folder, or host:port.
 func Address(host string, port uint16) string {
 	if strings.HasPrefix(host, "/") {
 		return host

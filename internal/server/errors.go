@@ -133,7 +133,6 @@ func (s *Server) fail(c echo.Context, err error) int32 {
 	if c.Response().Committed {
 		return 0
 	}
-	err = fromEcho(err)
 	r := answerTo(err)
 	header := c.Response().Header()
 	if r.challenge != "" {

@@ -101,7 +101,9 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 		// not tell which plant it failed for.
 		if _, err := tx.Exec(ctx, `
 			LOCK TABLE public.plants IN SHARE UPDATE EXCLUSIVE MODE;
-			SET CONSTRAINTS ALL IMMEDIATE;`+recordedForm); err != nil {
+			SET CONSTRAINTS ALL IMMEDIATE;`+recordedForm); sqlState(err) == insufficientPrivilege {
+			return lacksRight(err, "locking public.plants takes the right to DELETE from it", tx)
+		} else if err != nil {
 			return err
 		}
 		if err := refuseReplacedLedger(ctx, tx); err != nil {
@@ -406,10 +408,13 @@ func (r *restore) copyIn(ctx context.Context, entries []entry) (made int64, refu
 		return err
 	})
 	if sqlState(err) == insufficientPrivilege { // not that of the ledger: its entries are locked already
-		err = fmt.Errorf("%s: inserting into public.plants takes that right: grant it to role %s, or restore as one that has it",
-			Explain(err), r.tx.Conn().Config().User)
+		err = lacksRight(err, "inserting into public.plants takes that right", r.tx)
 	}
 	return made, refused, err
+}
+
+func lacksRight(err error, what string, tx pgx.Tx) error {
+	return fmt.Errorf("%s: %s: grant it to role %s, or restore as one that has it", Explain(err), what, tx.Conn().Config().User)
 }
 
 // onStoresPath runs do with the search path that the store's own functions

@@ -948,23 +948,75 @@ func TestRestoreFromTheLedgerOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			database := pgtest.New(t)
-			s := storeOn(t, database, "")
-			l := ledgerOf(t, database)
-			s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
-			if err := Script(t.Context(), database.Super, spy+`
-				CREATE FUNCTION evil.ran() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN PERFORM evil.note(); RETURN true; END';
-				CREATE TABLE evil.entries AS TABLE public.plant_deletions; GRANT ALL ON evil.entries TO plantstore_owner; DROP TABLE public.plant_deletions CASCADE;
-				`+sql+`; GRANT ALL ON public.plant_deletions TO plantstore_owner; DELETE FROM evil.log`); err != nil {
-				t.Fatal(err)
-			}
-			const want = "this is not the ledger that the migrations made: "
-			if got, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{RunTriggers: true}); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("Restore = %+v, %v; want %s", got, err, want)
-			}
-			spiedOnNobody(t, pgtest.Pool(t, database.Super))
+			refusesUnseen(t, entries+`DROP TABLE public.plant_deletions CASCADE; `+sql+`; GRANT ALL ON public.plant_deletions TO plantstore_owner`,
+				"this is not the ledger that the migrations made: ", RestoreOptions{RunTriggers: true})
 		})
 	}
+}
+
+// entries is a ledger that a stranger has made.
+const entries = `CREATE TABLE evil.entries AS TABLE public.plant_deletions; GRANT ALL ON evil.entries TO plantstore_owner; `
+
+// A restore that waits for the lock of who replaces the ledger reads nothing else after it.
+func TestALedgerThatIsReplacedWhileARestoreWaits(t *testing.T) {
+	t.Parallel()
+	database, l := spiedOn(t, entries)
+	super := pgtest.Pool(t, database.Super)
+	tx, err := super.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `DROP TABLE public.plant_deletions CASCADE; CREATE VIEW public.plant_deletions WITH (security_invoker) AS
+		SELECT * FROM evil.entries WHERE evil.ran(); GRANT ALL ON public.plant_deletions TO plantstore_owner`); err != nil {
+		t.Fatal(err)
+	}
+	restored := make(chan error, 1)
+	go func() {
+		_, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{})
+		restored <- err
+	}()
+	for waiting := false; !waiting; {
+		if err := super.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted
+			AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))`).Scan(&waiting); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const want = "this is not the ledger that the migrations made: "
+	if err := <-restored; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Restore: %v; want %s", err, want)
+	}
+	spiedOnNobody(t, super)
+}
+
+// spiedOn is a database with a deletion, in which somebody has made something of which
+// evil.ran is told that it ran.
+func spiedOn(t *testing.T, sql string) (pgtest.Database, *Ledger) {
+	t.Helper()
+	database := pgtest.New(t)
+	l := ledgerOf(t, database)
+	if err := Script(t.Context(), database.Super, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants; `+spy+`
+		CREATE FUNCTION evil.ran() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN PERFORM evil.note(); RETURN true; END';
+		`+sql+`; DELETE FROM evil.log`); err != nil {
+		t.Fatal(err)
+	}
+	return database, l
+}
+
+// refusesUnseen tries to restore from, or into, something of a stranger's, which has to be
+// refused before it runs.
+func refusesUnseen(t *testing.T, sql, want string, options ...RestoreOptions) {
+	t.Helper()
+	database, l := spiedOn(t, sql)
+	for _, o := range options {
+		if got, err := l.Restore(t.Context(), []int64{1}, o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Restore = %+v, %v; want %s", got, err, want)
+		}
+	}
+	spiedOnNobody(t, pgtest.Pool(t, database.Super))
 }
 
 // Whoever owns the table can put something else in its place, which runs their code when
@@ -982,24 +1034,10 @@ func TestRestoreIntoAnOrdinaryTableOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			database := pgtest.New(t)
-			s := storeOn(t, database, "")
-			l := ledgerOf(t, database)
-			s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
-			if err := Script(t.Context(), database.Super, spy+`
-				CREATE FUNCTION evil.ran() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN PERFORM evil.note(); RETURN true; END';
-				CREATE FUNCTION evil.same(bigint) RETURNS bigint IMMUTABLE LANGUAGE plpgsql AS 'BEGIN PERFORM evil.note(); RETURN $1; END';
+			refusesUnseen(t, `CREATE FUNCTION evil.same(bigint) RETURNS bigint IMMUTABLE LANGUAGE plpgsql AS 'BEGIN PERFORM evil.note(); RETURN $1; END';
 				ALTER TABLE public.plants RENAME TO of_old; INSERT INTO public.of_old (id, name) VALUES (2, 'ivy');
-				`+sql+`; GRANT ALL ON public.plants, public.of_old TO plantstore_owner; DELETE FROM evil.log`); err != nil {
-				t.Fatal(err)
-			}
-			for _, o := range []RestoreOptions{{}, {DryRun: true}, {RunTriggers: true, Lossy: true}} {
-				const want = "public.plants is not an ordinary table any more"
-				if got, err := l.Restore(t.Context(), []int64{1}, o); err == nil || !strings.Contains(err.Error(), want) {
-					t.Errorf("Restore = %+v, %v; want %s", got, err, want)
-				}
-			}
-			spiedOnNobody(t, pgtest.Pool(t, database.Super))
+				`+sql+`; GRANT ALL ON public.plants, public.of_old TO plantstore_owner`,
+				"public.plants is not an ordinary table any more", RestoreOptions{}, RestoreOptions{DryRun: true}, RestoreOptions{RunTriggers: true, Lossy: true})
 		})
 	}
 }
@@ -1071,7 +1109,8 @@ func TestTheServiceCannotRestoreOrPurge(t *testing.T) {
 func TestRestoreNamesTheRightThatItLacks(t *testing.T) {
 	t.Parallel()
 	for sql, lacks := range map[string]string{
-		`ALTER TABLE public.plants ADD n serial`: "permission denied for sequence plants_n_seq",
+		`REVOKE DELETE ON public.plants FROM plantstore_owner CASCADE`: "permission denied for table plants",
+		`ALTER TABLE public.plants ADD n serial`:                       "permission denied for sequence plants_n_seq",
 		`CREATE TABLE public.audit (id bigint); CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.audit VALUES (NEW.id); RETURN NULL; END';
 			CREATE TRIGGER note AFTER INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION public.note()`: "permission denied for table audit",
 	} {
@@ -1083,7 +1122,11 @@ func TestRestoreNamesTheRightThatItLacks(t *testing.T) {
 		if err := Script(t.Context(), database.Super, sql); err != nil {
 			t.Fatal(err)
 		}
-		want := "restore: nothing was restored: " + lacks + " (SQLSTATE 42501): inserting into public.plants takes that right: grant it to role plantstore_owner, or restore as one that has it"
+		takes := "inserting into public.plants takes that right"
+		if strings.HasPrefix(sql, "REVOKE") {
+			takes = "locking public.plants takes the right to DELETE from it"
+		}
+		want := "restore: nothing was restored: " + lacks + " (SQLSTATE 42501): " + takes + ": grant it to role plantstore_owner, or restore as one that has it"
 		if _, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{}); err == nil || err.Error() != want {
 			t.Errorf("Restore: %v\nwant %s", err, want)
 		}

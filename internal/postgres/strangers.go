@@ -108,8 +108,12 @@ const typeInTree = `:[a-zA-Z_]*(?:[tT]ype|[tT]ype[iI]d|typid) ([0-9]+)`
 
 // refuseReplacedLedger returns an error unless the ledger is two tables of ours. Who owns the
 // database may drop them, and make views of their names, which run their code for whoever
-// reads them; or tables, of which the planner looks at the indexes.
+// reads them; or tables, of which the planner looks at the indexes. A lock keeps the names
+// as they are: taken first, it also waits for who is about to do so.
 func refuseReplacedLedger(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, `LOCK TABLE ONLY public.plant_deletions, ONLY public.plant_shapes IN ACCESS SHARE MODE`); err != nil {
+		return err
+	}
 	var replaced []string
 	err := tx.QueryRow(ctx, `
 		SELECT coalesce(array_agg(pg_describe_object('pg_class'::regclass, oid, 0) || ' of ' || relowner::regrole ORDER BY oid), '{}') FROM pg_class

@@ -289,6 +289,25 @@ func TestOpeningsAreCounted(t *testing.T) {
 	}
 }
 
+// Who breaks off a query, as the service does in its end, met no fault of the database.
+func TestWhatIsBrokenOffIsNoFault(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	ctx, cancel := context.WithCancel(in(t, patience))
+	conn, err := s.borrow(ctx, explained, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(50*time.Millisecond, cancel)
+	if _, err := conn.Exec(ctx, `SELECT pg_catalog.pg_sleep(60)`); !errors.Is(err, context.Canceled) {
+		t.Fatalf("a query that is broken off: %v, want %v", err, context.Canceled)
+	}
+	conn.Release()
+	if got := counts(t, s.DB)["database_faults_total lost"]; got != 0 {
+		t.Errorf("%v faults were counted, want none", got)
+	}
+}
+
 func TestMetricsOfTokens(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)

@@ -123,7 +123,6 @@ func TestNothingIsLookedUpWhereOthersCanWrite(t *testing.T) {
 	spiedOnNobody(t, super)
 }
 
-// A schema named like our role comes first in everybody's default search path.
 // What a trigger of the store's leaves in our session does not stand for the catalogue.
 func TestTemporaryTablesNamedLikeTheCatalogue(t *testing.T) {
 	t.Parallel()
@@ -147,6 +146,7 @@ func TestTemporaryTablesNamedLikeTheCatalogue(t *testing.T) {
 	}
 }
 
+// A schema named like our role comes first in everybody's default search path.
 func TestASchemaNamedLikeTheRole(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)

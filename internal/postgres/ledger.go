@@ -325,6 +325,9 @@ type beginner interface {
 	BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error)
 }
 
+// patientLockTimeout is what a transaction of transact has.
+const patientLockTimeout = "30s"
+
 // transact runs do in a transaction without a time limit of its own: a ledger may be
 // large, and an operator can wait. Names are looked up in pg_catalog, and a backslash in
 // our SQL is one. Rows that row level security hides are an error, not missing.
@@ -334,7 +337,7 @@ func transact(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pg
 			SET LOCAL search_path = pg_catalog, pg_temp;
 			SET LOCAL standard_conforming_strings = on;
 			SET LOCAL statement_timeout = 0;
-			SET LOCAL lock_timeout = '30s';
+			SET LOCAL lock_timeout = '`+patientLockTimeout+`';
 			SET LOCAL idle_in_transaction_session_timeout = '5min';
 			SET LOCAL row_security = off;
 			SELECT `+ourEncoding+`, `+noTransactionTimeout); err != nil {

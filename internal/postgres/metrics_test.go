@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"plantstore/internal/pgtest"
@@ -294,15 +295,14 @@ func TestWhatIsBrokenOffIsNoFault(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	ctx, cancel := context.WithCancel(in(t, patience))
-	conn, err := s.borrow(ctx, explained, patience)
-	if err != nil {
-		t.Fatal(err)
-	}
 	time.AfterFunc(50*time.Millisecond, cancel)
-	if _, err := conn.Exec(ctx, `SELECT pg_catalog.pg_sleep(60)`); !errors.Is(err, context.Canceled) {
+	err := s.lend(ctx, watched, func(conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, `SELECT pg_catalog.pg_sleep(60)`)
+		return err
+	})
+	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("a query that is broken off: %v, want %v", err, context.Canceled)
 	}
-	conn.Release()
 	if got := counts(t, s.DB)["database_faults_total lost"]; got != 0 {
 		t.Errorf("%v faults were counted, want none", got)
 	}

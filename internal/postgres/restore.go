@@ -95,15 +95,11 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 	var done Restored
 	commits := false
 	err := transact(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
-		// The lock keeps out whoever alters the table, or makes statistics or indexes whose
-		// code would run with our rights, while others delete and insert. It waits for
-		// VACUUM, of which PostgreSQL's own gives way. A check put off to the commit could
-		// not tell which plant it failed for.
-		if _, err := tx.Exec(ctx, `
-			LOCK TABLE public.plants IN SHARE UPDATE EXCLUSIVE MODE;
-			SET CONSTRAINTS ALL IMMEDIATE;`+recordedForm); sqlState(err) == insufficientPrivilege {
-			return lacksRight(err, "locking public.plants takes the right to DELETE from it", tx)
-		} else if err != nil {
+		if err := lockPlants(ctx, tx, o.RunTriggers); err != nil {
+			return err
+		}
+		// A check put off to the commit could not tell which plant it failed for.
+		if _, err := tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE;`+recordedForm); err != nil {
 			return err
 		}
 		if err := refuseReplacedLedger(ctx, tx); err != nil {
@@ -131,6 +127,50 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 		return Restored{}, l.inWords("restore: the commit was not answered, so all is restored or nothing, and to run it again tells which", err)
 	}
 	return Restored{}, l.inWords("restore: nothing was restored", err)
+}
+
+const (
+	// lockTries is how often a restore tries to lock the plants.
+	lockTries = 20
+	// lockPause is how long it lets others through in between.
+	lockPause = 500 * time.Millisecond
+)
+
+// lockPlants locks the table before its columns are read. COPY takes the weaker lock anyway,
+// which keeps ALTER TABLE out. A stranger who owns the table could make statistics or indexes,
+// whose code would run with our rights: the other lock keeps those out, too, and lets others
+// delete and insert. It waits for VACUUM, of which PostgreSQL's own gives way after
+// deadlock_timeout, and for CREATE INDEX CONCURRENTLY, which would wait for us in turn: so we
+// wait in turns, and have no snapshot and no lock between them.
+func lockPlants(ctx context.Context, tx pgx.Tx, runTriggers bool) error {
+	var stranger bool
+	if err := tx.QueryRow(ctx, `SELECT relowner IN (`+strangers+`) FROM pg_class WHERE oid = 'public.plants'::regclass`).Scan(&stranger); err != nil {
+		return err
+	}
+	if !stranger || runTriggers {
+		_, err := tx.Exec(ctx, `LOCK TABLE public.plants IN ROW EXCLUSIVE MODE`)
+		return err
+	}
+	for tries := 1; ; tries++ {
+		err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
+			_, err := savepoint.Exec(ctx, `
+				SELECT set_config('lock_timeout', (100 + setting::int)::text, true) FROM pg_settings WHERE name = 'deadlock_timeout';
+				LOCK TABLE public.plants IN SHARE UPDATE EXCLUSIVE MODE;
+				SET LOCAL lock_timeout = '`+patientLockTimeout+`'`)
+			return err
+		})
+		switch state := sqlState(err); {
+		case state == insufficientPrivilege:
+			return lacksRight(err, "locking public.plants takes the right to DELETE from it", tx)
+		case state != lockNotAvailable && state != "40P01": // deadlock_detected
+			return err
+		case tries == lockTries:
+			return errors.New("a VACUUM, an ANALYZE, a CREATE INDEX CONCURRENTLY or another restore is at work on public.plants: run it again when that has ended")
+		}
+		if err := sleep(ctx, lockPause); err != nil {
+			return err
+		}
+	}
 }
 
 // errTakenBack ends the transaction of a dry run.

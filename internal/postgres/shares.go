@@ -116,9 +116,10 @@ var errLost = errors.New("the connection was lost")
 // A borrowed connection is one of a share's.
 type borrowed struct {
 	*pgxpool.Conn
-	db    *DB
-	what  purpose
-	ended func() error // Err of the context that it was borrowed with
+	db   *DB
+	what purpose
+	// brokenOff is set if a lost connection is no fault: whoever used it ended the query.
+	brokenOff bool
 }
 
 // borrow waits for a connection of a share, in line, until ctx ends. Then it connects,
@@ -143,7 +144,7 @@ func (db *DB) borrow(ctx context.Context, what purpose, limit time.Duration) (*b
 		s.giveBack(what)
 		return nil, err
 	}
-	return &borrowed{conn, db, what, ctx.Err}, nil
+	return &borrowed{Conn: conn, db: db, what: what}, nil
 }
 
 // free tells whether a connection of a share could be had a moment ago.
@@ -165,7 +166,7 @@ func (b *borrowed) Release() {
 		b.db.shares.giveBack(b.what)
 		return
 	}
-	if !errors.Is(b.ended(), context.Canceled) { // else its borrower broke it off, as the service ended
+	if !b.brokenOff {
 		b.db.noteFault(faultLost, errLost)
 	}
 	go func() {
@@ -184,5 +185,7 @@ func (db *DB) lend(ctx context.Context, what purpose, use func(*pgx.Conn) error)
 		return err
 	}
 	defer conn.Release()
-	return use(conn.Conn.Conn())
+	err = use(conn.Conn.Conn())
+	conn.brokenOff = errors.Is(ctx.Err(), context.Canceled) // as the service ended
+	return err
 }

@@ -74,11 +74,14 @@ const strangersCode = `
 	), calls (class, object, owner, function) AS (
 		SELECT e.class, e.object, e.owner, m.match[1]::oid FROM expressions e
 			CROSS JOIN LATERAL regexp_matches(e.tree, ':(?:op)?funcid ([0-9]+)', 'g') m (match)
-		-- The planner may call an operator's negator or commutator in its place, and an index what its classes say.
+		-- The planner may call an operator's negator or commutator in its place, and an index, a range or an array what its classes say.
 		UNION SELECT e.class, e.object, e.owner, o.oprcode::oid FROM expressions e CROSS JOIN LATERAL regexp_matches(e.tree, ':opno ([0-9]+)', 'g') m (match)
 			JOIN pg_operator named ON named.oid = m.match[1]::oid JOIN pg_operator o ON o.oid IN (named.oprnegate, named.oprcom)
 		UNION SELECT 'pg_class'::regclass, i.indexrelid, NULL, s.amproc::oid FROM planned p JOIN pg_index i ON i.indrelid = p.oid
 			JOIN pg_opclass o ON o.oid = ANY (i.indclass) JOIN pg_amproc s ON s.amprocfamily = o.opcfamily
+		UNION SELECT 'pg_type'::regclass, types.oid, NULL, s.amproc::oid FROM types LEFT JOIN pg_range r ON types.oid IN (r.rngtypid, r.rngmultitypid)
+			JOIN pg_opclass o ON o.oid = r.rngsubopc OR o.opcintype = types.oid AND o.opcdefault JOIN pg_amproc s ON s.amprocfamily = o.opcfamily
+		UNION SELECT 'pg_constraint'::regclass, k.oid, NULL, o.oprcode::oid FROM planned p JOIN pg_constraint k ON k.conrelid = p.oid JOIN pg_operator o ON o.oid = ANY (k.conexclop)
 		UNION SELECT 'pg_trigger'::regclass, t.oid, t.triggerer, t.tgfoid FROM triggers t WHERE NOT t.tgisinternal
 		UNION SELECT 'pg_type'::regclass, d.objid, t.typowner, d.refobjid FROM types JOIN pg_type t ON t.oid = types.oid JOIN pg_depend d
 			ON d.classid = 'pg_type'::regclass AND d.objid = types.oid AND d.refclassid = 'pg_proc'::regclass
@@ -93,7 +96,7 @@ const strangersCode = `
 	WHERE f.proowner IN (TABLE strangers) OR c.owner IN (TABLE strangers) AND NOT (f.prosecdef AND has_function_privilege(c.owner, f.oid, 'EXECUTE')
 		OR (f.proname ~ '^(nextval|random|random_normal|clock_timestamp|timeofday|gen_random_uuid|uuidv[47]|uuid_generate_v[145].*|gen_random_bytes|gen_salt|tsvector_update_trigger(_column)?)$'
 			OR f.provolatile <> 'v' AND f.prorettype <> 'trigger'::regtype
-				AND f.proname !~ '_to_xml|_validator$|^satisfies_hash_partition$|^pg_(?!typeof$|column_size$)' AND 'cstring'::regtype <> ALL (f.proargtypes))
+				AND f.proname !~ '_to_xml|_validator$|^satisfies_hash_partition$|^pg_(?!typeof$|column_size$|lsn_)' AND 'cstring'::regtype <> ALL (f.proargtypes))
 		AND (f.pronamespace = 'pg_catalog'::regnamespace OR l.lanname IN ('c', 'internal') OR f.prosqlbody IS NOT NULL
 			OR EXISTS (SELECT FROM unnest(f.proconfig) setting WHERE setting ~ '^search_path=((pg_catalog)?(, pg_temp)?|"")$')
 			OR EXISTS (SELECT FROM pg_depend d JOIN pg_extension x ON x.oid = d.refobjid -- its functions name the schema of what they call

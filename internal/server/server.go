@@ -145,9 +145,9 @@ const AdminConnections = 64
 const maxHeaderBytes = 16 << 10
 
 // maxStreams bounds the requests that are under way on a connection of HTTP/2, each of which
-// may hold headers and an answer that the client does not read. Clients open another
-// connection for more.
-const maxStreams = 32
+// may hold headers and an answer that the client does not read. RFC 9113, 6.5.2, recommends
+// no less: clients assume as many until they are told.
+const maxStreams = 100
 
 // Serve answers on both listeners until ctx ends. Then it reports itself not
 // ready, goes on for the drain delay, takes no more requests, and waits up to the

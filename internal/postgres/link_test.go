@@ -32,7 +32,7 @@ type link struct {
 	down     bool     // nobody can connect
 	quiet    bool     // a connection fell silent, and cancel requests do so, too
 	conns    []*linkConn
-	parsed   map[string]bool // the statements that were prepared
+	parsed   map[string]string // the statements that were prepared, by their names
 }
 
 // A direction is which way bytes go.
@@ -92,10 +92,10 @@ func (b *breach) mute() bool { return b != nil && (b.way == bySilence || b.way =
 
 // newLink opens a store whose service is behind a link. Its connections have
 // statements prepared, as if they had been used for a while.
-func newLink(t *testing.T, database pgtest.Database, size int, prepared map[string]bool) (store, *link) {
+func newLink(t *testing.T, database pgtest.Database, size int, prepared map[string]string) (store, *link) {
 	t.Helper()
 	s := storeOn(t, database, "")
-	l := &link{parsed: make(map[string]bool)}
+	l := &link{parsed: make(map[string]string)}
 	config := s.pool.Config()
 	config.MaxConns = int32(size)
 	dial, prepare := config.ConnConfig.DialFunc, config.AfterConnect
@@ -119,12 +119,14 @@ func newLink(t *testing.T, database pgtest.Database, size int, prepared map[stri
 		if err := prepare(ctx, conn); err != nil {
 			return err
 		}
-		for sql := range prepared {
-			if _, err := conn.Prepare(ctx, sql, sql); err != nil {
-				return err
+		all := parsedOn(conn.PgConn())
+		for name, sql := range prepared {
+			if own, _ := all.name(sql); name != own { // the driver's
+				if _, err := conn.Prepare(ctx, sql, sql); err != nil {
+					return err
+				}
+				continue
 			}
-			all := parsedOn(conn.PgConn())
-			name, _ := all.name(sql)
 			if _, err := conn.PgConn().Prepare(ctx, name, sql, nil); err != nil {
 				return err
 			}
@@ -216,7 +218,7 @@ func (c *linkConn) pass(d direction, b []byte) (n int, hit bool) {
 	}
 	c.messages[d].scan(b[:n],
 		func(at int) { l.traffic.starts[d] = append(l.traffic.starts[d], l.traffic.bytes[d]+at) },
-		func(sql string) { l.parsed[sql] = true })
+		func(name, sql string) { l.parsed[name] = sql })
 	l.traffic.bytes[d] += n
 	if hit {
 		c.broken, l.breaches, l.traffic = &l.breaches[0], l.breaches[1:], traffic{}
@@ -369,8 +371,8 @@ type messages struct {
 }
 
 // scan calls started with the index in b of each message that begins there, and
-// parsed with the statement of each Parse that is complete.
-func (m *messages) scan(b []byte, started func(at int), parsed func(sql string)) {
+// parsed with the name and the statement of each Parse that is complete.
+func (m *messages) scan(b []byte, started func(at int), parsed func(name, sql string)) {
 	for at := range b {
 		if len(m.current) == 0 {
 			started(at)
@@ -380,9 +382,9 @@ func (m *messages) scan(b []byte, started func(at int), parsed func(sql string))
 			continue
 		}
 		if m.current[0] == 'P' {
-			_, rest, _ := bytes.Cut(m.current[5:], []byte{0})
+			name, rest, _ := bytes.Cut(m.current[5:], []byte{0})
 			sql, _, _ := bytes.Cut(rest, []byte{0})
-			parsed(string(sql))
+			parsed(string(name), string(sql))
 		}
 		m.current = m.current[:0]
 	}

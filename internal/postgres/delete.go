@@ -360,11 +360,11 @@ func isDefinite(err error) bool {
 
 // attemptTimeout is how long an attempt on a connection of its own may take. The first
 // ones are short, because a peer that stopped answering looks like a slow
-// statement and a new connection helps; after that a deletion that is slow by
-// nature gets all that is left.
-func attemptTimeout(ctx context.Context, attempt int) time.Duration {
+// statement and a new connection helps. After that, or once the server itself said that it
+// takes long, a deletion gets all that is left: cut off, it would have to begin anew.
+func attemptTimeout(ctx context.Context, what purpose, attempt int) time.Duration {
 	left := remaining(ctx)
-	if attempt <= 2 {
+	if what != slow && attempt <= 2 {
 		left = min(left, time.Duration(attempt)*time.Second)
 	}
 	return left
@@ -373,7 +373,7 @@ func attemptTimeout(ctx context.Context, attempt int) time.Duration {
 // on borrows a connection for a purpose, for one attempt.
 func (p *Plants) on(ctx context.Context, what purpose, attempt int, try func(context.Context, *pgx.Conn) verdict) verdict {
 	came := time.Now()
-	conn, err := p.db.borrow(ctx, what, attemptTimeout(ctx, attempt))
+	conn, err := p.db.borrow(ctx, what, attemptTimeout(ctx, what, attempt))
 	waited := time.Since(came)
 	if err != nil {
 		v := judge(err, false)
@@ -381,7 +381,7 @@ func (p *Plants) on(ctx context.Context, what purpose, attempt int, try func(con
 		return v
 	}
 	defer conn.Release()
-	ctx, cancel := context.WithTimeout(ctx, attemptTimeout(ctx, attempt))
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout(ctx, what, attempt))
 	defer cancel()
 	v := try(ctx, conn.Conn.Conn())
 	v.waited = waited
@@ -568,7 +568,7 @@ func (h history) explains(d turn, why error, unsure bool) (v verdict, settles bo
 // The refusal has to outlive a failover. Otherwise an attempt of its turn could
 // delete the plant there, and one of the next turn once more.
 func (h history) passes(d turn) (v verdict, settles bool) {
-	if d.known || 0 <= h.age && h.age <= time.Since(d.Came).Seconds() {
+	if d.known || 0 <= h.age && h.age <= h.readAt.Sub(d.Came).Seconds() {
 		return verdict{err: errMeanwhile}, false
 	}
 	return verdict{next: alone, turn: h.turn, err: plant.ErrBusy}, true

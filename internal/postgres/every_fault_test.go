@@ -115,7 +115,7 @@ func TestEveryFault(t *testing.T) {
 // A play is a deletion, or three that share a batch, in a world of its own.
 type play struct {
 	name string
-	// everyByte: connections break at every byte, not only between messages.
+	// everyByte: connections break at every byte, not only once within each message.
 	everyByte bool
 	// keySent: the client chose the key.
 	keySent bool

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -122,10 +123,14 @@ func TestAFunctionThatSpeaksOfAnotherServer(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		s := storeOn(t, database, "")
 		codes := []string{readOnlyTransaction, "53100", "53300", "08006", "26000", "42P05", "57P01", "57P03", "58030"}
-		s.sample(t, len(codes)+1)
+		s.sample(t, len(codes)+2)
 		s.exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
 				IF OLD.id < 10 THEN RAISE 'elsewhere' USING ERRCODE = ('{`+strings.Join(codes, ",")+`}'::text[])[OLD.id]; END IF; RETURN OLD; END$$;
 			CREATE TRIGGER refuse BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION refuse()`)
+		// A function in C that a rule calls has no context.
+		codes = append(codes, "a rule")
+		script(t, pgtest.Connect(t, database.Super), `CREATE EXTENSION dblink; GRANT EXECUTE ON FUNCTION dblink_connect_u(text) TO PUBLIC`)
+		s.exec(t, fmt.Sprintf(`CREATE RULE tell AS ON DELETE TO plants WHERE old.id = %d DO ALSO SELECT public.dblink_connect_u('host=127.0.0.1 port=1')`, len(codes)))
 		var before []*borrowed // a connection that nobody uses meanwhile
 		for range s.shares.size[watched] {
 			conn, err := s.borrow(in(t, patience), watched, patience)

@@ -485,6 +485,20 @@ func TestARefusalThatLooksOlderThanItIs(t *testing.T) {
 	})
 }
 
+// How old a refusal was when it was read is not made less by the time that passes then: a client
+// that asks again right after it is not told that it was refused meanwhile.
+func TestARefusalThatWasReadAWhileAgo(t *testing.T) {
+	t.Parallel()
+	came := time.Now().Add(-time.Hour)
+	for age, want := range map[float64]step{0.5: done, 1: done, 1.5: alone} {
+		h := history{turn: 1, age: age, readAt: came.Add(time.Second)}
+		v, _ := h.explains(turn{Deletion: plant.Deletion{Came: came}}, plant.ErrBusy, false)
+		if v.next != want || errors.Is(v.err, errMeanwhile) != (want == done) {
+			t.Errorf("a refusal that was %gs old a second after the request came: next step %d, %v; want %d", age, v.next, v.err, want)
+		}
+	}
+}
+
 // Requests of one deletion that are under way at a time, as where a client sends another when
 // the first takes long, are told no together. None of them deletes what that client was told
 // no of before.

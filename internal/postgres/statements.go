@@ -385,6 +385,7 @@ type history struct {
 	own       bool       // the deletion that was asked about is in the ledger
 	turn      int        // the first of that deletion which has no entry
 	age       float64    // of its last entry, in seconds
+	readAt    time.Time  // when the age was that, or a little later, by our clock
 	requestID *string    // of the ledger's row
 	deletedAt *time.Time // of the ledger's row: the own one, else the latest; nil without any
 }
@@ -472,7 +473,7 @@ func readHistories(ctx context.Context, conn *pgx.Conn, deletions []plant.Deleti
 			ORDER BY d.turn DESC LIMIT 1
 		) r ON true ORDER BY a.number`, ids, principals, keys)
 	err = readSecond(ctx, conn, queue, func(scan func(...any) error) error {
-		var h history
+		h := history{readAt: time.Now()}
 		var seconds float64
 		err := scan(&h.exists, &h.kept, &h.replaced, &h.hidden, &h.followed, &h.own, &h.requestID, &h.deletedAt, &h.turn, &h.age, &seconds)
 		all, work = append(all, h), time.Duration(seconds*float64(time.Second))
@@ -538,7 +539,7 @@ func refuse(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, loc
 // replicated in order.
 func settle(ctx context.Context, conn *pgx.Conn) error {
 	_, err := single{conn}.run(ctx, []statement{
-		{sql: `SELECT pg_catalog.set_config('statement_timeout', $1::pg_catalog.text, true), ` + commitDurably, args: []any{milliseconds(attemptTimeout(ctx, 1))}},
+		{sql: `SELECT pg_catalog.set_config('statement_timeout', $1::pg_catalog.text, true), ` + commitDurably, args: []any{milliseconds(attemptTimeout(ctx, lost, 1))}},
 		{sql: `SELECT pg_catalog.pg_logical_emit_message(true, 'plantstore', '')`},
 	})
 	return err

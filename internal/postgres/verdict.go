@@ -167,7 +167,7 @@ func judge(err error, sent bool) verdict {
 		return unavailable(again)
 	case pg == nil,
 		endsSession(pg),
-		pg.Code[:2] == "08" && pg.Where == "": // within a function it is about another connection
+		pg.Code[:2] == "08" && !isElsewhere(pg):
 		return unavailable(ask)
 	}
 	_, atDelete := errors.AsType[errAtDelete](err)
@@ -189,7 +189,14 @@ func (e errAtDelete) Unwrap() error { return e.error }
 // isElsewhere reports whether an ERROR tells of a connection, of a disk, or of whatever else a
 // function of the store's uses, such as another server's. It says nothing of our connection,
 // nor of the database. What our own functions meet is the database's.
+//
+// PostgreSQL never answers that the connection which it answers on has failed: its ERROR of that
+// kind is about another one, also where a function in C gives no context. A pooler may answer
+// so, and names no routine.
 func isElsewhere(pg *pgconn.PgError) bool {
+	if pg.Code[:2] == "08" && pg.Routine != "" {
+		return true
+	}
 	if pg.Where == "" || strings.Contains(pg.Where, "plantstore_") {
 		return false
 	}

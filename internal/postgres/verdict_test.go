@@ -49,6 +49,10 @@ func TestJudge(t *testing.T) {
 	within := func(code string) error {
 		return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code, Where: "PL/pgSQL function audit() line 3 at RAISE"}
 	}
+	// As from a function in C, which a rule or policy of the store's calls.
+	others := func(code string) error {
+		return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code, Routine: "dblink_get_conn"}
+	}
 	ours := func(code string) error {
 		return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code, Where: "PL/pgSQL function public.plantstore_record_deletion() line 61 at SQL statement"}
 	}
@@ -91,6 +95,7 @@ func TestJudge(t *testing.T) {
 		{"io_error", sql("58030"), true, plant.ErrUnavailable, again},
 		{"connection_failure", sql("08006"), true, plant.ErrUnavailable, ask},
 		{"connection_failure of a connection that a trigger made", within("08006"), true, plant.ErrHindered, alone},
+		{"connection_failure of a connection that a rule or policy made", errAtDelete{others("08006")}, true, plant.ErrHindered, alone},
 		{"disk_full where a trigger writes", within("53100"), true, plant.ErrHindered, alone},
 		{"disk_full where the ledger is written", ours("53100"), true, plant.ErrUnavailable, again},
 		{"too_many_connections where a trigger connects to", within("53300"), true, plant.ErrHindered, alone},

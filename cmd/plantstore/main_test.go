@@ -203,16 +203,20 @@ func TestBadCommandLines(t *testing.T) {
 	}
 }
 
-// What is blank is not set.
+// What is blank is not set, and a blank beside a value is none that a JWT has.
 func TestBlankSettingsOfJWTs(t *testing.T) {
 	t.Parallel()
+	const beside = ": take out the blank beside it, which no JWT has"
 	for setting, want := range map[string]string{
-		"--oidc-audience":        "--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is not set: without it, a JWT for any other service would do",
-		"--oidc-principal-claim": "--oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM) is empty",
+		"--oidc-audience= ":                     "--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is not set: without it, a JWT for any other service would do",
+		"--oidc-principal-claim= ":              "--oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM) is empty",
+		"--oidc-issuer=https://login.example\n": `--oidc-issuer (PLANTSTORE_OIDC_ISSUER) is "https://login.example\n"` + beside,
+		"--oidc-audience= plants":               `--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is " plants"` + beside,
+		"--oidc-principal-claim=sub ":           `--oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM) is "sub "` + beside,
 	} {
-		_, stderr, code := command(t, "serve", "--database-url=host=h", "--addr=nowhere", "--oidc-issuer=https://login.example", "--oidc-audience=plants", setting+"= ")
+		_, stderr, code := command(t, "serve", "--database-url=host=h", "--addr=nowhere", "--oidc-issuer=https://login.example", "--oidc-audience=plants", setting)
 		if want := "plantstore: serve: " + want; code != 2 || lastLine(stderr) != want {
-			t.Errorf("%s of a blank: exit code %d, %q; want 2, %q", setting, code, lastLine(stderr), want)
+			t.Errorf("%q: exit code %d, %q; want 2, %q", setting, code, lastLine(stderr), want)
 		}
 	}
 }

@@ -92,6 +92,15 @@ func (c *serveCommand) Validate(parsed *kong.Context) error {
 	case c.OIDCIssuer != "" && strings.TrimSpace(c.OIDCPrincipalClaim) == "":
 		return errors.New("--oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM) is empty")
 	}
+	for _, s := range []struct{ name, value string }{
+		{"--oidc-issuer (PLANTSTORE_OIDC_ISSUER)", c.OIDCIssuer},
+		{"--oidc-audience (PLANTSTORE_OIDC_AUDIENCE)", c.OIDCAudience},
+		{"--oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM)", c.OIDCPrincipalClaim},
+	} {
+		if strings.TrimSpace(s.value) != s.value {
+			return fmt.Errorf("%s is %q: take out the blank beside it, which no JWT has", s.name, s.value)
+		}
+	}
 	if c.OIDCIssuer != "" && c.JWKSURL == "" {
 		if err := auth.CheckIssuer(c.OIDCIssuer); err != nil {
 			return fmt.Errorf("--oidc-issuer (PLANTSTORE_OIDC_ISSUER): %w", err)

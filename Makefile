@@ -62,7 +62,7 @@ PACKAGES = $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 
 test: ## Run every test, with the race detector, on a real Postgres
 	@deploy/postgres/ensure.sh
-	@go run ./internal/pgtest/run go test -timeout 25m -p $(PACKAGES) $(or $(TESTS),-race ./...)
+	@go run ./internal/pgtest/run go test -timeout 45m -p $(PACKAGES) $(or $(TESTS),-race ./...)
 
 lint: ## Check format, vet, staticcheck and go.mod
 	@test -z "$$(gofmt -l .)" || { gofmt -l . ; echo "run gofmt -w on these"; exit 1; }

@@ -317,6 +317,18 @@ func TestKeysThatAreTakenBackInAPause(t *testing.T) {
 			}
 			time.Sleep(fetchEvery)
 		}
+
+		// That it was down is no reason to believe old keys once it is up.
+		s.down.Store(false)
+		stolen = s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
+		s.provider.Rotate(t, "third")
+		s.provider.Withdraw()
+		time.Sleep(believedFor)
+		var both sync.WaitGroup
+		for range 2 {
+			both.Go(func() { v.want(t, stolen, ErrInvalidToken) })
+		}
+		both.Wait()
 	})
 }
 

@@ -48,19 +48,22 @@ type keyring struct {
 	tried time.Time // when the last fetch began
 	// running is closed when the fetch under way ends, and nil without one.
 	running chan struct{}
-	failed  bool   // the last fetch that ended did
+	failed  bool   // the last fetch that ended did, lately
 	said    string // what was logged last
 }
 
 // look returns the keys, and when they were asked for. It starts a fetch if one is due, or
 // if these keys did not help the caller (inVain). running is closed when the fetch under way
 // ends, and old says that until then the keys are not to be believed. Once a fetch has
-// failed, they are: the issuer can't be reached.
+// failed lately, they are: the issuer can't be reached.
 func (k *keyring) look(inVain bool) (keys []jose.JSONWebKey, asked time.Time, running <-chan struct{}, old bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := time.Now()
 	if k.running == nil && (inVain || now.Sub(k.asked) >= refreshEvery) && now.Sub(k.tried) >= fetchEvery {
+		if now.Sub(k.tried) >= refreshEvery {
+			k.failed = false // what happened then says nothing of now
+		}
 		k.tried, k.running = now, make(chan struct{})
 		go k.renew(now)
 	}

@@ -144,6 +144,9 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 	defer land()
 	s := progress{deletion: d, land: land, began: began, what: p.difficult.recall(d.Plant), spender: spender{holds: &p.holds, deletion: d}}
 	defer s.spender.leave()
+	if s.what == slow {
+		s.tries = 1 // the one that told so
+	}
 	pause := backoff()
 	for ; ; s.began = time.Now() {
 		if held := s.spender.waitsFor(s.unsure); held != nil {
@@ -360,15 +363,24 @@ func isDefinite(err error) bool {
 
 // attemptTimeout is how long an attempt on a connection of its own may take. The first
 // ones are short, because a peer that stopped answering looks like a slow
-// statement and a new connection helps. After that, or once the server itself said that it
-// takes long, a deletion gets all that is left: cut off, it would have to begin anew.
+// statement and a new connection helps. The first of those that the server said takes long is
+// longer: cut off, it would have to begin anew. After that a deletion that is slow by nature
+// gets all that is left.
 func attemptTimeout(ctx context.Context, what purpose, attempt int) time.Duration {
 	left := remaining(ctx)
-	if what != slow && attempt <= 2 {
+	switch {
+	case attempt > 2:
+	case what == slow:
+		left = min(left, slowTimeout)
+	default:
 		left = min(left, time.Duration(attempt)*time.Second)
 	}
 	return left
 }
+
+// slowTimeout is long enough for most of those that are slow, and short enough that there is
+// time for another attempt where nobody answers.
+const slowTimeout = 4 * time.Second
 
 // on borrows a connection for a purpose, for one attempt.
 func (p *Plants) on(ctx context.Context, what purpose, attempt int, try func(context.Context, *pgx.Conn) verdict) verdict {

@@ -207,6 +207,9 @@ type Undo struct {
 func (l *Ledger) Undoable(ctx context.Context, by Deleter, since, until time.Time) (Undo, error) {
 	var u Undo
 	err := l.inTx(ctx, "look for deletions", func(tx pgx.Tx) error {
+		if err := refuseReplacedLedger(ctx, tx); err != nil {
+			return err
+		}
 		rows, err := tx.Query(ctx, `
 			SELECT d.id, d.deleted_at, EXISTS (SELECT FROM public.plant_deletions later
 				WHERE later.plant_id = d.plant_id AND later.id > d.id AND later.plant IS NOT NULL)

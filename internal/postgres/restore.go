@@ -82,7 +82,8 @@ func (e *RefusedError) Error() string {
 // The error is a *RefusedError when a deletion can't be undone: because it was
 // already, its id is taken again, a row that it refers to is gone, or its plant
 // would not come back as it was. It is a *StrangersError when the code of others
-// would run with our rights. Any other one says that nothing was restored, or that this is
+// would run with our rights. A role that has more rights than the plants' owner needs
+// RunTriggers. Any other one says that nothing was restored, or that this is
 // not known.
 //
 // What else the deletion did is not in the ledger and does not come back: rows of
@@ -92,12 +93,14 @@ func (e *RefusedError) Error() string {
 // the same locks meanwhile. What is not part of a transaction stays done: numbers that
 // defaults took from sequences, or what a trigger does elsewhere.
 func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Restored, error) {
+	const nothing = "restore: nothing was restored"
+	locking, err := l.lockPlants(ctx, o.RunTriggers)
+	if err != nil {
+		return Restored{}, l.inWords(nothing, err)
+	}
 	var done Restored
 	commits := false
-	err := transact(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
-		if err := lockPlants(ctx, tx, o.RunTriggers); err != nil {
-			return err
-		}
+	err = transact(ctx, locking, pgx.ReadCommitted, func(tx pgx.Tx) error {
 		// A check put off to the commit could not tell which plant it failed for.
 		if _, err := tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE;`+recordedForm); err != nil {
 			return err
@@ -126,7 +129,7 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 	case commits && judge(err, true).next == ask:
 		return Restored{}, l.inWords("restore: the commit was not answered, so all is restored or nothing, and to run it again tells which", err)
 	}
-	return Restored{}, l.inWords("restore: nothing was restored", err)
+	return Restored{}, l.inWords(nothing, err)
 }
 
 const (
@@ -136,41 +139,66 @@ const (
 	lockPause = 500 * time.Millisecond
 )
 
-// lockPlants locks the table before its columns are read. COPY takes the weaker lock anyway,
-// which keeps ALTER TABLE out. A stranger who owns the table could make statistics or indexes,
-// whose code would run with our rights: the other lock keeps those out, too, and lets others
-// delete and insert. It waits for VACUUM, of which PostgreSQL's own gives way after
-// deadlock_timeout, and for CREATE INDEX CONCURRENTLY, which would wait for us in turn: so we
-// wait in turns, and have no snapshot and no lock between them.
-func lockPlants(ctx context.Context, tx pgx.Tx, runTriggers bool) error {
-	var stranger bool
-	if err := tx.QueryRow(ctx, `SELECT relowner IN (`+strangers+`) FROM pg_class WHERE oid = 'public.plants'::regclass`).Scan(&stranger); err != nil {
-		return err
-	}
-	if !stranger || runTriggers {
-		_, err := tx.Exec(ctx, `LOCK TABLE public.plants IN ROW EXCLUSIVE MODE`)
-		return err
-	}
+// lockingPlants begins transactions that lock the table before its columns are read. COPY takes
+// the weaker lock anyway, which keeps ALTER TABLE out. A stranger who owns the table could make
+// statistics or indexes, whose code would run with our rights: the other lock keeps those out,
+// too, and lets others delete and insert. It waits for VACUUM, of which PostgreSQL's own gives
+// way after deadlock_timeout, and for CREATE INDEX CONCURRENTLY. That waits in turn for each
+// transaction that has had a snapshot: so we wait in turns, each a transaction of its own that
+// reads nothing before it has the lock.
+type lockingPlants struct {
+	beginner
+	lock string // with the time limit of a turn
+}
+
+// BeginTx begins a transaction that has the lock.
+func (l lockingPlants) BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, error) {
 	for tries := 1; ; tries++ {
-		err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
-			_, err := savepoint.Exec(ctx, `
-				SELECT set_config('lock_timeout', (100 + setting::int)::text, true) FROM pg_settings WHERE name = 'deadlock_timeout';
-				LOCK TABLE public.plants IN SHARE UPDATE EXCLUSIVE MODE;
-				SET LOCAL lock_timeout = '`+patientLockTimeout+`'`)
-			return err
-		})
+		tx, err := l.beginner.BeginTx(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		if _, err = tx.Exec(ctx, l.lock); err == nil {
+			return tx, nil
+		}
+		_ = tx.Rollback(ctx) // it did nothing
 		switch state := sqlState(err); {
 		case state == insufficientPrivilege:
-			return lacksRight(err, "locking public.plants takes the right to DELETE from it", tx)
-		case state != lockNotAvailable && state != "40P01": // deadlock_detected
-			return err
+			return nil, lacksRight(err, "locking public.plants takes the right to DELETE from it", tx)
+		case state != lockNotAvailable && state != deadlockDetected:
+			return nil, err
 		case tries == lockTries:
-			return errors.New("a VACUUM, an ANALYZE, a CREATE INDEX CONCURRENTLY or another restore is at work on public.plants: run it again when that has ended")
+			return nil, errors.New("public.plants is locked, perhaps by a VACUUM, an ANALYZE, a CREATE INDEX CONCURRENTLY, an ALTER TABLE or another restore: run it again when that has ended")
 		}
 		if err := sleep(ctx, lockPause); err != nil {
-			return err
+			return nil, err
 		}
 	}
+}
+
+// lockPlants returns what begins a restore. Its error tells who must not restore, see
+// refusePower.
+func (l *Ledger) lockPlants(ctx context.Context, runTriggers bool) (beginner, error) {
+	lock := `SET LOCAL lock_timeout = '` + patientLockTimeout + `'; LOCK TABLE public.plants IN ROW EXCLUSIVE MODE`
+	err := transact(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
+		if runTriggers {
+			return nil
+		}
+		if err := refusePower(ctx, tx); err != nil {
+			return err
+		}
+		var stranger bool
+		var turn int // in milliseconds; not for ever where the server looks for deadlocks late
+		if err := tx.QueryRow(ctx, `SELECT c.relowner IN (`+strangers+`), least(100 + s.setting::bigint, 10000)
+			FROM pg_class c, pg_settings s WHERE c.oid = 'public.plants'::regclass AND s.name = 'deadlock_timeout'`).Scan(&stranger, &turn); err != nil {
+			return err
+		}
+		if stranger {
+			lock = fmt.Sprintf(`SET LOCAL lock_timeout = %d; LOCK TABLE public.plants IN SHARE UPDATE EXCLUSIVE MODE`, turn)
+		}
+		return nil
+	})
+	return lockingPlants{l.db.pool, lock}, err
 }
 
 // errTakenBack ends the transaction of a dry run.

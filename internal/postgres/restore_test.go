@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 
 	roles "plantstore/deploy/postgres"
 	"plantstore/internal/pgtest"
@@ -955,46 +957,103 @@ func TestNobodyMakesStatisticsDuringARestore(t *testing.T) {
 // strangersPlants gives the table to somebody without rights of ours.
 const strangersPlants = `ALTER TABLE public.plants OWNER TO plantstore_app; GRANT SELECT, INSERT, DELETE ON public.plants TO plantstore_owner`
 
-// Who makes an index at a time with others waits for those who began before, and so for a
-// restore that waits for the index, whose lock is not to be had meanwhile.
+// Who makes an index at a time with others waits for those who have a snapshot from before it,
+// and so for a restore that waits for the index, whose lock is not to be had meanwhile.
 func TestARestoreAndAnIndexThatIsBeingMade(t *testing.T) {
+	t.Parallel()
+	for name, pause := range map[string]time.Duration{"that is to be finished": 0, "that others hold up": 1500 * time.Millisecond} { // PostgreSQL looks for a deadlock once, after a second of a wait
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			s, super := storeOn(t, database, ""), pgtest.Pool(t, database.Super)
+			l := ledgerOf(t, database)
+			s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
+			if _, err := super.Exec(t.Context(), strangersPlants); err != nil {
+				t.Fatal(err)
+			}
+			unlock := s.hold(t, `INSERT INTO plants (id, name) VALUES (2, 'ivy')`)
+			waiting := func(mode string) {
+				for is := false; !is; {
+					if err := super.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+						WHERE NOT l.granted AND l.mode = $1 AND a.datname = current_database())`, mode).Scan(&is); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			ends := make(chan error, 2)
+			go func() {
+				_, err := super.Exec(t.Context(), `CREATE INDEX CONCURRENTLY x ON public.plants (name)`)
+				ends <- err
+			}()
+			waiting("ShareLock") // for the open transaction
+			go func() {
+				_, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{})
+				ends <- err
+			}()
+			waiting("ShareUpdateExclusiveLock")
+			time.Sleep(pause)
+			unlock()
+			for range 2 {
+				if err := <-ends; err != nil {
+					t.Errorf("%v, want the index to be made and the plant to be restored", err)
+				}
+			}
+			if !s.has(t, 1) {
+				t.Error("the plant is not there")
+			}
+		})
+	}
+}
+
+// Who could do more to the server than those who own what a restore meets does not restore,
+// whatever the code there says, unless they accept it. It goes by who logged in.
+func TestRestoreByARoleWithMoreRights(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	s, super := storeOn(t, database, ""), pgtest.Pool(t, database.Super)
-	l := ledgerOf(t, database)
-	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
-	if _, err := super.Exec(t.Context(), strangersPlants); err != nil {
+	role := "admin_" + strings.ToLower(rand.Text()) // roles are the server's
+	t.Cleanup(func() {
+		if err := Script(context.Background(), database.Super, `DROP OWNED BY `+role+`; DROP ROLE `+role); err != nil {
+			t.Error(err)
+		}
+	})
+	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'), (2, 'ivy'); DELETE FROM plants`)
+	if err := Script(t.Context(), database.Super, `CREATE ROLE `+role+` LOGIN PASSWORD 'x' CREATEROLE; GRANT ALL ON ALL TABLES IN SCHEMA public TO `+role); err != nil {
 		t.Fatal(err)
 	}
-	unlock := s.hold(t, `INSERT INTO plants (id, name) VALUES (2, 'ivy')`)
-	waiting := func(mode string) {
-		for is := false; !is; {
-			if err := super.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid)
-				WHERE NOT l.granted AND l.mode = $1 AND a.datname = current_database())`, mode).Scan(&is); err != nil {
+	ledgerAs := func(url string) *Ledger {
+		db, err := Open(t.Context(), url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(db.Close)
+		return db.Ledger()
+	}
+	admin, err := url.Parse(database.Owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin.User = url.UserPassword(role, "x")
+	for _, url := range []string{database.Super, admin.String()} {
+		for _, set := range []string{`SET role = plantstore_owner`, `RESET role`} {
+			name := pgx.Identifier{database.Name}.Sanitize()
+			if _, err := super.Exec(t.Context(), `ALTER DATABASE `+name+` `+set); err != nil {
 				t.Fatal(err)
+			}
+			const want = " has more rights than plantstore_owner, to whom the plants, "
+			if got, err := ledgerAs(url).Restore(t.Context(), []int64{1}, RestoreOptions{DryRun: true}); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: Restore = %+v, %v; want it refused:%s", set, got, err, want)
 			}
 		}
 	}
-	ends := make(chan error, 2)
-	go func() {
-		_, err := super.Exec(t.Context(), `CREATE INDEX CONCURRENTLY x ON public.plants (name)`)
-		ends <- err
-	}()
-	waiting("ShareLock") // for the open transaction
-	go func() {
-		_, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{})
-		ends <- err
-	}()
-	waiting("ShareUpdateExclusiveLock")
-	time.Sleep(1500 * time.Millisecond) // PostgreSQL looks for a deadlock once, after a second of a wait
-	unlock()
-	for range 2 {
-		if err := <-ends; err != nil {
-			t.Errorf("%v, want the index to be made and the plant to be restored", err)
-		}
+	if got, err := ledgerAs(database.Super).Restore(t.Context(), []int64{1}, RestoreOptions{RunTriggers: true}); err != nil || got.Plants != 1 {
+		t.Errorf("Restore that is accepted = %+v, %v; want 1 plant", got, err)
 	}
-	if !s.has(t, 1) {
-		t.Error("the plant is not there")
+	if _, err := super.Exec(t.Context(), `ALTER ROLE `+role+` NOCREATEROLE`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ledgerAs(admin.String()).Restore(t.Context(), []int64{2}, RestoreOptions{DryRun: true}); err != nil && strings.Contains(err.Error(), "has more rights") {
+		t.Errorf("Restore by a role without more rights: %v, want it not refused for that", err)
 	}
 }
 
@@ -1008,8 +1067,14 @@ func TestRestoreFromTheLedgerOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			refusesUnseen(t, entries+`DROP TABLE public.plant_deletions CASCADE; `+sql+`; GRANT ALL ON public.plant_deletions TO plantstore_owner`,
-				"this is not the ledger that the migrations made: ", RestoreOptions{RunTriggers: true})
+			const want = "this is not the ledger that the migrations made, or it belongs to "
+			sql := entries + `DROP TABLE public.plant_deletions CASCADE; ` + sql + `; GRANT ALL ON public.plant_deletions TO plantstore_owner`
+			refusesUnseen(t, sql, want, RestoreOptions{RunTriggers: true})
+			database, l := spiedOn(t, sql)
+			if got, err := l.Undoable(t.Context(), Deleter{Role: "plantstore_owner"}, time.Time{}, time.Time{}); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("Undoable = %+v, %v; want %s", got, err, want)
+			}
+			spiedOnNobody(t, pgtest.Pool(t, database.Super))
 		})
 	}
 }
@@ -1045,7 +1110,7 @@ func TestALedgerThatIsReplacedWhileARestoreWaits(t *testing.T) {
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	const want = "this is not the ledger that the migrations made: "
+	const want = "this is not the ledger that the migrations made, or it belongs to "
 	if err := <-restored; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("Restore: %v; want %s", err, want)
 	}

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -109,10 +110,39 @@ const strangers = `SELECT oid FROM pg_roles WHERE NOT rolsuper AND NOT pg_has_ro
 // typeInTree finds the types of an expression's values in its stored tree.
 const typeInTree = `:[a-zA-Z_]*(?:[tT]ype|[tT]ype[iI]d|typid) ([0-9]+)`
 
+// refusePower returns an error if whoever restores could do more to the server than those can
+// whose code a restore may run: to whom the plants, the ledger, a domain, the schema or the
+// database belongs. What they put there is looked at, but they may change it at any moment, and
+// take other names for it: so they are never to gain more by it than the service's owner has.
+//
+// It goes by who logged in. SET ROLE, also by a setting of the database, can be taken back.
+func refusePower(ctx context.Context, tx pgx.Tx) error {
+	var role string
+	var owners []string
+	err := tx.QueryRow(ctx, `
+		WITH owners (oid) AS (
+			SELECT relowner FROM pg_class WHERE oid IN ('public.plants'::regclass, to_regclass('public.plant_deletions'), to_regclass('public.plant_shapes'))
+			UNION SELECT nspowner FROM pg_namespace WHERE nspname = 'public' -- perhaps pg_database_owner
+			UNION SELECT datdba FROM pg_database WHERE datname = current_database()
+			UNION SELECT typowner FROM pg_type WHERE typtype = 'd'
+		)
+		SELECT r.rolname, CASE WHEN r.rolsuper OR r.rolcreaterole OR pg_has_role(r.oid, 'pg_execute_server_program', 'MEMBER')
+				OR pg_has_role(r.oid, 'pg_write_server_files', 'MEMBER') OR pg_has_role(r.oid, 'pg_read_server_files', 'MEMBER')
+			THEN ARRAY(SELECT o.rolname::text FROM pg_roles o WHERE o.oid IN (TABLE owners) AND o.rolname <> 'pg_database_owner'
+				AND NOT o.rolsuper AND NOT pg_has_role(o.oid, r.oid, 'USAGE') ORDER BY 1) END
+		FROM pg_roles r WHERE r.rolname = session_user`).Scan(&role, &owners)
+	if err == nil && len(owners) > 0 {
+		err = fmt.Errorf("role %s has more rights than %s, to whom the plants, the ledger, a domain, the schema or the database belongs: "+
+			"what they put there could run with these rights. Restore as plantstore_owner, or accept that with --run-triggers", visible(role), visible(strings.Join(owners, ", ")))
+	}
+	return err
+}
+
 // refuseReplacedLedger returns an error unless the ledger is two tables of ours. Who owns the
 // database may drop them, and make views of their names, which run their code for whoever
-// reads them; or tables, of which the planner looks at the indexes. A lock keeps the names
-// as they are: taken first, it also waits for who is about to do so.
+// reads them; or tables, of which the planner looks at the indexes. A lock keeps the tables
+// as they are: taken first, it also waits for who is about to do so. It does not keep the schema
+// from getting another name: that is why refusePower goes by who could.
 func refuseReplacedLedger(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, `LOCK TABLE ONLY public.plant_deletions, ONLY public.plant_shapes IN ACCESS SHARE MODE`); err != nil {
 		return err
@@ -123,7 +153,7 @@ func refuseReplacedLedger(ctx context.Context, tx pgx.Tx) error {
 		WHERE oid IN ('public.plant_deletions'::regclass, 'public.plant_shapes'::regclass)
 			AND (relkind <> 'r' OR relowner IN (`+strangers+`) AND relowner IS DISTINCT FROM to_regrole('plantstore_owner'))`).Scan(&replaced)
 	if err == nil && len(replaced) > 0 {
-		err = errors.New("this is not the ledger that the migrations made: " + visible(strings.Join(replaced, ", ")))
+		err = errors.New("this is not the ledger that the migrations made, or it belongs to somebody whose code would run with your rights: " + visible(strings.Join(replaced, ", ")))
 	}
 	return err
 }

@@ -25,6 +25,7 @@ const (
 	lockNotAvailable      = "55P03"
 	queryCanceled         = "57014"
 	serializationFailure  = "40001"
+	deadlockDetected      = "40P01"
 	untranslatable        = "22P05"
 
 	// unrecorded is raised by our own functions in the database: a plant would
@@ -232,7 +233,7 @@ func judgeError(pg *pgconn.PgError, atDelete bool) verdict {
 	case "53300", readOnlyTransaction, // too_many_connections
 		"42P05", "26000": // duplicate_prepared_statement, invalid_sql_statement_name: a pooler mixed sessions up
 		return verdict{next: again, err: wrap(plant.ErrUnavailable, pg)}
-	case lockNotAvailable, queryCanceled, serializationFailure, "40P01": // deadlock_detected
+	case lockNotAvailable, queryCanceled, serializationFailure, deadlockDetected:
 		return verdict{next: again, err: wrap(plant.ErrBusy, pg)}
 	case "0A000": // feature_not_supported: a rule that does not go together with RETURNING
 		return rule

@@ -136,7 +136,7 @@ func tellColumns(console *console, what string, columns []string) {
 
 // undoable returns what there is to restore of somebody's, once that is agreed on.
 func (c *deletionsRestore) undoable(ctx context.Context, console *console, ledger *postgres.Ledger) ([]int64, error) {
-	undo, err := ledger.Undoable(ctx, postgres.Deleter{Principal: c.By, Role: c.ByRole}, c.Since.Time, c.Until.Time)
+	undo, err := ledger.Undoable(ctx, postgres.Deleter{Principal: c.By, Role: c.ByRole}, c.Since.Time, c.Until.Time, c.RunTriggers)
 	if err != nil {
 		return nil, fmt.Errorf("nothing was restored: %w", err)
 	}

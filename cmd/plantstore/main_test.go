@@ -206,7 +206,7 @@ func TestBadCommandLines(t *testing.T) {
 // What is blank is not set, and a blank beside a value is none that a JWT has.
 func TestBlankSettingsOfJWTs(t *testing.T) {
 	t.Parallel()
-	const beside = ": take out the blank beside it, which no JWT has"
+	const beside = ": take out what is blank around it, which no JWT has"
 	for setting, want := range map[string]string{
 		"--oidc-audience= ":                     "--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is not set: without it, a JWT for any other service would do",
 		"--oidc-principal-claim= ":              "--oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM) is empty",

@@ -98,7 +98,7 @@ func (c *serveCommand) Validate(parsed *kong.Context) error {
 		{"--oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM)", c.OIDCPrincipalClaim},
 	} {
 		if strings.TrimSpace(s.value) != s.value {
-			return fmt.Errorf("%s is %q: take out the blank beside it, which no JWT has", s.name, s.value)
+			return fmt.Errorf("%s is %q: take out what is blank around it, which no JWT has", s.name, s.value)
 		}
 	}
 	if c.OIDCIssuer != "" && c.JWKSURL == "" {

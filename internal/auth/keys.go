@@ -48,14 +48,14 @@ type keyring struct {
 	tried time.Time // when the last fetch began
 	// running is closed when the fetch under way ends, and nil without one.
 	running chan struct{}
-	failed  bool   // the last fetch that ended did, lately
+	failed  bool   // the last fetch that ended did, and began less than refreshEvery before the next
 	said    string // what was logged last
 }
 
 // look returns the keys, and when they were asked for. It starts a fetch if one is due, or
 // if these keys did not help the caller (inVain). running is closed when the fetch under way
-// ends, and old says that until then the keys are not to be believed. Once a fetch has
-// failed lately, they are: the issuer can't be reached.
+// ends, and old says that until then the keys are not to be believed. They are if the fetch
+// before failed, less than refreshEvery ago: the issuer can't be reached.
 func (k *keyring) look(inVain bool) (keys []jose.JSONWebKey, asked time.Time, running <-chan struct{}, old bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

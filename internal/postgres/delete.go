@@ -145,7 +145,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 	s := progress{deletion: d, land: land, began: began, what: p.difficult.recall(d.Plant), spender: spender{holds: &p.holds, deletion: d}}
 	defer s.spender.leave()
 	if s.what == slow {
-		s.tries = 1 // the one that told so
+		s.tries = 1 // as if the attempt that found it slow had been this one's
 	}
 	pause := backoff()
 	for ; ; s.began = time.Now() {
@@ -371,15 +371,15 @@ func attemptTimeout(ctx context.Context, what purpose, attempt int) time.Duratio
 	switch {
 	case attempt > 2:
 	case what == slow:
-		left = min(left, slowTimeout)
+		left = min(left*2/5, slowTimeout)
 	default:
 		left = min(left, time.Duration(attempt)*time.Second)
 	}
 	return left
 }
 
-// slowTimeout is long enough for most of those that are slow, and short enough that there is
-// time for another attempt where nobody answers.
+// slowTimeout is long enough for most of those that are slow. With two fifths of the time at
+// most there is some for another attempt where nobody answers.
 const slowTimeout = 4 * time.Second
 
 // on borrows a connection for a purpose, for one attempt.

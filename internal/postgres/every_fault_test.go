@@ -189,6 +189,13 @@ type faultCase struct {
 	breach breach
 }
 
+// within returns a byte within the message before the one of a number: another part of each.
+func within(passed traffic, d direction, number int) int {
+	starts := append(slices.Clone(passed.starts[d]), passed.bytes[d])
+	begin, size := starts[number-1], starts[number]-starts[number-1]
+	return begin + 1 + 7*number%(size-1)
+}
+
 // casesOf lists the breaches of a play, of which it is known what passes in it.
 func casesOf(p play, passed traffic, everyByte bool) (cases []faultCase) {
 	for _, d := range []direction{toServer, toService} {
@@ -209,7 +216,7 @@ func casesOf(p play, passed traffic, everyByte bool) (cases []faultCase) {
 				add(after, byReset, true)
 				add(after, byFatal, false)
 				add(after, byFatal, true)
-			case everyByte && (p.everyByte || after == passed.starts[d][number-1]+number%4+1):
+			case everyByte && (p.everyByte || after == within(passed, d, number)):
 				add(after, ways[after%len(ways)], false)
 			}
 		}

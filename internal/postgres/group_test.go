@@ -496,8 +496,8 @@ func TestBatchesDoNotDeadlock(t *testing.T) {
 	}
 }
 
-// Once the server has said that one takes long it gets all the time that is left: cut off, it
-// would begin anew.
+// Once the server has said that one takes long it is not cut off after a second or two: it would
+// begin anew.
 func TestADeletionThatIsSlowByNatureSucceeds(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

@@ -203,10 +203,15 @@ type Undo struct {
 }
 
 // Undoable returns what by deleted from since to before until (zero: no end) and
-// is not restored yet.
-func (l *Ledger) Undoable(ctx context.Context, by Deleter, since, until time.Time) (Undo, error) {
+// is not restored yet. It refuses whom a restore would, see RestoreOptions.RunTriggers.
+func (l *Ledger) Undoable(ctx context.Context, by Deleter, since, until time.Time, runTriggers bool) (Undo, error) {
 	var u Undo
 	err := l.inTx(ctx, "look for deletions", func(tx pgx.Tx) error {
+		if !runTriggers {
+			if err := refusePower(ctx, tx); err != nil {
+				return err
+			}
+		}
 		if err := refuseReplacedLedger(ctx, tx); err != nil {
 			return err
 		}

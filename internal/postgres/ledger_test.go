@@ -61,7 +61,7 @@ func TestUndoable(t *testing.T) {
 		{Deleter{Principal: "script"}, time.Time{}, Undo{IDs: []int64{10}, First: noon.Add(time.Second), Last: noon.Add(time.Second)}},
 		{Deleter{}, time.Time{}, Undo{}},
 	} {
-		got, err := l.Undoable(t.Context(), tt.by, noon, tt.until)
+		got, err := l.Undoable(t.Context(), tt.by, noon, tt.until, false)
 		if diff := cmp.Diff(tt.want, got); err != nil || diff != "" {
 			t.Errorf("Undoable by %+v until %s: %v; (-want +got):\n%s", tt.by, tt.until, err, diff)
 		}

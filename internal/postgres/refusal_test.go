@@ -280,7 +280,7 @@ func TestRefusalsAreNoDeletions(t *testing.T) {
 	if _, err := l.Restore(t.Context(), []int64{refusal}, RestoreOptions{}); !isRefused(err) {
 		t.Errorf("Restore of a refusal: %v, want a RefusedError", err)
 	}
-	undo, err := l.Undoable(t.Context(), Deleter{Principal: "tester"}, time.Now().Add(-time.Hour), time.Time{})
+	undo, err := l.Undoable(t.Context(), Deleter{Principal: "tester"}, time.Now().Add(-time.Hour), time.Time{}, false)
 	if err != nil || len(undo.IDs) != 1 || undo.Superseded != 0 {
 		t.Errorf("Undoable = %+v, %v; want the one deletion", undo, err)
 	}

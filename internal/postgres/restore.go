@@ -28,7 +28,8 @@ type RestoreOptions struct {
 	Superseded bool
 	// SkipExisting leaves out plants whose id is taken again.
 	SkipExisting bool
-	// RunTriggers accepts what a *StrangersError is about.
+	// RunTriggers accepts what a *StrangersError is about, and that whoever restores has more
+	// rights than others whose code may run.
 	RunTriggers bool
 	// DryRun takes everything back in the end.
 	DryRun bool
@@ -82,8 +83,8 @@ func (e *RefusedError) Error() string {
 // The error is a *RefusedError when a deletion can't be undone: because it was
 // already, its id is taken again, a row that it refers to is gone, or its plant
 // would not come back as it was. It is a *StrangersError when the code of others
-// would run with our rights. A role that has more rights than the plants' owner needs
-// RunTriggers. Any other one says that nothing was restored, or that this is
+// would run with our rights. A role that could do more to the server than the owners of what
+// it meets needs RunTriggers. Any other one says that nothing was restored, or that this is
 // not known.
 //
 // What else the deletion did is not in the ledger and does not come back: rows of
@@ -94,7 +95,7 @@ func (e *RefusedError) Error() string {
 // defaults took from sequences, or what a trigger does elsewhere.
 func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Restored, error) {
 	const nothing = "restore: nothing was restored"
-	locking, err := l.lockPlants(ctx, o.RunTriggers)
+	locking, err := l.howToLock(ctx, o.RunTriggers)
 	if err != nil {
 		return Restored{}, l.inWords(nothing, err)
 	}
@@ -133,8 +134,8 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 }
 
 const (
-	// lockTries is how often a restore tries to lock the plants.
-	lockTries = 20
+	// lockPatience is how long a restore tries to lock the plants.
+	lockPatience = 30 * time.Second
 	// lockPause is how long it lets others through in between.
 	lockPause = 500 * time.Millisecond
 )
@@ -144,16 +145,17 @@ const (
 // statistics or indexes, whose code would run with our rights: the other lock keeps those out,
 // too, and lets others delete and insert. It waits for VACUUM, of which PostgreSQL's own gives
 // way after deadlock_timeout, and for CREATE INDEX CONCURRENTLY. That waits in turn for each
-// transaction that has had a snapshot: so we wait in turns, each a transaction of its own that
-// reads nothing before it has the lock.
+// transaction that has a snapshot when it comes to that: so we wait in turns, each a transaction
+// of its own that runs no query before it has the lock.
 type lockingPlants struct {
 	beginner
-	lock string // with the time limit of a turn
+	lock      string // with the time limit of a turn
+	strangers bool   // it is the stronger lock
 }
 
 // BeginTx begins a transaction that has the lock.
 func (l lockingPlants) BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, error) {
-	for tries := 1; ; tries++ {
+	for began := time.Now(); ; {
 		tx, err := l.beginner.BeginTx(ctx, o)
 		if err != nil {
 			return nil, err
@@ -161,13 +163,15 @@ func (l lockingPlants) BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, er
 		if _, err = tx.Exec(ctx, l.lock); err == nil {
 			return tx, nil
 		}
+		state := sqlState(err)
+		if state == insufficientPrivilege && l.strangers {
+			err = lacksRight(err, "locking public.plants takes the right to DELETE from it", tx)
+		}
 		_ = tx.Rollback(ctx) // it did nothing
-		switch state := sqlState(err); {
-		case state == insufficientPrivilege:
-			return nil, lacksRight(err, "locking public.plants takes the right to DELETE from it", tx)
+		switch {
 		case state != lockNotAvailable && state != deadlockDetected:
 			return nil, err
-		case tries == lockTries:
+		case time.Since(began) >= lockPatience:
 			return nil, errors.New("public.plants is locked, perhaps by a VACUUM, an ANALYZE, a CREATE INDEX CONCURRENTLY, an ALTER TABLE or another restore: run it again when that has ended")
 		}
 		if err := sleep(ctx, lockPause); err != nil {
@@ -176,29 +180,31 @@ func (l lockingPlants) BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, er
 	}
 }
 
-// lockPlants returns what begins a restore. Its error tells who must not restore, see
-// refusePower.
-func (l *Ledger) lockPlants(ctx context.Context, runTriggers bool) (beginner, error) {
-	lock := `SET LOCAL lock_timeout = '` + patientLockTimeout + `'; LOCK TABLE public.plants IN ROW EXCLUSIVE MODE`
+// howToLock returns what begins a restore. Its error may be that of refusePower.
+func (l *Ledger) howToLock(ctx context.Context, runTriggers bool) (beginner, error) {
+	how := lockingPlants{beginner: l.db.pool}
 	err := transact(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
-		if runTriggers {
-			return nil
+		if !runTriggers {
+			if err := refusePower(ctx, tx); err != nil {
+				return err
+			}
 		}
-		if err := refusePower(ctx, tx); err != nil {
+		var unlimited string
+		var turn int // in milliseconds; no longer where the server looks for deadlocks late
+		if err := tx.QueryRow(ctx, `
+			SELECT c.relowner IN (`+strangers+`), (SELECT least(100 + setting::bigint, 10000) FROM pg_settings WHERE name = 'deadlock_timeout'),
+				(SELECT string_agg('SET LOCAL ' || name || ' = 0; ', '') FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout'))
+			FROM pg_class c WHERE c.oid = 'public.plants'::regclass`).Scan(&how.strangers, &turn, &unlimited); err != nil {
 			return err
 		}
-		var stranger bool
-		var turn int // in milliseconds; not for ever where the server looks for deadlocks late
-		if err := tx.QueryRow(ctx, `SELECT c.relowner IN (`+strangers+`), least(100 + s.setting::bigint, 10000)
-			FROM pg_class c, pg_settings s WHERE c.oid = 'public.plants'::regclass AND s.name = 'deadlock_timeout'`).Scan(&stranger, &turn); err != nil {
-			return err
+		mode := "SHARE UPDATE EXCLUSIVE"
+		if how.strangers = how.strangers && !runTriggers; !how.strangers {
+			turn, mode = int(lockPatience.Milliseconds()), "ROW EXCLUSIVE"
 		}
-		if stranger {
-			lock = fmt.Sprintf(`SET LOCAL lock_timeout = %d; LOCK TABLE public.plants IN SHARE UPDATE EXCLUSIVE MODE`, turn)
-		}
+		how.lock = fmt.Sprintf(`%sSET LOCAL lock_timeout = %d; LOCK TABLE public.plants IN %s MODE`, unlimited, turn, mode)
 		return nil
 	})
-	return lockingPlants{l.db.pool, lock}, err
+	return how, err
 }
 
 // errTakenBack ends the transaction of a dry run.

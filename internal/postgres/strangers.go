@@ -110,30 +110,33 @@ const strangers = `SELECT oid FROM pg_roles WHERE NOT rolsuper AND NOT pg_has_ro
 // typeInTree finds the types of an expression's values in its stored tree.
 const typeInTree = `:[a-zA-Z_]*(?:[tT]ype|[tT]ype[iI]d|typid) ([0-9]+)`
 
-// refusePower returns an error if whoever restores could do more to the server than those can
-// whose code a restore may run: to whom the plants, the ledger, a domain, the schema or the
-// database belongs. What they put there is looked at, but they may change it at any moment, and
-// take other names for it: so they are never to gain more by it than the service's owner has.
+// refusePower returns an error if whoever restores could do more to the server than others whose
+// code a restore may run: those to whom the plants belong, a table that they refer to, a domain,
+// the ledger, the schema or the database. What they put there is looked at, but they may change
+// it at any moment, and put something else under its name. So nobody is to gain more by it than
+// what the service's owner has.
 //
-// It goes by who logged in. SET ROLE, also by a setting of the database, can be taken back.
+// It goes by who logged in: SET ROLE, also by a setting of the database, can be taken back.
 func refusePower(ctx context.Context, tx pgx.Tx) error {
-	var role string
 	var owners []string
 	err := tx.QueryRow(ctx, `
 		WITH owners (oid) AS (
 			SELECT relowner FROM pg_class WHERE oid IN ('public.plants'::regclass, to_regclass('public.plant_deletions'), to_regclass('public.plant_shapes'))
+				OR oid IN (SELECT confrelid FROM pg_constraint WHERE contype = 'f' AND conrelid = 'public.plants'::regclass)
 			UNION SELECT nspowner FROM pg_namespace WHERE nspname = 'public' -- perhaps pg_database_owner
 			UNION SELECT datdba FROM pg_database WHERE datname = current_database()
-			UNION SELECT typowner FROM pg_type WHERE typtype = 'd'
+			UNION SELECT t.typowner FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE t.typtype = 'd' AND n.nspname !~ '^pg_temp_'
+		), roles AS (
+			SELECT oid, rolname, ARRAY[rolsuper, rolcreaterole, pg_has_role(oid, 'pg_execute_server_program', 'MEMBER'),
+				pg_has_role(oid, 'pg_write_server_files', 'MEMBER'), pg_has_role(oid, 'pg_read_server_files', 'MEMBER')] AS rights FROM pg_roles
 		)
-		SELECT r.rolname, CASE WHEN r.rolsuper OR r.rolcreaterole OR pg_has_role(r.oid, 'pg_execute_server_program', 'MEMBER')
-				OR pg_has_role(r.oid, 'pg_write_server_files', 'MEMBER') OR pg_has_role(r.oid, 'pg_read_server_files', 'MEMBER')
-			THEN ARRAY(SELECT o.rolname::text FROM pg_roles o WHERE o.oid IN (TABLE owners) AND o.rolname <> 'pg_database_owner'
-				AND NOT o.rolsuper AND NOT pg_has_role(o.oid, r.oid, 'USAGE') ORDER BY 1) END
-		FROM pg_roles r WHERE r.rolname = session_user`).Scan(&role, &owners)
+		SELECT coalesce(array_agg(DISTINCT o.rolname::text), '{}') FROM roles r, roles o
+		WHERE r.rolname IN (session_user, $1) AND o.oid IN (TABLE owners) AND o.rolname <> 'pg_database_owner'
+			AND EXISTS (SELECT FROM unnest(r.rights, o.rights) x (ours, theirs) WHERE ours AND NOT theirs)`, tx.Conn().Config().User).Scan(&owners)
 	if err == nil && len(owners) > 0 {
-		err = fmt.Errorf("role %s has more rights than %s, to whom the plants, the ledger, a domain, the schema or the database belongs: "+
-			"what they put there could run with these rights. Restore as plantstore_owner, or accept that with --run-triggers", visible(role), visible(strings.Join(owners, ", ")))
+		err = fmt.Errorf("role %s has more rights than %s, to whom the plants, a table that they refer to, a domain, the ledger, the schema or the database belongs: "+
+			"what they put there could run with these rights. Restore as plantstore_owner, or accept that with --run-triggers",
+			visible(tx.Conn().Config().User), visible(strings.Join(owners, ", ")))
 	}
 	return err
 }
@@ -141,8 +144,8 @@ func refusePower(ctx context.Context, tx pgx.Tx) error {
 // refuseReplacedLedger returns an error unless the ledger is two tables of ours. Who owns the
 // database may drop them, and make views of their names, which run their code for whoever
 // reads them; or tables, of which the planner looks at the indexes. A lock keeps the tables
-// as they are: taken first, it also waits for who is about to do so. It does not keep the schema
-// from getting another name: that is why refusePower goes by who could.
+// as they are: taken first, it also waits for who is about to do so. The schema may get another
+// name all the same, see refusePower.
 func refuseReplacedLedger(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, `LOCK TABLE ONLY public.plant_deletions, ONLY public.plant_shapes IN ACCESS SHARE MODE`); err != nil {
 		return err

@@ -655,7 +655,7 @@ func TestAPrincipalIsNoRole(t *testing.T) {
 		if diff := cmp.Diff(tt.want, got); err != nil || diff != "" {
 			t.Errorf("plants by %+v: %v; (-want +got):\n%s", tt.by, err, diff)
 		}
-		undo, err := ledger.Undoable(t.Context(), tt.by, time.Time{}, time.Time{})
+		undo, err := ledger.Undoable(t.Context(), tt.by, time.Time{}, time.Time{}, false)
 		if err != nil || len(undo.IDs) != len(tt.want) {
 			t.Errorf("undoable by %+v: %+v, %v; want %d deletions", tt.by, undo, err, len(tt.want))
 		}

@@ -193,12 +193,12 @@ func (e errAtDelete) Unwrap() error { return e.error }
 //
 // PostgreSQL never answers that the connection which it answers on has failed: its ERROR of that
 // kind is about another one, also where a function in C gives no context. A pooler may answer
-// so, and names no routine.
+// so, and names no routine. 08P01 (protocol_violation) is about ours.
 func isElsewhere(pg *pgconn.PgError) bool {
-	if pg.Code[:2] == "08" && pg.Routine != "" {
-		return true
-	}
-	if pg.Where == "" || strings.Contains(pg.Where, "plantstore_") {
+	switch {
+	case pg.Where == "":
+		return pg.Code[:2] == "08" && pg.Code != "08P01" && pg.Routine != ""
+	case strings.Contains(pg.Where, "plantstore_"):
 		return false
 	}
 	switch pg.Code {

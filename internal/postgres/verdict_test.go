@@ -96,6 +96,7 @@ func TestJudge(t *testing.T) {
 		{"connection_failure", sql("08006"), true, plant.ErrUnavailable, ask},
 		{"connection_failure of a connection that a trigger made", within("08006"), true, plant.ErrHindered, alone},
 		{"connection_failure of a connection that a rule or policy made", errAtDelete{others("08006")}, true, plant.ErrHindered, alone},
+		{"protocol_violation, as of a pooler that mixes sessions up", errAtDelete{others("08P01")}, true, plant.ErrUnavailable, ask},
 		{"disk_full where a trigger writes", within("53100"), true, plant.ErrHindered, alone},
 		{"disk_full where the ledger is written", ours("53100"), true, plant.ErrUnavailable, again},
 		{"too_many_connections where a trigger connects to", within("53300"), true, plant.ErrHindered, alone},

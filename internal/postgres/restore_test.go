@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	roles "plantstore/deploy/postgres"
 	"plantstore/internal/pgtest"
@@ -906,14 +907,8 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 // keeps that out.
 func TestRestoreLooksForStrangersAgain(t *testing.T) {
 	t.Parallel()
-	database := pgtest.New(t)
-	s, super := storeOn(t, database, ""), pgtest.Pool(t, database.Super)
-	l := ledgerOf(t, database)
-	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
-	if _, err := super.Exec(t.Context(), `CREATE DOMAIN public.d AS text; ALTER TABLE public.plants ALTER name TYPE public.d;
-		CREATE FUNCTION public.fine(text) RETURNS boolean LANGUAGE sql AS 'SELECT true'; ALTER FUNCTION public.fine(text) OWNER TO plantstore_app`); err != nil {
-		t.Fatal(err)
-	}
+	s, super, l := deletedFern(t, `CREATE DOMAIN public.d AS text; ALTER TABLE public.plants ALTER name TYPE public.d;
+		CREATE FUNCTION public.fine(text) RETURNS boolean LANGUAGE sql AS 'SELECT true'; ALTER FUNCTION public.fine(text) OWNER TO plantstore_app`)
 	got, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{Progress: func(what string, _, _ int) {
 		if what == "put back" {
 			if _, err := super.Exec(t.Context(), `ALTER DOMAIN public.d ADD CONSTRAINT c CHECK (public.fine(VALUE)) NOT VALID`); err != nil {
@@ -930,13 +925,7 @@ func TestRestoreLooksForStrangersAgain(t *testing.T) {
 // restore is under way, nobody makes any; deletions go on.
 func TestNobodyMakesStatisticsDuringARestore(t *testing.T) {
 	t.Parallel()
-	database := pgtest.New(t)
-	s, super := storeOn(t, database, ""), pgtest.Pool(t, database.Super)
-	l := ledgerOf(t, database)
-	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'), (2, 'ivy'); DELETE FROM plants WHERE id = 1`)
-	if _, err := super.Exec(t.Context(), strangersPlants); err != nil {
-		t.Fatal(err)
-	}
+	s, super, l := deletedFern(t, strangersPlants+`; INSERT INTO plants (id, name) VALUES (2, 'ivy')`)
 	got, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{Progress: func(what string, _, _ int) {
 		if what == "put back" {
 			for _, sql := range []string{`CREATE STATISTICS public.s ON (lower(name)), id FROM public.plants`, `CREATE INDEX ON public.plants (lower(name))`} {
@@ -954,6 +943,19 @@ func TestNobodyMakesStatisticsDuringARestore(t *testing.T) {
 	}
 }
 
+// deletedFern is a store whose plant 1 was deleted before a superuser ran sql, as a superuser sees
+// it, too, and its ledger.
+func deletedFern(t *testing.T, sql string) (store, *pgxpool.Pool, *Ledger) {
+	t.Helper()
+	database := pgtest.New(t)
+	s, super := storeOn(t, database, ""), pgtest.Pool(t, database.Super)
+	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
+	if _, err := super.Exec(t.Context(), sql); err != nil {
+		t.Fatal(err)
+	}
+	return s, super, ledgerOf(t, database)
+}
+
 // strangersPlants gives the table to somebody without rights of ours.
 const strangersPlants = `ALTER TABLE public.plants OWNER TO plantstore_app; GRANT SELECT, INSERT, DELETE ON public.plants TO plantstore_owner`
 
@@ -964,13 +966,7 @@ func TestARestoreAndAnIndexThatIsBeingMade(t *testing.T) {
 	for name, pause := range map[string]time.Duration{"that is to be finished": 200 * time.Millisecond, "that others hold up": 1500 * time.Millisecond} { // PostgreSQL looks for a deadlock once, after a second of a wait
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			database := pgtest.New(t)
-			s, super := storeOn(t, database, ""), pgtest.Pool(t, database.Super)
-			l := ledgerOf(t, database)
-			s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
-			if _, err := super.Exec(t.Context(), strangersPlants); err != nil {
-				t.Fatal(err)
-			}
+			s, super, l := deletedFern(t, strangersPlants)
 			unlock := s.hold(t, `INSERT INTO plants (id, name) VALUES (2, 'ivy')`)
 			ends := make(chan error, 2)
 			waiting := func(mode string) {
@@ -1011,13 +1007,7 @@ func TestARestoreWaitsForALockedTable(t *testing.T) {
 	for name, sql := range map[string]string{"ours": `SELECT`, "a stranger's": strangersPlants} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			database := pgtest.New(t)
-			s, super := storeOn(t, database, ""), pgtest.Pool(t, database.Super)
-			l := ledgerOf(t, database)
-			s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
-			if _, err := super.Exec(t.Context(), sql); err != nil {
-				t.Fatal(err)
-			}
+			s, _, l := deletedFern(t, sql)
 			if _, err := l.db.pool.Exec(t.Context(), `SET statement_timeout = '100ms'`); err != nil { // on the connection that the restore gets
 				t.Fatal(err)
 			}

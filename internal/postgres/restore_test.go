@@ -1028,12 +1028,13 @@ func TestRestoreByARoleWithMoreRights(t *testing.T) {
 	s, super := storeOn(t, database, ""), pgtest.Pool(t, database.Super)
 	role := "admin_" + strings.ToLower(rand.Text()) // roles are the server's
 	t.Cleanup(func() {
-		if err := Script(context.Background(), database.Super, `DROP OWNED BY `+role+`; DROP ROLE `+role); err != nil {
+		if err := Script(context.Background(), database.Super, `DROP OWNED BY `+role+`; DROP ROLE member_of_`+role+`, `+role); err != nil {
 			t.Error(err)
 		}
 	})
 	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'), (2, 'ivy'); DELETE FROM plants`)
-	if err := Script(t.Context(), database.Super, `CREATE ROLE `+role+` LOGIN PASSWORD 'x' CREATEROLE; GRANT ALL ON ALL TABLES IN SCHEMA public TO `+role); err != nil {
+	if err := Script(t.Context(), database.Super, `CREATE ROLE `+role+` LOGIN PASSWORD 'x' CREATEROLE; GRANT ALL ON ALL TABLES IN SCHEMA public TO `+role+`;
+		CREATE ROLE member_of_`+role+` LOGIN PASSWORD 'x'; GRANT `+role+` TO member_of_`+role); err != nil {
 		t.Fatal(err)
 	}
 	ledgerAs := func(url string) *Ledger {
@@ -1049,7 +1050,9 @@ func TestRestoreByARoleWithMoreRights(t *testing.T) {
 		t.Fatal(err)
 	}
 	admin.User = url.UserPassword(role, "x")
-	for _, url := range []string{database.Super, admin.String()} {
+	member := *admin
+	member.User = url.UserPassword("member_of_"+role, "x")
+	for _, url := range []string{database.Super, admin.String(), member.String()} {
 		for _, set := range []string{`SET role = plantstore_owner`, `RESET role`} {
 			name := pgx.Identifier{database.Name}.Sanitize()
 			if _, err := super.Exec(t.Context(), `ALTER DATABASE `+name+` `+set); err != nil {
@@ -1072,6 +1075,21 @@ func TestRestoreByARoleWithMoreRights(t *testing.T) {
 	}
 	if _, err := ledgerAs(admin.String()).Restore(t.Context(), []int64{2}, RestoreOptions{DryRun: true}); err != nil {
 		t.Errorf("Restore by a role without more rights: %v, want none", err)
+	}
+	// Where all belongs to superusers but a type.
+	if _, err := super.Exec(t.Context(), `ALTER TABLE plants OWNER TO CURRENT_USER; ALTER TABLE plant_deletions OWNER TO CURRENT_USER; ALTER TABLE plant_shapes OWNER TO CURRENT_USER;
+		ALTER SCHEMA public OWNER TO CURRENT_USER; ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` OWNER TO CURRENT_USER`); err != nil {
+		t.Fatal(err)
+	}
+	const more = " has more rights than "
+	if _, err := ledgerAs(database.Super).Restore(t.Context(), []int64{2}, RestoreOptions{DryRun: true}); err != nil && strings.Contains(err.Error(), more) {
+		t.Errorf("Restore by a superuser where all belongs to superusers: %v, want it not refused for that", err)
+	}
+	if _, err := super.Exec(t.Context(), `CREATE TYPE mood AS ENUM ('ok'); ALTER TYPE mood OWNER TO plantstore_app`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ledgerAs(database.Super).Restore(t.Context(), []int64{2}, RestoreOptions{DryRun: true}); err == nil || !strings.Contains(err.Error(), more+"plantstore_app, ") {
+		t.Errorf("Restore by a superuser where a type is another's: %v, want it refused:%splantstore_app", err, more)
 	}
 }
 

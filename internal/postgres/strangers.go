@@ -104,19 +104,21 @@ const strangersCode = `
 				WHERE d.classid = 'pg_proc'::regclass AND d.objid = f.oid AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND x.extname = 'citext')))
 	ORDER BY 1, 2`
 
-// strangers are the roles that have not got our rights anyway.
-const strangers = `SELECT oid FROM pg_roles WHERE NOT rolsuper AND NOT pg_has_role(oid, current_user, 'USAGE')`
+// strangers are the roles that have not got our rights anyway: those that we use, and those
+// that we logged in with, which RESET ROLE brings back.
+const strangers = `SELECT oid FROM pg_roles WHERE NOT rolsuper AND NOT (pg_has_role(oid, current_user, 'USAGE') AND pg_has_role(oid, session_user, 'USAGE'))`
 
 // typeInTree finds the types of an expression's values in its stored tree.
 const typeInTree = `:[a-zA-Z_]*(?:[tT]ype|[tT]ype[iI]d|typid) ([0-9]+)`
 
 // refusePower returns an error if whoever restores could do more to the server than others whose
-// code a restore may run: those to whom the plants belong, a table that they refer to, a domain,
-// the ledger, the schema or the database. What they put there is looked at, but they may change
+// code a restore may run: those to whom the plants belong, a table that they refer to, a type, the
+// ledger, the schema or the database. What they put there is looked at, but they may change
 // it at any moment, and put something else under its name. So nobody is to gain more by it than
 // what the service's owner has.
 //
-// It goes by who logged in: SET ROLE, also by a setting of the database, can be taken back.
+// It goes by who logged in, and whoever that could become: SET ROLE, also by a setting of the
+// database, can be taken back.
 func refusePower(ctx context.Context, tx pgx.Tx) error {
 	var owners []string
 	err := tx.QueryRow(ctx, `
@@ -125,17 +127,20 @@ func refusePower(ctx context.Context, tx pgx.Tx) error {
 				OR oid IN (SELECT confrelid FROM pg_constraint WHERE contype = 'f' AND conrelid = 'public.plants'::regclass)
 			UNION SELECT nspowner FROM pg_namespace WHERE nspname = 'public' -- perhaps pg_database_owner
 			UNION SELECT datdba FROM pg_database WHERE datname = current_database()
-			UNION SELECT t.typowner FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE t.typtype = 'd' AND n.nspname !~ '^pg_temp_'
-		), roles AS (
-			SELECT oid, rolname, ARRAY[rolsuper, rolcreaterole, pg_has_role(oid, 'pg_execute_server_program', 'MEMBER'),
-				pg_has_role(oid, 'pg_write_server_files', 'MEMBER'), pg_has_role(oid, 'pg_read_server_files', 'MEMBER')] AS rights FROM pg_roles
+			UNION SELECT t.typowner FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace LEFT JOIN pg_class c ON c.oid = t.typrelid
+				WHERE n.nspname !~ '^pg_temp_' AND (t.typtype IN ('d', 'e', 'r', 'm') OR c.relkind = 'c' -- others are tables' rows and arrays
+					OR t.oid IN (SELECT atttypid FROM pg_attribute WHERE attrelid = 'public.plants'::regclass))
+		), powers (role, power) AS (
+			SELECT oid, 'SUPERUSER' FROM pg_roles WHERE rolsuper UNION ALL SELECT oid, 'CREATEROLE' FROM pg_roles WHERE rolcreaterole
+			UNION ALL SELECT oid, rolname::text FROM pg_roles WHERE rolname IN ('pg_execute_server_program', 'pg_write_server_files', 'pg_read_server_files')
 		)
-		SELECT coalesce(array_agg(DISTINCT o.rolname::text), '{}') FROM roles r, roles o
-		WHERE r.rolname IN (session_user, $1) AND o.oid IN (TABLE owners) AND o.rolname <> 'pg_database_owner'
-			AND EXISTS (SELECT FROM unnest(r.rights, o.rights) x (ours, theirs) WHERE ours AND NOT theirs)`, tx.Conn().Config().User).Scan(&owners)
+		SELECT coalesce(array_agg(DISTINCT o.rolname::text), '{}') FROM pg_roles r, powers ours, pg_roles o
+		WHERE r.rolname IN (session_user, $1) AND pg_has_role(r.oid, ours.role, 'MEMBER')
+			AND o.oid IN (TABLE owners) AND o.rolname <> 'pg_database_owner'
+			AND NOT EXISTS (SELECT FROM powers theirs WHERE theirs.power = ours.power AND pg_has_role(o.oid, theirs.role, 'USAGE'))`, tx.Conn().Config().User).Scan(&owners)
 	if err == nil && len(owners) > 0 {
-		err = fmt.Errorf("role %s has more rights than %s, to whom the plants, a table that they refer to, a domain, the ledger, the schema or the database belongs: "+
-			"what they put there could run with these rights. Restore as plantstore_owner, or accept that with --run-triggers",
+		err = fmt.Errorf("role %s has more rights than %s, to whom the plants, a table that they refer to, a type, the ledger, the schema or the database belongs: "+
+			"what they put there could run with these rights. Restore as a role without them, such as plantstore_owner, or accept that with --run-triggers",
 			visible(tx.Conn().Config().User), visible(strings.Join(owners, ", ")))
 	}
 	return err

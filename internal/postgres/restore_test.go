@@ -1058,7 +1058,7 @@ func TestRestoreByARoleWithMoreRights(t *testing.T) {
 			if _, err := super.Exec(t.Context(), `ALTER DATABASE `+name+` `+set); err != nil {
 				t.Fatal(err)
 			}
-			const want = " has more rights than plantstore_owner, to whom the plants, "
+			const want = "table public.plants (plantstore_owner). What they put there could run with these rights. "
 			if got, err := ledgerAs(url).Undoable(t.Context(), Deleter{Role: "plantstore_owner"}, time.Time{}, time.Time{}, false); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: Undoable = %+v, %v; want it refused:%s", set, got, err, want)
 			}
@@ -1076,20 +1076,121 @@ func TestRestoreByARoleWithMoreRights(t *testing.T) {
 	if _, err := ledgerAs(admin.String()).Restore(t.Context(), []int64{2}, RestoreOptions{DryRun: true}); err != nil {
 		t.Errorf("Restore by a role without more rights: %v, want none", err)
 	}
-	// Where all belongs to superusers but a type.
-	if _, err := super.Exec(t.Context(), `ALTER TABLE plants OWNER TO CURRENT_USER; ALTER TABLE plant_deletions OWNER TO CURRENT_USER; ALTER TABLE plant_shapes OWNER TO CURRENT_USER;
-		ALTER SCHEMA public OWNER TO CURRENT_USER; ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` OWNER TO CURRENT_USER`); err != nil {
+}
+
+// Whose code a restore may run is not told by who owns the plants alone, and what a role could do
+// to the server not by whether it is a superuser.
+func TestWhoseRightsArePowers(t *testing.T) {
+	t.Parallel()
+	// refused returns what a restore is refused with, with all that it meets a superuser's but for
+	// what sql does.
+	refused := func(t *testing.T, sql, as string) string {
+		database := pgtest.New(t)
+		s := storeOn(t, database, "")
+		s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
+		if err := Script(t.Context(), database.Super, `ALTER TABLE plants OWNER TO CURRENT_USER; ALTER TABLE plant_deletions OWNER TO CURRENT_USER; ALTER TABLE plant_shapes OWNER TO CURRENT_USER;
+			ALTER SCHEMA public OWNER TO CURRENT_USER; ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` OWNER TO CURRENT_USER; `+strings.ReplaceAll(sql, "@database", pgx.Identifier{database.Name}.Sanitize())); err != nil {
+			t.Fatal(err)
+		}
+		who := database.Super
+		if as != "" {
+			u, err := url.Parse(database.Super)
+			if err != nil {
+				t.Fatal(err)
+			}
+			u.User = url.UserPassword(as, "x")
+			who = u.String()
+		}
+		db, err := Open(t.Context(), who)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(db.Close)
+		_, err = db.Ledger().Restore(t.Context(), []int64{1}, RestoreOptions{DryRun: true})
+		if err == nil {
+			return ""
+		}
+		return err.Error()
+	}
+	const app = ` OWNER TO plantstore_app`
+	for _, test := range []struct{ name, sql, want string }{
+		{"nothing", ``, ``},
+		{"the plants", `ALTER TABLE plants` + app, "table public.plants (plantstore_app)"},
+		{"the ledger", `ALTER TABLE plant_deletions` + app, "table public.plant_deletions (plantstore_app)"},
+		{"its shapes", `ALTER TABLE plant_shapes` + app, "table public.plant_shapes (plantstore_app)"},
+		{"a table that plants refer to", `CREATE TABLE kinds (id bigint PRIMARY KEY); ALTER TABLE plants ADD kind bigint REFERENCES kinds; ALTER TABLE kinds` + app, "table public.kinds (plantstore_app)"},
+		{"another table", `CREATE TABLE kinds (id bigint PRIMARY KEY); ALTER TABLE kinds` + app, ``},
+		{"the schema", `ALTER SCHEMA public` + app, "schema public (plantstore_app)"},
+		{"the database", `ALTER DATABASE @database` + app, "database "},
+		{"an enum", `CREATE TYPE mood AS ENUM ('ok'); ALTER TYPE mood` + app, "type public.mood (plantstore_app)"},
+		{"a domain", `CREATE DOMAIN label AS text; ALTER DOMAIN label` + app, "type public.label (plantstore_app)"},
+		{"a range", `CREATE TYPE span AS RANGE (subtype = bigint); ALTER TYPE span` + app, "type public.span (plantstore_app)"},
+		{"a composite type", `CREATE TYPE pair AS (a bigint); ALTER TYPE pair` + app, "type public.pair (plantstore_app)"},
+		{"many types", `DO $$ BEGIN FOR i IN 101..113 LOOP EXECUTE format('CREATE TYPE e%s AS ENUM (); ALTER TYPE e%s` + app + `', i, i); END LOOP; END $$`, "type public.e110 (plantstore_app), 3 more. What"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			got := refused(t, test.sql, "")
+			if test.want != "" && (!strings.Contains(got, " has more rights (SUPERUSER) than the owners of what a restore meets: ") || !strings.Contains(got, test.want)) || test.want == "" && got != "" {
+				t.Errorf("Restore by a superuser = %q, want %q", got, test.want)
+			}
+		})
+	}
+	for _, power := range []string{"CREATEROLE", "IN ROLE pg_execute_server_program", "IN ROLE pg_write_server_files", "IN ROLE pg_read_server_files"} {
+		t.Run(power, func(t *testing.T) {
+			t.Parallel()
+			server := pgtest.New(t)
+			role := "power_" + strings.ToLower(rand.Text()) // roles are the server's
+			t.Cleanup(func() {
+				if err := Script(context.Background(), server.Super, `DROP ROLE `+role); err != nil {
+					t.Error(err)
+				}
+			})
+			got := refused(t, `CREATE ROLE `+role+` LOGIN PASSWORD 'x' `+power+`; ALTER TABLE plants`+app, role)
+			want := "role " + role + " has more rights (" + strings.TrimPrefix(power, "IN ROLE ") + ") than the owners of what a restore meets: table public.plants (plantstore_app). "
+			if !strings.Contains(got, want) {
+				t.Errorf("Restore = %q, want it refused: %q", got, want)
+			}
+		})
+	}
+}
+
+// What a stranger is goes by who logged in, too: a trigger may take SET ROLE back.
+func TestStrangersToWhoLoggedIn(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	id := strings.ToLower(rand.Text()) // roles are the server's
+	t.Cleanup(func() {
+		if err := Script(context.Background(), database.Super, `SET ROLE NONE; DROP OWNED BY shop_`+id+`, login_`+id+` CASCADE; DROP ROLE shop_`+id+`, login_`+id); err != nil {
+			t.Error(err)
+		}
+	})
+	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
+	if err := Script(t.Context(), database.Super, strings.NewReplacer("@shop", "shop_"+id, "@login", "login_"+id, "@database", pgx.Identifier{database.Name}.Sanitize()).Replace(`
+		CREATE ROLE @shop IN ROLE plantstore_owner; CREATE ROLE @login LOGIN PASSWORD 'x' IN ROLE plantstore_owner;
+		CREATE SCHEMA shop AUTHORIZATION @shop; GRANT USAGE ON SCHEMA shop TO PUBLIC;
+		CREATE FUNCTION shop.evil() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; ALTER FUNCTION shop.evil() OWNER TO @shop;
+		CREATE TRIGGER t BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION shop.evil();
+		ALTER DATABASE @database SET role = plantstore_owner`)); err != nil {
 		t.Fatal(err)
 	}
-	const more = " has more rights than "
-	if _, err := ledgerAs(database.Super).Restore(t.Context(), []int64{2}, RestoreOptions{DryRun: true}); err != nil && strings.Contains(err.Error(), more) {
-		t.Errorf("Restore by a superuser where all belongs to superusers: %v, want it not refused for that", err)
-	}
-	if _, err := super.Exec(t.Context(), `CREATE TYPE mood AS ENUM ('ok'); ALTER TYPE mood OWNER TO plantstore_app`); err != nil {
+	u, err := url.Parse(database.Owner)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ledgerAs(database.Super).Restore(t.Context(), []int64{2}, RestoreOptions{DryRun: true}); err == nil || !strings.Contains(err.Error(), more+"plantstore_app, ") {
-		t.Errorf("Restore by a superuser where a type is another's: %v, want it refused:%splantstore_app", err, more)
+	for _, as := range []*url.Userinfo{u.User, url.UserPassword("login_"+id, "x")} {
+		u.User = as
+		db, err := Open(t.Context(), u.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(db.Close)
+		_, err = db.Ledger().Restore(t.Context(), []int64{1}, RestoreOptions{DryRun: true})
+		_, refused := errors.AsType[*StrangersError](err)
+		if want := as.Username() == "login_"+id; refused != want || !want && err != nil {
+			t.Errorf("Restore as %s = %v; refused for strangers: want %v", as.Username(), err, want)
+		}
 	}
 }
 

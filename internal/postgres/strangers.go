@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -120,30 +121,37 @@ const typeInTree = `:[a-zA-Z_]*(?:[tT]ype|[tT]ype[iI]d|typid) ([0-9]+)`
 // It goes by who logged in, and whoever that could become: SET ROLE, also by a setting of the
 // database, can be taken back.
 func refusePower(ctx context.Context, tx pgx.Tx) error {
-	var owners []string
+	var powers, owned []string
 	err := tx.QueryRow(ctx, `
-		WITH owners (oid) AS (
-			SELECT relowner FROM pg_class WHERE oid IN ('public.plants'::regclass, to_regclass('public.plant_deletions'), to_regclass('public.plant_shapes'))
+		WITH owned (class, object, owner) AS (
+			SELECT 'pg_class'::regclass, oid, relowner FROM pg_class WHERE oid IN ('public.plants'::regclass, to_regclass('public.plant_deletions'), to_regclass('public.plant_shapes'))
 				OR oid IN (SELECT confrelid FROM pg_constraint WHERE contype = 'f' AND conrelid = 'public.plants'::regclass)
-			UNION SELECT nspowner FROM pg_namespace WHERE nspname = 'public' -- perhaps pg_database_owner
-			UNION SELECT datdba FROM pg_database WHERE datname = current_database()
-			UNION SELECT t.typowner FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace LEFT JOIN pg_class c ON c.oid = t.typrelid
+			UNION ALL SELECT 'pg_namespace'::regclass, oid, nspowner FROM pg_namespace WHERE nspname = 'public' -- perhaps pg_database_owner's
+			UNION ALL SELECT 'pg_database'::regclass, oid, datdba FROM pg_database WHERE datname = current_database()
+			UNION ALL SELECT 'pg_type'::regclass, t.oid, t.typowner FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace LEFT JOIN pg_class c ON c.oid = t.typrelid
 				WHERE n.nspname !~ '^pg_temp_' AND (t.typtype IN ('d', 'e', 'r', 'm') OR c.relkind = 'c' -- others are tables' rows and arrays
 					OR t.oid IN (SELECT atttypid FROM pg_attribute WHERE attrelid = 'public.plants'::regclass))
 		), powers (role, power) AS (
 			SELECT oid, 'SUPERUSER' FROM pg_roles WHERE rolsuper UNION ALL SELECT oid, 'CREATEROLE' FROM pg_roles WHERE rolcreaterole
 			UNION ALL SELECT oid, rolname::text FROM pg_roles WHERE rolname IN ('pg_execute_server_program', 'pg_write_server_files', 'pg_read_server_files')
 		)
-		SELECT coalesce(array_agg(DISTINCT o.rolname::text), '{}') FROM pg_roles r, powers ours, pg_roles o
+		SELECT coalesce(array_agg(DISTINCT ours.power), '{}'), coalesce(array_agg(DISTINCT pg_describe_object(owned.class, owned.object, 0) || ' (' || o.rolname || ')'), '{}')
+		FROM pg_roles r, powers ours, owned JOIN pg_roles o ON o.oid = owned.owner AND o.rolname <> 'pg_database_owner'
 		WHERE r.rolname IN (session_user, $1) AND pg_has_role(r.oid, ours.role, 'MEMBER')
-			AND o.oid IN (TABLE owners) AND o.rolname <> 'pg_database_owner'
-			AND NOT EXISTS (SELECT FROM powers theirs WHERE theirs.power = ours.power AND pg_has_role(o.oid, theirs.role, 'USAGE'))`, tx.Conn().Config().User).Scan(&owners)
-	if err == nil && len(owners) > 0 {
-		err = fmt.Errorf("role %s has more rights than %s, to whom the plants, a table that they refer to, a type, the ledger, the schema or the database belongs: "+
-			"what they put there could run with these rights. Restore as a role without them, such as plantstore_owner, or accept that with --run-triggers",
-			visible(tx.Conn().Config().User), visible(strings.Join(owners, ", ")))
+			AND NOT EXISTS (SELECT FROM powers theirs WHERE theirs.power = ours.power AND pg_has_role(o.oid, theirs.role, 'USAGE'))`, tx.Conn().Config().User).Scan(&powers, &owned)
+	if err != nil || len(owned) == 0 {
+		return err
 	}
-	return err
+	if slices.Contains(powers, "SUPERUSER") {
+		powers = []string{"SUPERUSER"} // has the others
+	}
+	const shown = 10
+	if more := len(owned) - shown; more > 0 {
+		owned = append(owned[:shown], fmt.Sprintf("%d more", more))
+	}
+	return fmt.Errorf("role %s has more rights (%s) than the owners of what a restore meets: %s. What they put there could run with these rights. "+
+		"Restore as a role without them, such as plantstore_owner, or accept that with --run-triggers",
+		visible(tx.Conn().Config().User), strings.Join(powers, ", "), visible(strings.Join(owned, ", ")))
 }
 
 // refuseReplacedLedger returns an error unless the ledger is two tables of ours. Who owns the

@@ -219,7 +219,11 @@ func (e *export) survey(ctx context.Context, conn *pgx.Conn) (survey, error) {
 	var s survey
 	var disorderly, replica bool
 	var last *int64
-	err := queryRow(ctx, conn, []any{&s.highest, &s.standby, &s.writers, &s.next, &disorderly, &last, &replica}, `
+	err := transact(ctx, conn, pgx.ReadCommitted, func(tx pgx.Tx) error {
+		if err := refuseReplaced(ctx, tx, ledgersTables); err != nil {
+			return err
+		}
+		return queryRow(ctx, tx, []any{&s.highest, &s.standby, &s.writers, &s.next, &disorderly, &last, &replica}, `
 		WITH numbers AS (SELECT q.* FROM pg_sequence q WHERE q.seqrelid = to_regclass(pg_get_serial_sequence('public.plant_deletions', 'id')))
 		SELECT coalesce((SELECT max(d.id) FROM public.plant_deletions d), $1::bigint), pg_is_in_recovery(),
 			ARRAY(SELECT l.virtualtransaction FROM pg_locks l WHERE `+ledgerLock+`),
@@ -228,7 +232,8 @@ func (e *export) survey(ctx context.Context, conn *pgx.Conn) (survey, error) {
 			coalesce((SELECT n.seqcache > 1 OR n.seqincrement < 1 OR n.seqcycle FROM numbers n), false),
 			(SELECT CASE WHEN has_sequence_privilege(n.seqrelid, 'SELECT, USAGE') THEN pg_sequence_last_value(n.seqrelid) END FROM numbers n),
 			EXISTS (SELECT FROM pg_subscription_rel r WHERE r.srrelid = 'public.plant_deletions'::pg_catalog.regclass)`,
-		int64(math.MinInt64))
+			int64(math.MinInt64))
+	})
 	switch {
 	case err != nil:
 		return s, err

@@ -212,9 +212,6 @@ func (l *Ledger) Undoable(ctx context.Context, by Deleter, since, until time.Tim
 				return err
 			}
 		}
-		if err := refuseReplacedLedger(ctx, tx); err != nil {
-			return err
-		}
 		rows, err := tx.Query(ctx, `
 			SELECT d.id, d.deleted_at, EXISTS (SELECT FROM public.plant_deletions later
 				WHERE later.plant_id = d.plant_id AND later.id > d.id AND later.plant IS NOT NULL)
@@ -315,6 +312,9 @@ func (l *Ledger) Purge(ctx context.Context, age time.Duration, progress func(pur
 // of the default budget, once none of it can count any more.
 func (l *Ledger) forgetBudgets(ctx context.Context) error {
 	return l.inTx(ctx, "purge", func(tx pgx.Tx) error {
+		if err := refuseReplaced(ctx, tx, []string{"plantstore_budgets"}); err != nil {
+			return err
+		}
 		_, err := tx.Exec(ctx, `
 			DELETE FROM public.plantstore_budgets b WHERE b.most IS NULL AND b.lifted_until < now()
 				AND (b.ends = '{}' OR b.ends[cardinality(b.ends)] < now() - make_interval(secs => $1))`, plant.LongestPeriod.Seconds())
@@ -322,10 +322,15 @@ func (l *Ledger) forgetBudgets(ctx context.Context) error {
 	})
 }
 
-// inTx runs do in a transaction. It returns ErrNoDeletion, *RefusedError and
+// inTx runs do in a transaction, unless the ledger was replaced. It returns ErrNoDeletion, *RefusedError and
 // *StrangersError as they are, and anything else in words.
 func (l *Ledger) inTx(ctx context.Context, doing string, do func(pgx.Tx) error) error {
-	return l.inWords(doing, transact(ctx, l.db.pool, pgx.ReadCommitted, do))
+	return l.inWords(doing, transact(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
+		if err := refuseReplaced(ctx, tx, ledgersTables); err != nil {
+			return err
+		}
+		return do(tx)
+	}))
 }
 
 // A beginner begins transactions: a pool, or one connection.

@@ -106,7 +106,7 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 		if _, err := tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE;`+recordedForm); err != nil {
 			return err
 		}
-		if err := refuseReplacedLedger(ctx, tx); err != nil {
+		if err := refuseReplaced(ctx, tx, ledgersTables); err != nil {
 			return err
 		}
 		entries, err := lockEntries(ctx, tx, ids)

@@ -19,6 +19,7 @@ import (
 
 	roles "plantstore/deploy/postgres"
 	"plantstore/internal/pgtest"
+	"plantstore/internal/plant"
 )
 
 // ledgerOf returns the ledger as its owner sees it.
@@ -1204,12 +1205,50 @@ func TestRestoreFromTheLedgerOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			const want = "this is not the ledger that the migrations made, or it belongs to "
+			const want = "what is there is not what the migrations made, or it belongs to "
 			sql := entries + `DROP TABLE public.plant_deletions CASCADE; ` + sql + `; GRANT ALL ON public.plant_deletions TO plantstore_owner`
 			refusesUnseen(t, sql, want, RestoreOptions{RunTriggers: true})
 			database, l := spiedOn(t, sql)
-			if got, err := l.Undoable(t.Context(), Deleter{Role: "plantstore_owner"}, time.Time{}, time.Time{}, true); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("Undoable = %+v, %v; want %s", got, err, want)
+			for name, read := range map[string]func() error{
+				"Undoable": func() error {
+					_, err := l.Undoable(t.Context(), Deleter{Role: "plantstore_owner"}, time.Time{}, time.Time{}, true)
+					return err
+				},
+				"List":  func() error { _, _, err := l.List(t.Context(), LedgerFilter{}, 9, true); return err },
+				"Get":   func() error { _, err := l.Get(t.Context(), 1); return err },
+				"Older": func() error { _, err := l.Older(t.Context(), IdempotencyHorizon); return err },
+				"Purge": func() error { _, err := l.Purge(t.Context(), IdempotencyHorizon, func(int64) {}); return err },
+				"Export": func() error {
+					return l.Export(t.Context(), ExportOptions{Write: func([]Recorded) error { return nil }})
+				},
+			} {
+				if err := read(); err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%s: %v; want %s", name, err, want)
+				}
+			}
+			spiedOnNobody(t, pgtest.Pool(t, database.Super))
+		})
+	}
+}
+
+// So they may in the place of tokens and budgets.
+func TestTokensOfOurTablesOnly(t *testing.T) {
+	t.Parallel()
+	for _, table := range []string{"api_principals", "api_tokens", "plantstore_budgets"} {
+		t.Run(table, func(t *testing.T) {
+			t.Parallel()
+			const want = "what is there is not what the migrations made, or it belongs to "
+			database, l := spiedOn(t, strings.ReplaceAll(`CREATE TABLE evil.entries AS TABLE public.@table; GRANT ALL ON evil.entries TO plantstore_owner; DROP TABLE public.@table CASCADE;
+				CREATE VIEW public.@table WITH (security_invoker) AS SELECT * FROM evil.entries WHERE evil.ran(); GRANT ALL ON public.@table TO plantstore_owner`, "@table", table))
+			tokens := l.db.Tokens(0)
+			if got, err := tokens.List(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("List = %+v, %v; want %s", got, err, want)
+			}
+			if _, err := tokens.Create(t.Context(), "ada", []string{"plants:delete"}, time.Time{}, plant.Budget{}); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("Create: %v; want %s", err, want)
+			}
+			if _, err := l.Purge(t.Context(), IdempotencyHorizon, func(int64) {}); table == "plantstore_budgets" && (err == nil || !strings.Contains(err.Error(), want)) {
+				t.Errorf("Purge: %v; want %s", err, want)
 			}
 			spiedOnNobody(t, pgtest.Pool(t, database.Super))
 		})
@@ -1247,7 +1286,7 @@ func TestALedgerThatIsReplacedWhileARestoreWaits(t *testing.T) {
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	const want = "this is not the ledger that the migrations made, or it belongs to "
+	const want = "what is there is not what the migrations made, or it belongs to "
 	if err := <-restored; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("Restore: %v; want %s", err, want)
 	}

@@ -154,22 +154,31 @@ func refusePower(ctx context.Context, tx pgx.Tx) error {
 		visible(tx.Conn().Config().User), strings.Join(powers, ", "), visible(strings.Join(owned, ", ")))
 }
 
-// refuseReplacedLedger returns an error unless the ledger is two tables of ours. Who owns the
-// database may drop them, and make views of their names, which run their code for whoever
+// ledgersTables are those that the ledger is read from.
+var ledgersTables = []string{"plant_deletions", "plant_shapes"}
+
+// refuseReplaced returns an error unless tables of ours are those that the migrations made. Who
+// owns the database may drop them, and make views of their names, which run their code for whoever
 // reads them; or tables, of which the planner looks at the indexes. A lock keeps the tables
 // as they are: taken first, it also waits for who is about to do so. The schema may get another
 // name all the same, see refusePower.
-func refuseReplacedLedger(ctx context.Context, tx pgx.Tx) error {
-	if _, err := tx.Exec(ctx, `LOCK TABLE ONLY public.plant_deletions, ONLY public.plant_shapes IN ACCESS SHARE MODE`); err != nil {
+func refuseReplaced(ctx context.Context, tx pgx.Tx, tables []string) error {
+	names := make([]string, len(tables))
+	for i, table := range tables {
+		names[i] = "public." + table
+	}
+	if _, err := tx.Exec(ctx, `LOCK TABLE ONLY `+strings.Join(names, ", ONLY ")+` IN ACCESS SHARE MODE`); err != nil {
 		return err
 	}
 	var replaced []string
+	// One that is newer than the transaction's snapshot is none that this can tell of.
 	err := tx.QueryRow(ctx, `
-		SELECT coalesce(array_agg(pg_describe_object('pg_class'::regclass, oid, 0) || ' of ' || relowner::regrole ORDER BY oid), '{}') FROM pg_class
-		WHERE oid IN ('public.plant_deletions'::regclass, 'public.plant_shapes'::regclass)
-			AND (relkind <> 'r' OR relowner IN (`+strangers+`) AND relowner IS DISTINCT FROM to_regrole('plantstore_owner'))`).Scan(&replaced)
+		SELECT coalesce(array_agg(coalesce(pg_describe_object('pg_class'::regclass, c.oid, 0) || ' of ' || c.relowner::regrole, t.name) ORDER BY t.name), '{}')
+		FROM unnest($1::text[]) t (name) LEFT JOIN pg_class c ON c.oid = to_regclass(t.name)
+		WHERE c.oid IS NULL OR c.relkind <> 'r' OR c.relowner IN (`+strangers+`) AND c.relowner IS DISTINCT FROM to_regrole('plantstore_owner')`, names).Scan(&replaced)
 	if err == nil && len(replaced) > 0 {
-		err = errors.New("this is not the ledger that the migrations made, or it belongs to somebody whose code would run with your rights: " + visible(strings.Join(replaced, ", ")))
+		err = errors.New("what is there is not what the migrations made, or it belongs to somebody whose code would run with your rights: " + visible(strings.Join(replaced, ", ")) +
+			". Find out who made it; what the migrations made belongs to plantstore_owner")
 	}
 	return err
 }

@@ -386,11 +386,14 @@ func (t *Tokens) issue(ctx context.Context, doing, principal string, expires tim
 	return token, nil
 }
 
-// inTx runs do in a transaction whose names mean what they say. It waits for those who
+// inTx runs do in a transaction whose names mean what they say, unless the tables were replaced. It waits for those who
 // are about to commit.
 func (t *Tokens) inTx(ctx context.Context, do func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, t.db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('lock_timeout', '8s', true)`); err != nil {
+			return err
+		}
+		if err := refuseReplaced(ctx, tx, []string{"api_principals", "api_tokens", "plantstore_budgets"}); err != nil {
 			return err
 		}
 		return do(tx)
@@ -494,20 +497,25 @@ type PrincipalTokens struct {
 // and have a budget of their own, have used some of the default, or may delete any number
 // for a while.
 func (t *Tokens) List(ctx context.Context) ([]PrincipalTokens, error) {
-	list, err := t.listTokens(ctx)
+	var list []PrincipalTokens
+	err := t.inTx(ctx, func(tx pgx.Tx) error {
+		tokens, err := listTokens(ctx, tx)
+		if err != nil {
+			return err
+		}
+		others, err := listOthers(ctx, tx)
+		list = append(tokens, others...)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list tokens: %w", t.db.explainToOwner(err))
 	}
-	others, err := t.listOthers(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("list budgets: %w", t.db.explainToOwner(err))
-	}
-	return append(list, others...), nil
+	return list, nil
 }
 
-func (t *Tokens) listTokens(ctx context.Context) ([]PrincipalTokens, error) {
+func listTokens(ctx context.Context, db sender) ([]PrincipalTokens, error) {
 	var list []PrincipalTokens
-	err := queryRows(ctx, t.db.pool, func(scan func(...any) error) error {
+	err := queryRows(ctx, db, func(scan func(...any) error) error {
 		var p PrincipalTokens
 		var token auth.Token
 		if err := scan(append([]any{&p.Name, &p.CreatedAt, (*nullTime)(&p.LiftedUntil), &p.Used}, scanToken(&token)...)...); err != nil {
@@ -531,9 +539,9 @@ func (t *Tokens) listTokens(ctx context.Context) ([]PrincipalTokens, error) {
 }
 
 // listOthers returns the principals of whom there are budgets only.
-func (t *Tokens) listOthers(ctx context.Context) ([]PrincipalTokens, error) {
+func listOthers(ctx context.Context, db sender) ([]PrincipalTokens, error) {
 	var list []PrincipalTokens
-	err := queryRows(ctx, t.db.pool, func(scan func(...any) error) error {
+	err := queryRows(ctx, db, func(scan func(...any) error) error {
 		var p PrincipalTokens
 		err := scan(&p.Name, (*nullTime)(&p.LiftedUntil), &p.ByDefault, &p.Budget.Most, (*int64)(&p.Budget.Period), &p.Used)
 		list = append(list, p)

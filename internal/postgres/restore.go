@@ -114,6 +114,9 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 			return err
 		}
 		r := restore{tx: tx, options: o, batch: l.restoreBatch}
+		if r.path, err = storesPath(ctx, tx); err != nil {
+			return err
+		}
 		if err := r.plan(ctx, entries); err != nil {
 			return err
 		}
@@ -293,7 +296,8 @@ func lockEntries(ctx context.Context, tx pgx.Tx, ids []int64) ([]entry, error) {
 type restore struct {
 	tx      pgx.Tx
 	options RestoreOptions
-	batch   int // how many bytes of rows to hold at a time
+	batch   int      // how many bytes of rows to hold at a time
+	path    []string // the schemas of the search path that the store's own functions expect
 	table   table
 	plans   map[int64]*plan // by shape
 	// of is how many entries go in, inserted and compared how many did so far.
@@ -358,7 +362,7 @@ func (r *restore) refuseStrangers(ctx context.Context) error {
 	if r.options.RunTriggers {
 		return nil
 	}
-	return refuseStrangers(ctx, r.tx, r.given())
+	return refuseStrangers(ctx, r.tx, r.given(), r.path)
 }
 
 // putAllBack inserts all entries, but for those whose ids are taken where that is accepted,
@@ -491,6 +495,16 @@ func lacksRight(err error, what string, tx pgx.Tx) error {
 	return fmt.Errorf("%s: %s: grant it to role %s, or restore as one that has it", Explain(err), what, tx.Conn().Config().User)
 }
 
+// storesPath returns the schemas in which the store's own functions find what they call. One that
+// is made later is not among them: its owner may not have our rights.
+func storesPath(ctx context.Context, tx pgx.Tx) (schemas []string, err error) {
+	if _, err := tx.Exec(ctx, `SELECT set_config('search_path', reset_val, true) FROM pg_settings WHERE name = 'search_path'`); err != nil {
+		return nil, err
+	}
+	err = tx.QueryRow(ctx, `SELECT pg_catalog.current_schemas(false)::pg_catalog.text[], pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)`).Scan(&schemas, nil)
+	return schemas, err
+}
+
 // onStoresPath runs do with the search path that the store's own functions
 // expect. Names of pg_catalog come first even so. It returns an error of the
 // server's that says something about rows as refused, and nothing has happened.
@@ -501,9 +515,11 @@ func (r *restore) onStoresPath(ctx context.Context, do func() error) (refused *p
 	if err != nil {
 		return nil, err
 	}
-	if _, err := savepoint.Exec(ctx, `
-		SELECT set_config('search_path', concat_ws(', ', 'pg_catalog', nullif(reset_val, '')), true), `+itsEncoding+`
-		FROM pg_settings WHERE name = 'search_path'`); err != nil {
+	path := `pg_catalog`
+	for _, schema := range r.path {
+		path += ", " + pgx.Identifier{schema}.Sanitize()
+	}
+	if _, err := savepoint.Exec(ctx, `SELECT set_config('search_path', $1, true), `+itsEncoding, path); err != nil {
 		return nil, err
 	}
 	if err := do(); err != nil {

@@ -743,6 +743,9 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 	const supersTrigger = `CREATE TRIGGER t BEFORE INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION public.supers('shop.v WHERE shop.fine(1)')`
 	const natural = `CREATE FUNCTION shop.compare(text, text) RETURNS int IMMUTABLE LANGUAGE plpgsql AS 'BEGIN RETURN 0; END'; RESET ROLE;
 		CREATE OPERATOR CLASS public.natural_ops FOR TYPE text USING btree AS OPERATOR 1 <, OPERATOR 2 <=, OPERATOR 3 =, OPERATOR 4 >=, OPERATOR 5 >, FUNCTION 1 shop.compare(text, text); `
+	const closed = `RESET ROLE; REVOKE CREATE ON SCHEMA public FROM @shop; `
+	const mine = `CREATE FUNCTION public.mine() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; ALTER FUNCTION public.mine() OWNER TO plantstore_owner;
+		CREATE TRIGGER t BEFORE INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION public.mine()`
 	const mood = `CREATE TYPE shop.e AS ENUM ('a'); `
 	tests := []struct {
 		name, as, sql string
@@ -795,8 +798,12 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 		{"a trigger for something else", "shop", evil + `CREATE TRIGGER t BEFORE UPDATE` + on, ``},
 		{"a trigger that is disabled", "shop", evil + `CREATE TRIGGER t BEFORE INSERT` + on + `; ALTER TABLE public.plants DISABLE TRIGGER t`, ``},
 		{"a trigger that runs as its owner", "shop", evil + `ALTER FUNCTION shop.evil() SECURITY DEFINER; CREATE TRIGGER t BEFORE INSERT` + on, "trigger t on table plants calls shop.evil() for shop"},
-		{"a trigger of a superuser", "postgres", evil + `CREATE TRIGGER t BEFORE INSERT` + on, ``},
-		{"a trigger of ours", "plantstore_owner", `CREATE FUNCTION public.mine() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; CREATE TRIGGER t BEFORE INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION public.mine()`, ``},
+		{"a trigger of a superuser", "postgres", closed + evil + `CREATE TRIGGER t BEFORE INSERT` + on, ``},
+		{"a trigger of ours", "plantstore_owner", closed + mine, ``},
+		{"a trigger of ours that looks names up where others may make some", "plantstore_owner", mine, "trigger t on table plants calls public.mine(), which looks names up in schema public, for shop"},
+		{"a trigger of ours that does not", "plantstore_owner", mine + `; ALTER FUNCTION public.mine() SET search_path = pg_catalog`, ``},
+		{"a trigger of ours, and a schema named like who restores", "plantstore_owner", closed + mine + `; CREATE SCHEMA plantstore_owner AUTHORIZATION @shop; GRANT USAGE ON SCHEMA plantstore_owner TO PUBLIC`,
+			"trigger t on table plants calls public.mine(), which looks names up in schema plantstore_owner, for shop"},
 		{"a check", "shop", check + `ALTER TABLE public.plants ADD CONSTRAINT c CHECK (shop.fine(id))`, "constraint c on table plants calls shop.fine(anyelement) for shop"},
 		{"a check, where a backslash counts in every string", "shop", check + `ALTER TABLE public.plants ADD CONSTRAINT c CHECK (shop.fine(id)); RESET ROLE; ALTER DATABASE @db SET standard_conforming_strings = off`,
 			"constraint c on table plants calls shop.fine(anyelement) for shop"},

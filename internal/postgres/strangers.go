@@ -21,7 +21,7 @@ func (e *StrangersError) Error() string {
 }
 
 // strangersCode lists what an INSERT into public.plants calls for others. $1 is the
-// columns that it has values for.
+// columns that it has values for, $2 the schemas that the store's functions look names up in.
 //
 // A stored tree has the functions that an expression calls, and the type of each value in
 // it. A domain's checks, and a few casts, are only looked up as it runs: so the types are
@@ -31,6 +31,7 @@ func (e *StrangersError) Error() string {
 // Where the expression is a stranger's, a function has to be harmless whatever it is given:
 // one that runs with its owner's rights, or changes nothing, and looks up neither a query, a
 // type or a function that it is told the name of, nor names on a search path of theirs.
+// Whoever made a function, it must not look names up where a stranger may create them.
 const strangersCode = `
 	WITH RECURSIVE strangers (oid) AS (` + strangers + `), plants AS (
 		SELECT c.oid, c.relowner, coalesce((SELECT s.oid FROM strangers s WHERE s.oid = c.relowner OR has_table_privilege(s.oid, c.oid, 'TRIGGER')
@@ -40,6 +41,9 @@ const strangersCode = `
 		SELECT oid FROM plants
 		UNION SELECT k.confrelid FROM plants p JOIN pg_constraint k ON k.conrelid = p.oid AND k.contype = 'f'
 		UNION SELECT i.inhrelid FROM planned JOIN pg_inherits i ON i.inhparent = planned.oid
+	), open (schema, stranger) AS ( -- pg_database_owner is nobody but the database's owner
+		SELECT * FROM (SELECT n.nspname, (SELECT s.oid FROM pg_roles s WHERE s.oid IN (TABLE strangers) AND s.rolname <> 'pg_database_owner' AND (s.oid = n.nspowner OR has_schema_privilege(s.oid, n.oid, 'CREATE'))
+			ORDER BY NOT s.rolcanlogin, s.rolname LIMIT 1) AS stranger FROM pg_namespace n WHERE n.nspname = ANY ($2::text[])) n WHERE n.stranger IS NOT NULL
 	), columns AS (
 		SELECT a.attnum, a.atttypid, a.atthasdef, a.attname <> ALL ($1::text[]) AS defaulted
 		FROM pg_attribute a WHERE a.attrelid = (SELECT oid FROM plants) AND a.attnum > 0 AND NOT a.attisdropped
@@ -92,17 +96,20 @@ const strangersCode = `
 			WHERE x.casttarget IN ('json'::regtype, 'text'::regtype)
 				OR EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = (SELECT oid FROM plants) AND k.contype = 'f')
 	)
-	SELECT pg_describe_object(c.class, c.object, 0), f.oid::regprocedure::text,
-		CASE WHEN f.proowner IN (TABLE strangers) THEN f.proowner ELSE c.owner END::regrole::text
+	SELECT pg_describe_object(c.class, c.object, 0), f.oid::regprocedure::text || CASE WHEN code.strangers OR code.told THEN '' ELSE ', which looks names up in schema ' || open.schema || ',' END,
+		CASE WHEN code.strangers THEN f.proowner WHEN code.told THEN c.owner ELSE open.stranger END::regrole::text
 	FROM calls c JOIN pg_proc f ON f.oid = c.function JOIN pg_language l ON l.oid = f.prolang
-	WHERE f.proowner IN (TABLE strangers) OR c.owner IN (TABLE strangers) AND NOT (f.prosecdef AND has_function_privilege(c.owner, f.oid, 'EXECUTE')
+		CROSS JOIN LATERAL (SELECT f.pronamespace = 'pg_catalog'::regnamespace OR l.lanname IN ('c', 'internal') OR f.prosqlbody IS NOT NULL
+			OR EXISTS (SELECT FROM unnest(f.proconfig) setting WHERE setting ~ '^search_path=((pg_catalog)?(, pg_temp)?|"")$')
+			OR EXISTS (SELECT FROM pg_depend d JOIN pg_extension x ON x.oid = d.refobjid -- its functions name the schema of what they call
+				WHERE d.classid = 'pg_proc'::regclass AND d.objid = f.oid AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND x.extname = 'citext')) pinned (safe)
+		LEFT JOIN (SELECT * FROM open ORDER BY schema LIMIT 1) open ON NOT pinned.safe AND NOT f.prosecdef
+		CROSS JOIN LATERAL (SELECT f.proowner IN (TABLE strangers), c.owner IS NOT NULL AND c.owner IN (TABLE strangers) AND NOT (f.prosecdef AND has_function_privilege(c.owner, f.oid, 'EXECUTE')
 		OR (f.proname ~ '^(nextval|random|random_normal|clock_timestamp|timeofday|gen_random_uuid|uuidv[47]|uuid_generate_v[145].*|gen_random_bytes|gen_salt|tsvector_update_trigger(_column)?)$'
 			OR f.provolatile <> 'v' AND f.prorettype <> 'trigger'::regtype
 				AND f.proname !~ '_to_xml|_validator$|^satisfies_hash_partition$|^pg_(?!typeof$|column_size$|lsn_)' AND 'cstring'::regtype <> ALL (f.proargtypes))
-		AND (f.pronamespace = 'pg_catalog'::regnamespace OR l.lanname IN ('c', 'internal') OR f.prosqlbody IS NOT NULL
-			OR EXISTS (SELECT FROM unnest(f.proconfig) setting WHERE setting ~ '^search_path=((pg_catalog)?(, pg_temp)?|"")$')
-			OR EXISTS (SELECT FROM pg_depend d JOIN pg_extension x ON x.oid = d.refobjid -- its functions name the schema of what they call
-				WHERE d.classid = 'pg_proc'::regclass AND d.objid = f.oid AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND x.extname = 'citext')))
+			AND pinned.safe)) code (strangers, told)
+	WHERE code.strangers OR code.told OR open.schema IS NOT NULL
 	ORDER BY 1, 2`
 
 // strangers are the roles that have not got our rights anyway: those that we use, and those
@@ -185,12 +192,13 @@ func refuseReplaced(ctx context.Context, tx pgx.Tx, tables []string) error {
 
 // refuseStrangers returns a *StrangersError if an INSERT into public.plants that has
 // values for the given columns calls functions by which somebody could gain rights of ours:
-// of a role that has not got ours anyway, or, for such an owner of the table's or a type's,
-// one of anybody's that may do what it is told to. A function of theirs counts even if it
+// of a role that has not got ours anyway; for such an owner of the table's or a type's,
+// one of anybody's that may do what it is told to; or one that looks names up in one of the given
+// schemas, if such a role may create them there. A function of theirs counts even if it
 // runs with their rights: it could change another one, or leave that to the commit.
 // Triggers of foreign keys don't count.
-func refuseStrangers(ctx context.Context, tx pgx.Tx, given []string) error {
-	rows, err := tx.Query(ctx, strangersCode, given)
+func refuseStrangers(ctx context.Context, tx pgx.Tx, given, schemas []string) error {
+	rows, err := tx.Query(ctx, strangersCode, given, schemas)
 	if err != nil {
 		return err
 	}

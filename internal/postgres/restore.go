@@ -109,6 +109,9 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 		if err := refuseReplaced(ctx, tx, ledgersTables); err != nil {
 			return err
 		}
+		if err := refuseReplica(ctx, tx); err != nil {
+			return err
+		}
 		entries, err := lockEntries(ctx, tx, ids)
 		if err != nil {
 			return err
@@ -175,12 +178,20 @@ func (l lockingPlants) BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, er
 		case state != lockNotAvailable && state != deadlockDetected:
 			return nil, err
 		case time.Since(began) >= lockPatience:
-			return nil, errors.New("public.plants is locked, perhaps by a VACUUM, an ANALYZE, a CREATE INDEX CONCURRENTLY, an ALTER TABLE or another restore: run it again when that has ended")
+			return nil, errors.New("public.plants is locked, perhaps by a VACUUM, an ANALYZE, a CREATE INDEX CONCURRENTLY, an ALTER TABLE or another restore: run it again when that has ended" + l.orElse())
 		}
 		if err := sleep(ctx, lockPause); err != nil {
 			return nil, err
 		}
 	}
+}
+
+// orElse says how a restore does without the stronger lock.
+func (l lockingPlants) orElse() string {
+	if !l.strangers {
+		return ""
+	}
+	return ". Only an ALTER TABLE or the like keeps one with --run-triggers out, by which the table's owner could act with your rights"
 }
 
 // howToLock returns what begins a restore. Its error may be that of refusePower.
@@ -208,6 +219,18 @@ func (l *Ledger) howToLock(ctx context.Context, runTriggers bool) (beginner, err
 		return nil
 	})
 	return how, err
+}
+
+// refuseReplica returns an error where sessions are those of a replica: no foreign key would be
+// checked, and no trigger would run.
+func refuseReplica(ctx context.Context, tx pgx.Tx) error {
+	var replica bool
+	err := tx.QueryRow(ctx, `SELECT current_setting('session_replication_role') = 'replica'`).Scan(&replica)
+	if err == nil && replica {
+		err = errors.New("session_replication_role is replica in this session, so foreign keys would not be checked, and triggers would not run: " +
+			"set it back, for the role or the database that has it")
+	}
+	return err
 }
 
 // errTakenBack ends the transaction of a dry run.
@@ -323,6 +346,9 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 	if err != nil {
 		return Restored{}, err
 	}
+	if err := r.checkNow(ctx); err != nil {
+		return Restored{}, err
+	}
 	// Only now, as the rows may have waited for a deletion that was under way.
 	if refused, err := superseded(ctx, r.tx, entries); err != nil {
 		return Restored{}, err
@@ -355,6 +381,19 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 		return Restored{}, err
 	}
 	return Restored{Plants: len(back), Existing: all - len(entries), Defaulted: r.defaulted(), Remade: r.remade(), Retyped: r.retyped(), Losses: losses}, nil
+}
+
+// checkNow makes the checks that a trigger of the store's has put off to the commit again: what
+// runs there would be compared with nothing.
+func (r *restore) checkNow(ctx context.Context) error {
+	refused, err := r.onStoresPath(ctx, func() error {
+		_, err := r.tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE`)
+		return err
+	})
+	if err == nil && refused != nil {
+		err = errors.New("what a trigger had put off to the commit fails: " + said(refused))
+	}
+	return err
 }
 
 // refuseStrangers returns a *StrangersError unless that is accepted.

@@ -1144,7 +1144,8 @@ func TestWhoseRightsArePowers(t *testing.T) {
 			}
 		})
 	}
-	for _, power := range []string{"CREATEROLE", "IN ROLE pg_execute_server_program", "IN ROLE pg_write_server_files", "IN ROLE pg_read_server_files"} {
+	for _, power := range []string{"CREATEROLE", "IN ROLE pg_execute_server_program", "IN ROLE pg_write_server_files", "IN ROLE pg_read_server_files",
+		"REPLICATION", "IN ROLE pg_read_all_data", "IN ROLE pg_write_all_data"} {
 		t.Run(power, func(t *testing.T) {
 			t.Parallel()
 			server := pgtest.New(t)
@@ -1160,6 +1161,79 @@ func TestWhoseRightsArePowers(t *testing.T) {
 				t.Errorf("Restore = %q, want it refused: %q", got, want)
 			}
 		})
+	}
+}
+
+// What a role is, such as CREATEROLE, it does not pass on to whoever inherits its rights. Only who
+// may become it, as members did before PostgreSQL 16, could do the same. And nobody has more
+// rights than oneself.
+func TestWhoHasTheSamePower(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	id := strings.ToLower(rand.Text()) // roles are the server's
+	named := func(sql string) string {
+		return strings.NewReplacer("@boss", "boss_"+id, "@dba", "dba_"+id, "@shop", "shop_"+id, "@database", pgx.Identifier{database.Name}.Sanitize()).Replace(sql)
+	}
+	super := pgtest.Pool(t, database.Super)
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := super.Exec(t.Context(), named(sql)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		if err := Script(context.Background(), database.Super, named(`ALTER DATABASE @database OWNER TO CURRENT_USER; DROP OWNED BY @boss, @shop, @dba CASCADE; DROP ROLE @boss, @shop, @dba`)); err != nil {
+			t.Error(err)
+		}
+	})
+	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
+	exec(`CREATE ROLE @dba CREATEROLE; CREATE ROLE @boss LOGIN PASSWORD 'x' NOINHERIT IN ROLE @dba; CREATE ROLE @shop;
+		ALTER TABLE plants OWNER TO @boss; ALTER TABLE plant_deletions OWNER TO @boss; ALTER TABLE plant_shapes OWNER TO @boss; ALTER SCHEMA public OWNER TO @boss; ALTER DATABASE @database OWNER TO @boss`)
+	u, err := url.Parse(database.Owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword("boss_"+id, "x")
+	restore := func() error {
+		db, err := Open(t.Context(), u.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer db.Close()
+		_, err = db.Ledger().Restore(t.Context(), []int64{1}, RestoreOptions{DryRun: true})
+		return err
+	}
+	if err := restore(); err != nil {
+		t.Errorf("Restore by who owns all, and may become a role with CREATEROLE: %v, want none", err)
+	}
+	since16 := serverVersion(t, s.pool) >= 160000
+	if since16 {
+		exec(`GRANT @dba TO @boss WITH SET FALSE`)
+		if err := restore(); err != nil {
+			t.Errorf("Restore by who owns all, and is a member of a role that it may not become: %v, want none", err)
+		}
+		exec(`GRANT pg_read_server_files TO @boss; ALTER TABLE plants OWNER TO @shop; GRANT ALL ON plants TO @boss; REVOKE @dba FROM @boss; GRANT pg_read_server_files TO @shop WITH INHERIT TRUE, SET FALSE`)
+		if err := restore(); err != nil {
+			t.Errorf("Restore where the plants' owner inherits the same right: %v, want none", err)
+		}
+	}
+	exec(`ALTER TABLE plants OWNER TO @shop; GRANT ALL ON plants TO @boss; ALTER ROLE @boss CREATEROLE; GRANT @boss TO @shop`)
+	if err := restore(); err != nil {
+		t.Errorf("Restore by who the plants' owner may become: %v, want none", err)
+	}
+	if !since16 {
+		return // whoever inherits may become
+	}
+	exec(`GRANT @boss TO @shop WITH INHERIT TRUE, SET FALSE`)
+	want := named(" has more rights (CREATEROLE) than the owners of what a restore meets: table public.plants (@shop).")
+	if err := restore(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Restore by whose rights the plants' owner inherits: %v, want it refused:%s", err, want)
+	}
+	exec(`ALTER ROLE @boss NOCREATEROLE; REVOKE @dba FROM @boss; CREATE SCHEMA shop; CREATE FUNCTION shop.evil() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS 'BEGIN RETURN NEW; END';
+		ALTER FUNCTION shop.evil() OWNER TO @shop; CREATE TRIGGER t BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION shop.evil()`)
+	if _, refused := errors.AsType[*StrangersError](restore()); !refused {
+		t.Error("the code of who inherits our rights, and may not become us, is not refused")
 	}
 }
 
@@ -1199,6 +1273,48 @@ func TestStrangersToWhoLoggedIn(t *testing.T) {
 		if want := as.Username() == "login_"+id; refused != want || !want && err != nil {
 			t.Errorf("Restore as %s = %v; refused for strangers: want %v", as.Username(), err, want)
 		}
+	}
+}
+
+// A trigger of the store's may put off to the commit what is made immediate before a restore. It is
+// done before the plants are compared, and before a dry run ends.
+func TestRestoreDoesAllBeforeItCompares(t *testing.T) {
+	t.Parallel()
+	const putOff = `CREATE FUNCTION put_off() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN SET CONSTRAINTS ALL DEFERRED; RETURN NEW; END';
+		CREATE TRIGGER b BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION put_off()`
+	for name, tt := range map[string]struct{ before, after, want string }{
+		"a plant that is changed": {``, `CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN UPDATE public.plants SET name = 'other' WHERE id = NEW.id; RETURN NULL; END$$;
+			CREATE CONSTRAINT TRIGGER a AFTER INSERT ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION late(); `, `"fern" becomes "other"`},
+		"a row that it refers to": {`CREATE TABLE kinds (id int PRIMARY KEY); INSERT INTO kinds VALUES (1); ALTER TABLE plants ADD kind int DEFAULT 1 REFERENCES kinds DEFERRABLE INITIALLY DEFERRED; `,
+			`DELETE FROM kinds; `, `what a trigger had put off to the commit fails: insert or update on table "plants" violates foreign key constraint "plants_kind_fkey" (SQLSTATE 23503): Key (kind)=(1) is not present in table "kinds"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			s, l := storeOn(t, database, ""), ledgerOf(t, database)
+			s.exec(t, tt.before+`INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants; `+tt.after+putOff)
+			for _, dry := range []bool{true, false} {
+				if got, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{DryRun: dry}); err == nil || !strings.Contains(err.Error(), tt.want) {
+					t.Errorf("Restore, dry run %v = %+v, %v; want %s", dry, got, err, tt.want)
+				}
+			}
+		})
+	}
+}
+
+// In a replica's session nothing is checked.
+func TestRestoreInAReplicasSession(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	s.exec(t, `CREATE TABLE kinds (id int PRIMARY KEY); INSERT INTO kinds VALUES (1); ALTER TABLE plants ADD kind int DEFAULT 1 REFERENCES kinds;
+		INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants; DELETE FROM kinds`)
+	if err := Script(t.Context(), database.Super, `ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` SET session_replication_role = replica`); err != nil {
+		t.Fatal(err)
+	}
+	const want = "session_replication_role is replica in this session"
+	if got, err := ledgerOf(t, database).Restore(t.Context(), []int64{1}, RestoreOptions{}); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Restore = %+v, %v; want it refused: %s", got, err, want)
 	}
 }
 

@@ -113,8 +113,13 @@ const strangersCode = `
 	ORDER BY 1, 2`
 
 // strangers are the roles that have not got our rights anyway: those that we use, and those
-// that we logged in with, which RESET ROLE brings back.
-const strangers = `SELECT oid FROM pg_roles WHERE NOT rolsuper AND NOT (pg_has_role(oid, current_user, 'USAGE') AND pg_has_role(oid, session_user, 'USAGE'))`
+// that we logged in with, which RESET ROLE brings back. What a role is (CREATEROLE), only who may
+// become it has.
+const strangers = `SELECT oid FROM pg_roles WHERE NOT rolsuper
+	AND NOT (pg_has_role(oid, current_user, 'USAGE') AND pg_has_role(oid, session_user, 'USAGE') AND pg_has_role(oid, session_user, ` + becoming + `))`
+
+// becoming is what pg_has_role asks whether a role may become another one by.
+const becoming = `CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END`
 
 // typeInTree finds the types of an expression's values in its stored tree.
 const typeInTree = `:[a-zA-Z_]*(?:[tT]ype|[tT]ype[iI]d|typid) ([0-9]+)`
@@ -138,14 +143,16 @@ func refusePower(ctx context.Context, tx pgx.Tx) error {
 			UNION ALL SELECT 'pg_type'::regclass, t.oid, t.typowner FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace LEFT JOIN pg_class c ON c.oid = t.typrelid
 				WHERE n.nspname !~ '^pg_temp_' AND (t.typtype IN ('d', 'e', 'r', 'm') OR c.relkind = 'c' -- others are tables' rows and arrays
 					OR t.oid IN (SELECT atttypid FROM pg_attribute WHERE attrelid = 'public.plants'::regclass))
-		), powers (role, power) AS (
-			SELECT oid, 'SUPERUSER' FROM pg_roles WHERE rolsuper UNION ALL SELECT oid, 'CREATEROLE' FROM pg_roles WHERE rolcreaterole
-			UNION ALL SELECT oid, rolname::text FROM pg_roles WHERE rolname IN ('pg_execute_server_program', 'pg_write_server_files', 'pg_read_server_files')
+		), powers (role, power, inherited) AS (
+			SELECT oid, 'SUPERUSER', false FROM pg_roles WHERE rolsuper UNION ALL SELECT oid, 'CREATEROLE', false FROM pg_roles WHERE rolcreaterole
+			UNION ALL SELECT oid, 'REPLICATION', false FROM pg_roles WHERE rolreplication
+			UNION ALL SELECT oid, rolname::text, true FROM pg_roles WHERE rolname IN ('pg_execute_server_program', 'pg_write_server_files', 'pg_read_server_files', 'pg_read_all_data', 'pg_write_all_data')
 		)
 		SELECT coalesce(array_agg(DISTINCT ours.power), '{}'), coalesce(array_agg(DISTINCT pg_describe_object(owned.class, owned.object, 0) || ' (' || o.rolname || ')'), '{}')
 		FROM pg_roles r, powers ours, owned JOIN pg_roles o ON o.oid = owned.owner AND o.rolname <> 'pg_database_owner'
-		WHERE r.rolname IN (session_user, $1) AND pg_has_role(r.oid, ours.role, 'MEMBER')
-			AND NOT EXISTS (SELECT FROM powers theirs WHERE theirs.power = ours.power AND pg_has_role(o.oid, theirs.role, 'USAGE'))`, tx.Conn().Config().User).Scan(&powers, &owned)
+		WHERE r.rolname IN (session_user, $1) AND pg_has_role(r.oid, ours.role, 'MEMBER') AND r.oid <> o.oid
+			AND NOT EXISTS (SELECT FROM powers theirs WHERE theirs.power = ours.power
+				AND (pg_has_role(o.oid, theirs.role, `+becoming+`) OR theirs.inherited AND pg_has_role(o.oid, theirs.role, 'USAGE')))`, tx.Conn().Config().User).Scan(&powers, &owned)
 	if err != nil || len(owned) == 0 {
 		return err
 	}

@@ -142,10 +142,14 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 		return plant.Result{}, plant.ErrOverloaded
 	}
 	defer land()
-	s := progress{deletion: d, land: land, began: began, what: p.difficult.recall(d.Plant), spender: spender{holds: &p.holds, deletion: d}}
+	known := p.difficult.recall(d.Plant)
+	s := progress{deletion: d, land: land, began: began, what: known.what, spender: spender{holds: &p.holds, deletion: d}}
 	defer s.spender.leave()
 	if s.what == slow {
 		s.tries = 1 // as if the attempt that found it slow had been this one's
+		if known.long {
+			s.tries = 2
+		}
 	}
 	pause := backoff()
 	for ; ; s.began = time.Now() {
@@ -452,7 +456,7 @@ func (p *Plants) deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purp
 		v = explain(ctx, conn, d.Deletion, because(d, v.err, unsure), statementTimeout)
 	}
 	if v.what == suspected {
-		v.what = slow // it was on its own
+		v.what, v.long = slow, what == slow // it was on its own
 	}
 	return v
 }

@@ -391,7 +391,7 @@ func TestALockThatEndsAmongManyThatStay(t *testing.T) {
 	defer stop()
 	defer cancel()
 	for id := int64(1); id <= many; {
-		if s.plants.difficult.recall(plant.ID(id)) == together {
+		if s.plants.difficult.recall(plant.ID(id)).what == together {
 			time.Sleep(time.Millisecond) // until it is found to be locked
 			continue
 		}
@@ -402,7 +402,7 @@ func TestALockThatEndsAmongManyThatStay(t *testing.T) {
 		_, err := s.plants.Delete(in(t, patience), deletion(many+1, "k"))
 		deleted <- err
 	}()
-	for s.plants.difficult.recall(many+1) == together {
+	for s.plants.difficult.recall(many+1).what == together {
 		time.Sleep(time.Millisecond)
 	}
 	unlock()
@@ -586,7 +586,7 @@ func TestDeletionsOfALockedRowAreNotInFlight(t *testing.T) {
 		})
 	}
 	// Until the first was found to be locked.
-	for waited := in(t, patience); s.plants.stand(1) < 3 || s.plants.difficult.recall(1) == together || !s.plants.inFlight.TryAcquire(1); {
+	for waited := in(t, patience); s.plants.stand(1) < 3 || s.plants.difficult.recall(1).what == together || !s.plants.inFlight.TryAcquire(1); {
 		if waited.Err() != nil {
 			t.Fatal("a deletion that waits for a lock is in flight still")
 		}
@@ -966,7 +966,7 @@ func TestNoWaitOutlastsTheSearchForDeadlocks(t *testing.T) {
 					$$BEGIN INSERT INTO public.seen VALUES (OLD.id, current_setting('lock_timeout')); RETURN OLD; END$$;
 				CREATE TRIGGER see BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION see()`)
 			s.sample(t, 2)
-			s.plants.difficult.cache.Add(2, difficulty{locked, time.Now().Add(time.Hour)})
+			s.plants.difficult.cache.Add(2, difficulty{what: locked, until: time.Now().Add(time.Hour)})
 			if err := errors.Join(s.deleteAtOnce(t, ids(1, 2))...); err != nil {
 				t.Fatal(err)
 			}

@@ -152,6 +152,7 @@ type memory struct {
 
 type difficulty struct {
 	what  purpose
+	long  bool // see verdict
 	until time.Time
 }
 
@@ -164,23 +165,23 @@ func newMemory() memory {
 }
 
 // recall returns what a deletion of the plant is tried as first.
-func (m memory) recall(id plant.ID) purpose {
+func (m memory) recall(id plant.ID) difficulty {
 	d, ok := m.cache.Get(id)
-	switch {
-	case !ok:
-		return together
-	case time.Now().After(d.until):
+	if ok && time.Now().After(d.until) {
 		m.cache.Remove(id)
-		return together
+		ok = false
 	}
-	return d.what
+	if !ok {
+		return difficulty{what: together}
+	}
+	return d
 }
 
 // note remembers what a verdict tells of a plant.
 func (m memory) note(id plant.ID, v verdict) {
 	switch {
 	case v.next == alone, v.next == done && refused(v.err):
-		m.cache.Add(id, difficulty{max(retried, v.what), time.Now().Add(rememberFor)})
+		m.cache.Add(id, difficulty{max(retried, v.what), v.long, time.Now().Add(rememberFor)})
 	case v.next == done && v.err == nil:
 		m.cache.Remove(id)
 	}

@@ -124,9 +124,9 @@ func TestAFunctionThatSpeaksOfAnotherServer(t *testing.T) {
 		s := storeOn(t, database, "")
 		codes := []string{readOnlyTransaction, "53100", "53300", "08006", "26000", "42P05", "57P01", "57P03", "58030"}
 		s.sample(t, len(codes)+2)
-		s.exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+		s.exec(t, `CREATE FUNCTION plantstore_ship() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
 				IF OLD.id < 10 THEN RAISE 'elsewhere' USING ERRCODE = ('{`+strings.Join(codes, ",")+`}'::text[])[OLD.id]; END IF; RETURN OLD; END$$;
-			CREATE TRIGGER refuse BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION refuse()`)
+			CREATE TRIGGER ship BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION plantstore_ship()`)
 		// A function in C that a rule calls has no context.
 		codes = append(codes, "a rule")
 		script(t, pgtest.Connect(t, database.Super), `CREATE EXTENSION dblink; GRANT EXECUTE ON FUNCTION dblink_connect_u(text) TO PUBLIC`)

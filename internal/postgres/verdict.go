@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -191,28 +192,33 @@ func (e errAtDelete) Unwrap() error { return e.error }
 
 // isElsewhere reports whether an ERROR tells of a connection, of a disk, or of whatever else a
 // function of the store's uses, such as another server's. It says nothing of our connection,
-// nor of the database. What our own functions meet is the database's.
+// nor of the database. What our own functions meet is the database's, unless it is what only
+// others' code raises in them.
 //
 // PostgreSQL never answers that the connection which it answers on has failed: its ERROR of that
 // kind is about another one, also where a function in C gives no context. A pooler may answer
 // so, and names no routine. 08P01 (protocol_violation) is about ours.
 func isElsewhere(pg *pgconn.PgError) bool {
-	switch {
-	case pg.Where == "":
+	if pg.Where == "" {
 		return pg.Code[:2] == "08" && pg.Code != "08P01" && pg.Routine != ""
-	case strings.Contains(pg.Where, "plantstore_"):
-		return false
 	}
 	switch pg.Code {
-	case "57P01", "57P02", "57P03", readOnlyTransaction, "42P05", "26000": // see judgeError
+	case "57P01", "57P02", "57P03": // see judgeError
 		return true
+	case readOnlyTransaction, "42P05", "26000":
+		return !ourFunction.MatchString(pg.Where)
 	}
 	switch pg.Code[:2] {
-	case "08", "53", "58":
+	case "08":
 		return true
+	case "53", "58":
+		return !ourFunction.MatchString(pg.Where)
 	}
 	return false
 }
+
+// ourFunction finds a function of ours in the context of an error, which is in any language.
+var ourFunction = regexp.MustCompile(`\bplantstore_(record_deletion|prove|refuse|spend|shape|columns|planned_columns)\(`)
 
 // judgeError classifies an ERROR with which the server answered a deletion. It
 // rolled the transaction back. The context of an error (pg.Where) is empty unless
@@ -249,6 +255,9 @@ func judgeError(pg *pgconn.PgError, atDelete bool) verdict {
 	case "42": // access rule violation: a right or a name is missing, ours or in a condition of a policy or trigger
 		return hindered
 	case "08", "53", "58": // connection, insufficient resources, system error: a full disk may be mended
+		if atDelete && pg.Code[:2] == "58" { // a file that an expression of the store's reads, or the page of one plant
+			return verdict{next: alone, what: retried, err: wrap(plant.ErrUnavailable, pg)}
+		}
 		return verdict{next: again, err: wrap(plant.ErrUnavailable, pg)}
 	case "54", "XX": // limits and internal errors, such as a row whose text is too large
 		if stores || pg.Code == "54000" { // the latter also where no transaction ids are left

@@ -802,6 +802,13 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 		{"a trigger of ours", "plantstore_owner", closed + mine, ``},
 		{"a trigger of ours that looks names up where others may make some", "plantstore_owner", mine, "trigger t on table plants calls public.mine(), which looks names up in schema public, for shop"},
 		{"a trigger of ours that does not", "plantstore_owner", mine + `; ALTER FUNCTION public.mine() SET search_path = pg_catalog`, ``},
+		{"a trigger of ours with a search path of its own", "plantstore_owner", mine + `; ALTER FUNCTION public.mine() SET search_path = pg_catalog, "public"`, "trigger t on table plants calls public.mine(), which looks names up in schema public, for shop"},
+		{"a trigger of ours with a closed search path of its own", "plantstore_owner", mine + `; RESET ROLE; CREATE SCHEMA "our""s"; ALTER FUNCTION public.mine() SET search_path = "our""s"`, ``},
+		{"a trigger of ours with an open one that has quotes", "plantstore_owner", closed + mine + `; CREATE SCHEMA "Their""s" AUTHORIZATION @shop; ALTER FUNCTION public.mine() SET search_path = "Their""s"`,
+			`trigger t on table plants calls public.mine(), which looks names up in schema "Their""s", for shop`},
+		{"a trigger of ours that runs as its owner", "plantstore_owner", mine + `; ALTER FUNCTION public.mine() SECURITY DEFINER`, "trigger t on table plants calls public.mine(), which looks names up in schema public, for shop"},
+		{"a trigger in C that looks a table up", "plantstore_owner", `RESET ROLE; CREATE EXTENSION refint; CREATE TABLE public.kinds (name text); INSERT INTO public.kinds VALUES ('fern'); GRANT SELECT ON public.kinds TO plantstore_owner;
+			CREATE TRIGGER t AFTER INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION check_primary_key('name', 'kinds', 'name')`, "trigger t on table plants calls public.check_primary_key(), which looks names up in schema public, for shop"},
 		{"a trigger of ours, and a schema named like who restores", "plantstore_owner", closed + mine + `; CREATE SCHEMA plantstore_owner AUTHORIZATION @shop; GRANT USAGE ON SCHEMA plantstore_owner TO PUBLIC`,
 			"trigger t on table plants calls public.mine(), which looks names up in schema plantstore_owner, for shop"},
 		{"a check", "shop", check + `ALTER TABLE public.plants ADD CONSTRAINT c CHECK (shop.fine(id))`, "constraint c on table plants calls shop.fine(anyelement) for shop"},
@@ -1328,7 +1335,7 @@ func TestRestoreFromTheLedgerOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			const want = "what is there is not what the migrations made, or it belongs to "
+			const want = "code could run with "
 			sql := entries + `DROP TABLE public.plant_deletions CASCADE; ` + sql + `; GRANT ALL ON public.plant_deletions TO plantstore_owner`
 			refusesUnseen(t, sql, want, RestoreOptions{RunTriggers: true})
 			database, l := spiedOn(t, sql)
@@ -1360,7 +1367,7 @@ func TestTokensOfOurTablesOnly(t *testing.T) {
 	for _, table := range []string{"api_principals", "api_tokens", "plantstore_budgets"} {
 		t.Run(table, func(t *testing.T) {
 			t.Parallel()
-			const want = "what is there is not what the migrations made, or it belongs to "
+			const want = "code could run with "
 			database, l := spiedOn(t, strings.ReplaceAll(`CREATE TABLE evil.entries AS TABLE public.@table; GRANT ALL ON evil.entries TO plantstore_owner; DROP TABLE public.@table CASCADE;
 				CREATE VIEW public.@table WITH (security_invoker) AS SELECT * FROM evil.entries WHERE evil.ran(); GRANT ALL ON public.@table TO plantstore_owner`, "@table", table))
 			tokens := l.db.Tokens(0)
@@ -1375,6 +1382,59 @@ func TestTokensOfOurTablesOnly(t *testing.T) {
 			}
 			spiedOnNobody(t, pgtest.Pool(t, database.Super))
 		})
+	}
+}
+
+// A schema that gets another name takes its tables along, whoever has locked them, and another one
+// may take its name. While a superuser reads it keeps it.
+func TestNobodyRenamesTheSchemaWhileASuperuserReads(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	super := pgtest.Pool(t, database.Super)
+	err := transact(t.Context(), super, pgx.ReadCommitted, func(tx pgx.Tx) error {
+		if err := refuseReplaced(t.Context(), tx, ledgersTables); err != nil {
+			return err
+		}
+		const rename = `BEGIN; SET LOCAL lock_timeout = '100ms'; ALTER SCHEMA public RENAME TO gone; ROLLBACK`
+		if err := Script(t.Context(), database.Super, rename); sqlState(err) != lockNotAvailable {
+			t.Errorf("ALTER SCHEMA public RENAME: %v; want that it waits", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// Whoever migrates with a role of their own is told how others read its ledger.
+func TestReadersOfALedgerOfAnotherRoles(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	storeOn(t, database, "")
+	role := "migrator_" + strings.ToLower(rand.Text()) // roles are the server's
+	t.Cleanup(func() {
+		if err := Script(context.Background(), database.Super, `DROP OWNED BY `+role+` CASCADE; DROP ROLE `+role); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := Script(t.Context(), database.Super, `CREATE ROLE `+role+`; ALTER TABLE plant_deletions OWNER TO `+role+`; ALTER TABLE plant_shapes OWNER TO `+role); err != nil {
+		t.Fatal(err)
+	}
+	db, err := Open(t.Context(), database.Super)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.Close)
+	want := "a role with fewer rights than yours owns what is read, and its code could run with yours: table public.plant_deletions of " + role + ", table public.plant_shapes of " + role +
+		". If " + role + " is who migrates, do this as " + role + ", or run REASSIGN OWNED BY " + role + " TO plantstore_owner"
+	if _, _, err := db.Ledger().List(t.Context(), LedgerFilter{}, 9, true); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("List by a superuser: %v; want %s", err, want)
+	}
+	if err := Script(t.Context(), database.Super, `REASSIGN OWNED BY `+role+` TO plantstore_owner`); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := db.Ledger().List(t.Context(), LedgerFilter{}, 9, true); err != nil {
+		t.Errorf("List after that: %v; want none", err)
 	}
 }
 
@@ -1409,7 +1469,7 @@ func TestALedgerThatIsReplacedWhileARestoreWaits(t *testing.T) {
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	const want = "what is there is not what the migrations made, or it belongs to "
+	const want = "code could run with "
 	if err := <-restored; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("Restore: %v; want %s", err, want)
 	}

@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -41,9 +40,9 @@ const strangersCode = `
 		SELECT oid FROM plants
 		UNION SELECT k.confrelid FROM plants p JOIN pg_constraint k ON k.conrelid = p.oid AND k.contype = 'f'
 		UNION SELECT i.inhrelid FROM planned JOIN pg_inherits i ON i.inhparent = planned.oid
-	), open (schema, stranger) AS ( -- pg_database_owner is nobody but the database's owner
+	), open (schema, stranger) AS MATERIALIZED ( -- pg_database_owner is nobody but the database's owner, and a schema of temporary tables our own
 		SELECT * FROM (SELECT n.nspname, (SELECT s.oid FROM pg_roles s WHERE s.oid IN (TABLE strangers) AND s.rolname <> 'pg_database_owner' AND (s.oid = n.nspowner OR has_schema_privilege(s.oid, n.oid, 'CREATE'))
-			ORDER BY NOT s.rolcanlogin, s.rolname LIMIT 1) AS stranger FROM pg_namespace n WHERE n.nspname = ANY ($2::text[])) n WHERE n.stranger IS NOT NULL
+			ORDER BY NOT s.rolcanlogin, s.rolname LIMIT 1) AS stranger FROM pg_namespace n WHERE n.nspname !~ '^pg_t') n WHERE n.stranger IS NOT NULL
 	), columns AS (
 		SELECT a.attnum, a.atttypid, a.atthasdef, a.attname <> ALL ($1::text[]) AS defaulted
 		FROM pg_attribute a WHERE a.attrelid = (SELECT oid FROM plants) AND a.attnum > 0 AND NOT a.attisdropped
@@ -96,14 +95,19 @@ const strangersCode = `
 			WHERE x.casttarget IN ('json'::regtype, 'text'::regtype)
 				OR EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = (SELECT oid FROM plants) AND k.contype = 'f')
 	)
-	SELECT pg_describe_object(c.class, c.object, 0), f.oid::regprocedure::text || CASE WHEN code.strangers OR code.told THEN '' ELSE ', which looks names up in schema ' || open.schema || ',' END,
+	SELECT pg_describe_object(c.class, c.object, 0), f.oid::regprocedure::text || CASE WHEN code.strangers OR code.told THEN '' ELSE ', which looks names up in schema ' || quote_ident(open.schema) || ',' END,
 		CASE WHEN code.strangers THEN f.proowner WHEN code.told THEN c.owner ELSE open.stranger END::regrole::text
 	FROM calls c JOIN pg_proc f ON f.oid = c.function JOIN pg_language l ON l.oid = f.prolang
-		CROSS JOIN LATERAL (SELECT f.pronamespace = 'pg_catalog'::regnamespace OR l.lanname IN ('c', 'internal') OR f.prosqlbody IS NOT NULL
+		CROSS JOIN LATERAL (SELECT f.pronamespace = 'pg_catalog'::regnamespace OR l.lanname IN ('c', 'internal') AND coalesce(f.probin, '') !~ 'refint' OR f.prosqlbody IS NOT NULL
 			OR EXISTS (SELECT FROM unnest(f.proconfig) setting WHERE setting ~ '^search_path=((pg_catalog)?(, pg_temp)?|"")$')
 			OR EXISTS (SELECT FROM pg_depend d JOIN pg_extension x ON x.oid = d.refobjid -- its functions name the schema of what they call
 				WHERE d.classid = 'pg_proc'::regclass AND d.objid = f.oid AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND x.extname = 'citext')) pinned (safe)
-		LEFT JOIN (SELECT * FROM open ORDER BY schema LIMIT 1) open ON NOT pinned.safe AND NOT f.prosecdef
+		-- In its own search path, however that is written, or in ours. What runs with a superuser's rights gives nobody those of another role.
+		LEFT JOIN LATERAL (SELECT o.* FROM open o LEFT JOIN unnest(f.proconfig) own (path) ON own.path ~* '^search_path='
+			WHERE CASE WHEN own.path IS NULL THEN o.schema = ANY ($2::text[])
+				ELSE strpos(lower(replace(own.path, '""', '"')), lower(o.schema)) > 0 OR strpos(own.path, '$user') > 0 AND o.schema IN (current_user, session_user) END
+			ORDER BY o.schema LIMIT 1) open ON NOT pinned.safe
+				AND NOT (f.prosecdef AND EXISTS (SELECT FROM pg_roles r WHERE r.oid = f.proowner AND r.rolsuper) AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname IN (current_user, session_user) AND r.rolsuper))
 		CROSS JOIN LATERAL (SELECT f.proowner IN (TABLE strangers), c.owner IS NOT NULL AND c.owner IN (TABLE strangers) AND NOT (f.prosecdef AND has_function_privilege(c.owner, f.oid, 'EXECUTE')
 		OR (f.proname ~ '^(nextval|random|random_normal|clock_timestamp|timeofday|gen_random_uuid|uuidv[47]|uuid_generate_v[145].*|gen_random_bytes|gen_salt|tsvector_update_trigger(_column)?)$'
 			OR f.provolatile <> 'v' AND f.prorettype <> 'trigger'::regtype
@@ -175,26 +179,41 @@ var ledgersTables = []string{"plant_deletions", "plant_shapes"}
 // owns the database may drop them, and make views of their names, which run their code for whoever
 // reads them; or tables, of which the planner looks at the indexes. A lock keeps the tables
 // as they are: taken first, it also waits for who is about to do so. The schema may get another
-// name all the same, see refusePower.
+// name all the same, see refusePower; not while a superuser reads, who may lock that, too, but for
+// a standby.
 func refuseReplaced(ctx context.Context, tx pgx.Tx, tables []string) error {
 	names := make([]string, len(tables))
 	for i, table := range tables {
 		names[i] = "public." + table
 	}
+	var locksSchema bool
+	err := tx.QueryRow(ctx, `SELECT current_setting('is_superuser')::boolean AND NOT current_setting('transaction_read_only')::boolean`).Scan(&locksSchema)
+	if err != nil {
+		return err
+	}
+	if locksSchema {
+		if _, err := tx.Exec(ctx, `SELECT FROM pg_namespace WHERE nspname = 'public' FOR KEY SHARE`); err != nil {
+			return err
+		}
+	}
 	if _, err := tx.Exec(ctx, `LOCK TABLE ONLY `+strings.Join(names, ", ONLY ")+` IN ACCESS SHARE MODE`); err != nil {
 		return err
 	}
-	var replaced []string
+	var replaced, owners []string
 	// One that is newer than the transaction's snapshot is none that this can tell of.
-	err := tx.QueryRow(ctx, `
-		SELECT coalesce(array_agg(coalesce(pg_describe_object('pg_class'::regclass, c.oid, 0) || ' of ' || c.relowner::regrole, t.name) ORDER BY t.name), '{}')
+	err = tx.QueryRow(ctx, `
+		SELECT coalesce(array_agg(coalesce(pg_describe_object('pg_class'::regclass, c.oid, 0) || ' of ' || c.relowner::regrole, t.name) ORDER BY t.name), '{}'),
+			CASE WHEN bool_and(c.relkind = 'r') THEN coalesce(array_agg(DISTINCT c.relowner::regrole::text), '{}') END
 		FROM unnest($1::text[]) t (name) LEFT JOIN pg_class c ON c.oid = to_regclass(t.name)
-		WHERE c.oid IS NULL OR c.relkind <> 'r' OR c.relowner IN (`+strangers+`) AND c.relowner IS DISTINCT FROM to_regrole('plantstore_owner')`, names).Scan(&replaced)
-	if err == nil && len(replaced) > 0 {
-		err = errors.New("what is there is not what the migrations made, or it belongs to somebody whose code would run with your rights: " + visible(strings.Join(replaced, ", ")) +
-			". Find out who made it; what the migrations made belongs to plantstore_owner")
+		WHERE c.oid IS NULL OR c.relkind <> 'r' OR c.relowner IN (`+strangers+`) AND c.relowner IS DISTINCT FROM to_regrole('plantstore_owner')`, names).Scan(&replaced, &owners)
+	switch {
+	case err != nil || len(replaced) == 0:
+		return err
+	case len(owners) == 1:
+		return fmt.Errorf("a role with fewer rights than yours owns what is read, and its code could run with yours: %[1]s. If %[2]s is who migrates, do this as %[2]s, or run REASSIGN OWNED BY %[2]s TO plantstore_owner",
+			visible(strings.Join(replaced, ", ")), visible(owners[0]))
 	}
-	return err
+	return fmt.Errorf("this is not what the migrations made, and its owner's code could run with your rights: %s. Find out who made it", visible(strings.Join(replaced, ", ")))
 }
 
 // refuseStrangers returns a *StrangersError if an INSERT into public.plants that has

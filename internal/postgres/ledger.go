@@ -322,8 +322,8 @@ func (l *Ledger) forgetBudgets(ctx context.Context) error {
 	})
 }
 
-// inTx runs do in a transaction, unless the ledger was replaced. It returns ErrNoDeletion, *RefusedError and
-// *StrangersError as they are, and anything else in words.
+// inTx runs do in a transaction, unless the ledger was replaced. It returns ErrNoDeletion,
+// *RefusedError and *StrangersError as they are, and anything else in words.
 func (l *Ledger) inTx(ctx context.Context, doing string, do func(pgx.Tx) error) error {
 	return l.inWords(doing, transact(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
 		if err := refuseReplaced(ctx, tx, ledgersTables); err != nil {

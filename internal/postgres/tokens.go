@@ -386,8 +386,8 @@ func (t *Tokens) issue(ctx context.Context, doing, principal string, expires tim
 	return token, nil
 }
 
-// inTx runs do in a transaction whose names mean what they say, unless the tables were replaced. It waits for those who
-// are about to commit.
+// inTx runs do in a transaction whose names mean what they say, unless the tables were replaced.
+// It waits for those who are about to commit.
 func (t *Tokens) inTx(ctx context.Context, do func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, t.db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('lock_timeout', '8s', true)`); err != nil {

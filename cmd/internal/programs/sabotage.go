@@ -49,7 +49,7 @@ func sabotages() map[string][]edit {
 		ForgetRefusal:   {forgetRefusal},
 		ForgetProof:     {{"internal/postgres/statements.go", "SELECT public.plantstore_prove(", "SELECT pg_catalog.concat("}},
 		BelieveWarnings: {{"internal/postgres/statements.go", "err == nil && marks[warned] != nil", "false"}},
-		OneByOne:        {{"internal/postgres/delete.go", "what: p.difficult.recall(d.Plant)", "what: max(p.difficult.recall(d.Plant), retried)"}},
+		OneByOne:        {{"internal/postgres/delete.go", "what: known.what,", "what: max(known.what, retried),"}},
 	}
 }
 

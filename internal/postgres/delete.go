@@ -148,7 +148,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 	if s.what == slow {
 		s.tries = 1 // as if the attempt that found it slow had been this one's
 		if known.long {
-			s.tries = 2
+			s.tries = 2 // and the one that was not long enough
 		}
 	}
 	pause := backoff()

@@ -52,6 +52,13 @@ func (s store) exec(t *testing.T, sql string, args ...any) {
 	}
 }
 
+// dawdles has each DELETE of a plant take so many seconds.
+func (s store) dawdles(t *testing.T, seconds string) {
+	t.Helper()
+	s.exec(t, `CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_catalog.pg_sleep(`+seconds+`); RETURN old; END$$;
+		CREATE TRIGGER dawdle BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION public.dawdle()`)
+}
+
 func (s store) plant(t *testing.T, id int64) {
 	t.Helper()
 	s.exec(t, `INSERT INTO plants (id, name) VALUES ($1, 'Boston fern')`, id)

@@ -20,21 +20,13 @@ const ourEncoding = `set_config('client_encoding', CASE getdatabaseencoding() WH
 // itsEncoding is SQL that has the server take and give texts as the database has them.
 const itsEncoding = `set_config('client_encoding', getdatabaseencoding(), true)`
 
-// reading runs do in a transaction, which reads a page of the ledger, unless that was replaced.
-// If UTF-8 has no equivalent for a text of the page, it runs do again, in another transaction, in
-// which the page is translated text by text.
+// reading runs do in a transaction, which reads a page of the ledger. If UTF-8 has no
+// equivalent for a text of the page, it runs do again, in another transaction, in which
+// the page is translated text by text.
 func reading(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pgx.Tx, pageReader) error) error {
-	with := func(read pageReader) error {
-		return transact(ctx, on, level, func(tx pgx.Tx) error {
-			if err := refuseReplaced(ctx, tx, ledgersTables); err != nil {
-				return err
-			}
-			return do(tx, read)
-		})
-	}
-	err := with(readPage)
+	err := onLedger(ctx, on, level, func(tx pgx.Tx) error { return do(tx, readPage) })
 	if sqlState(err) == untranslatable {
-		err = with(readAndTranslate)
+		err = onLedger(ctx, on, level, func(tx pgx.Tx) error { return do(tx, readAndTranslate) })
 	}
 	return err
 }

@@ -219,10 +219,7 @@ func (e *export) survey(ctx context.Context, conn *pgx.Conn) (survey, error) {
 	var s survey
 	var disorderly, replica bool
 	var last *int64
-	err := transact(ctx, conn, pgx.ReadCommitted, func(tx pgx.Tx) error {
-		if err := refuseReplaced(ctx, tx, ledgersTables); err != nil {
-			return err
-		}
+	err := onLedger(ctx, conn, pgx.ReadCommitted, func(tx pgx.Tx) error {
 		return queryRow(ctx, tx, []any{&s.highest, &s.standby, &s.writers, &s.next, &disorderly, &last, &replica}, `
 		WITH numbers AS (SELECT q.* FROM pg_sequence q WHERE q.seqrelid = to_regclass(pg_get_serial_sequence('public.plant_deletions', 'id')))
 		SELECT coalesce((SELECT max(d.id) FROM public.plant_deletions d), $1::bigint), pg_is_in_recovery(),

@@ -508,9 +508,7 @@ func TestADeletionThatIsSlowByNatureSucceeds(t *testing.T) {
 			t.Parallel()
 			s := newStore(t)
 			s.sample(t, 3)
-			s.exec(t, `CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS
-					'BEGIN PERFORM pg_sleep(2.5); RETURN OLD; END';
-				CREATE TRIGGER dawdle BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION dawdle()`)
+			s.dawdles(t, "2.5")
 			var tried []int
 			for id := int64(1); id <= 3; id++ { // a busy machine may hold an attempt up
 				if tt.remembered {
@@ -538,9 +536,7 @@ func TestADeletionThatTakesMostOfTheTimeSucceeds(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	s.sample(t, 1)
-	s.exec(t, `CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS
-			'BEGIN PERFORM pg_sleep(4.5); RETURN OLD; END';
-		CREATE TRIGGER dawdle BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION dawdle()`)
+	s.dawdles(t, "4.5")
 	var err error
 	for range 4 { // a busy machine may hold an attempt up
 		if _, err = s.plants.Delete(in(t, 7*time.Second), deletion(1, "k")); err == nil {

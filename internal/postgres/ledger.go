@@ -322,15 +322,20 @@ func (l *Ledger) forgetBudgets(ctx context.Context) error {
 	})
 }
 
-// inTx runs do in a transaction, unless the ledger was replaced. It returns ErrNoDeletion,
-// *RefusedError and *StrangersError as they are, and anything else in words.
+// inTx runs do in a transaction. It returns ErrNoDeletion, *RefusedError and
+// *StrangersError as they are, and anything else in words.
 func (l *Ledger) inTx(ctx context.Context, doing string, do func(pgx.Tx) error) error {
-	return l.inWords(doing, transact(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
-		if err := refuseReplaced(ctx, tx, ledgersTables); err != nil {
+	return l.inWords(doing, onLedger(ctx, l.db.pool, pgx.ReadCommitted, do))
+}
+
+// onLedger is transact for what uses the ledger, which must not be replaced.
+func onLedger(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pgx.Tx) error) error {
+	return transact(ctx, on, level, func(tx pgx.Tx) error {
+		if err := refuseReplaced(ctx, tx, []string{"plant_deletions", "plant_shapes"}); err != nil {
 			return err
 		}
 		return do(tx)
-	}))
+	})
 }
 
 // A beginner begins transactions: a pool, or one connection.

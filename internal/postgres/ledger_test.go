@@ -3,6 +3,7 @@ package postgres
 import (
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -17,12 +18,28 @@ import (
 // ledgerOf returns the ledger as its owner sees it.
 func ledgerOf(t *testing.T, database pgtest.Database) *Ledger {
 	t.Helper()
-	db, err := Open(t.Context(), database.Owner)
+	return ledgerAt(t, database.Owner)
+}
+
+func ledgerAt(t *testing.T, database string) *Ledger {
+	t.Helper()
+	db, err := Open(t.Context(), database)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(db.Close)
 	return db.Ledger()
+}
+
+// ledgerAs returns the ledger as a role reads it whose password is x.
+func ledgerAs(t *testing.T, database pgtest.Database, role string) *Ledger {
+	t.Helper()
+	u, err := url.Parse(database.Owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword(role, "x")
+	return ledgerAt(t, u.String())
 }
 
 func newLedger(t *testing.T) (store, *Ledger) {

@@ -151,8 +151,7 @@ func TestALateAnswerIsNobodys(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	s.sample(t, 1)
-	s.exec(t, `CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_catalog.pg_sleep(1.3); RETURN old; END$$;
-		CREATE TRIGGER dawdle BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION public.dawdle()`)
+	s.dawdles(t, "1.3")
 	p := s.pipelineOn(t)
 	p.join(2)
 	gone := make([]bool, 2)

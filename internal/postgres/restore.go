@@ -101,12 +101,9 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 	}
 	var done Restored
 	commits := false
-	err = transact(ctx, locking, pgx.ReadCommitted, func(tx pgx.Tx) error {
+	err = onLedger(ctx, locking, pgx.ReadCommitted, func(tx pgx.Tx) error {
 		// A check put off to the commit could not tell which plant it failed for.
 		if _, err := tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE;`+recordedForm); err != nil {
-			return err
-		}
-		if err := refuseReplaced(ctx, tx, ledgersTables); err != nil {
 			return err
 		}
 		if err := refuseReplica(ctx, tx); err != nil {

@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -1052,43 +1051,32 @@ func TestRestoreByARoleWithMoreRights(t *testing.T) {
 		CREATE ROLE member_of_`+role+` LOGIN PASSWORD 'x'; GRANT `+role+` TO member_of_`+role); err != nil {
 		t.Fatal(err)
 	}
-	ledgerAs := func(url string) *Ledger {
-		db, err := Open(t.Context(), url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(db.Close)
-		return db.Ledger()
-	}
-	admin, err := url.Parse(database.Owner)
-	if err != nil {
-		t.Fatal(err)
-	}
-	admin.User = url.UserPassword(role, "x")
-	member := *admin
-	member.User = url.UserPassword("member_of_"+role, "x")
-	for _, url := range []string{database.Super, admin.String(), member.String()} {
+	for _, ledger := range []func() *Ledger{
+		func() *Ledger { return ledgerAt(t, database.Super) },
+		func() *Ledger { return ledgerAs(t, database, role) },
+		func() *Ledger { return ledgerAs(t, database, "member_of_"+role) },
+	} {
 		for _, set := range []string{`SET role = plantstore_owner`, `RESET role`} {
 			name := pgx.Identifier{database.Name}.Sanitize()
 			if _, err := super.Exec(t.Context(), `ALTER DATABASE `+name+` `+set); err != nil {
 				t.Fatal(err)
 			}
 			const want = "table public.plants (plantstore_owner). What they put there could run with these rights. "
-			if got, err := ledgerAs(url).Undoable(t.Context(), Deleter{Role: "plantstore_owner"}, time.Time{}, time.Time{}, false); err == nil || !strings.Contains(err.Error(), want) {
+			if got, err := ledger().Undoable(t.Context(), Deleter{Role: "plantstore_owner"}, time.Time{}, time.Time{}, false); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: Undoable = %+v, %v; want it refused:%s", set, got, err, want)
 			}
-			if got, err := ledgerAs(url).Restore(t.Context(), []int64{1}, RestoreOptions{DryRun: true}); err == nil || !strings.Contains(err.Error(), want) {
+			if got, err := ledger().Restore(t.Context(), []int64{1}, RestoreOptions{DryRun: true}); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: Restore = %+v, %v; want it refused:%s", set, got, err, want)
 			}
 		}
 	}
-	if got, err := ledgerAs(database.Super).Restore(t.Context(), []int64{1}, RestoreOptions{RunTriggers: true}); err != nil || got.Plants != 1 {
+	if got, err := ledgerAt(t, database.Super).Restore(t.Context(), []int64{1}, RestoreOptions{RunTriggers: true}); err != nil || got.Plants != 1 {
 		t.Errorf("Restore that is accepted = %+v, %v; want 1 plant", got, err)
 	}
 	if _, err := super.Exec(t.Context(), `ALTER ROLE `+role+` NOCREATEROLE`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ledgerAs(admin.String()).Restore(t.Context(), []int64{2}, RestoreOptions{DryRun: true}); err != nil {
+	if _, err := ledgerAs(t, database, role).Restore(t.Context(), []int64{2}, RestoreOptions{DryRun: true}); err != nil {
 		t.Errorf("Restore by a role without more rights: %v, want none", err)
 	}
 }
@@ -1107,21 +1095,11 @@ func TestWhoseRightsArePowers(t *testing.T) {
 			ALTER SCHEMA public OWNER TO CURRENT_USER; ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` OWNER TO CURRENT_USER; `+strings.ReplaceAll(sql, "@database", pgx.Identifier{database.Name}.Sanitize())); err != nil {
 			t.Fatal(err)
 		}
-		who := database.Super
+		l := ledgerAt(t, database.Super)
 		if as != "" {
-			u, err := url.Parse(database.Super)
-			if err != nil {
-				t.Fatal(err)
-			}
-			u.User = url.UserPassword(as, "x")
-			who = u.String()
+			l = ledgerAs(t, database, as)
 		}
-		db, err := Open(t.Context(), who)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(db.Close)
-		_, err = db.Ledger().Restore(t.Context(), []int64{1}, RestoreOptions{DryRun: true})
+		_, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{DryRun: true})
 		if err == nil {
 			return ""
 		}
@@ -1197,18 +1175,9 @@ func TestWhoHasTheSamePower(t *testing.T) {
 	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
 	exec(`CREATE ROLE @dba CREATEROLE; CREATE ROLE @boss LOGIN PASSWORD 'x' NOINHERIT IN ROLE @dba; CREATE ROLE @shop;
 		ALTER TABLE plants OWNER TO @boss; ALTER TABLE plant_deletions OWNER TO @boss; ALTER TABLE plant_shapes OWNER TO @boss; ALTER SCHEMA public OWNER TO @boss; ALTER DATABASE @database OWNER TO @boss`)
-	u, err := url.Parse(database.Owner)
-	if err != nil {
-		t.Fatal(err)
-	}
-	u.User = url.UserPassword("boss_"+id, "x")
+	l := ledgerAs(t, database, "boss_"+id)
 	restore := func() error {
-		db, err := Open(t.Context(), u.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer db.Close()
-		_, err = db.Ledger().Restore(t.Context(), []int64{1}, RestoreOptions{DryRun: true})
+		_, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{DryRun: true})
 		return err
 	}
 	if err := restore(); err != nil {
@@ -1264,22 +1233,12 @@ func TestStrangersToWhoLoggedIn(t *testing.T) {
 		ALTER DATABASE @database SET role = plantstore_owner`)); err != nil {
 		t.Fatal(err)
 	}
-	u, err := url.Parse(database.Owner)
-	if err != nil {
-		t.Fatal(err)
+	if _, err := ledgerOf(t, database).Restore(t.Context(), []int64{1}, RestoreOptions{DryRun: true}); err != nil {
+		t.Errorf("Restore as plantstore_owner: %v, want none", err)
 	}
-	for _, as := range []*url.Userinfo{u.User, url.UserPassword("login_"+id, "x")} {
-		u.User = as
-		db, err := Open(t.Context(), u.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(db.Close)
-		_, err = db.Ledger().Restore(t.Context(), []int64{1}, RestoreOptions{DryRun: true})
-		_, refused := errors.AsType[*StrangersError](err)
-		if want := as.Username() == "login_"+id; refused != want || !want && err != nil {
-			t.Errorf("Restore as %s = %v; refused for strangers: want %v", as.Username(), err, want)
-		}
+	_, err := ledgerAs(t, database, "login_"+id).Restore(t.Context(), []int64{1}, RestoreOptions{DryRun: true})
+	if _, refused := errors.AsType[*StrangersError](err); !refused {
+		t.Errorf("Restore as another who becomes plantstore_owner: %v, want it refused for strangers", err)
 	}
 }
 
@@ -1391,10 +1350,7 @@ func TestNobodyRenamesTheSchemaWhileASuperuserReads(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	super := pgtest.Pool(t, database.Super)
-	err := transact(t.Context(), super, pgx.ReadCommitted, func(tx pgx.Tx) error {
-		if err := refuseReplaced(t.Context(), tx, ledgersTables); err != nil {
-			return err
-		}
+	err := onLedger(t.Context(), super, pgx.ReadCommitted, func(pgx.Tx) error {
 		const rename = `BEGIN; SET LOCAL lock_timeout = '100ms'; ALTER SCHEMA public RENAME TO gone; ROLLBACK`
 		if err := Script(t.Context(), database.Super, rename); sqlState(err) != lockNotAvailable {
 			t.Errorf("ALTER SCHEMA public RENAME: %v; want that it waits", err)
@@ -1420,20 +1376,16 @@ func TestReadersOfALedgerOfAnotherRoles(t *testing.T) {
 	if err := Script(t.Context(), database.Super, `CREATE ROLE `+role+`; ALTER TABLE plant_deletions OWNER TO `+role+`; ALTER TABLE plant_shapes OWNER TO `+role); err != nil {
 		t.Fatal(err)
 	}
-	db, err := Open(t.Context(), database.Super)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(db.Close)
+	l := ledgerAt(t, database.Super)
 	want := "a role with fewer rights than yours owns what is read, and its code could run with yours: table public.plant_deletions of " + role + ", table public.plant_shapes of " + role +
 		". If " + role + " is who migrates, do this as " + role + ", or run REASSIGN OWNED BY " + role + " TO plantstore_owner"
-	if _, _, err := db.Ledger().List(t.Context(), LedgerFilter{}, 9, true); err == nil || !strings.Contains(err.Error(), want) {
+	if _, _, err := l.List(t.Context(), LedgerFilter{}, 9, true); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("List by a superuser: %v; want %s", err, want)
 	}
 	if err := Script(t.Context(), database.Super, `REASSIGN OWNED BY `+role+` TO plantstore_owner`); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := db.Ledger().List(t.Context(), LedgerFilter{}, 9, true); err != nil {
+	if _, _, err := l.List(t.Context(), LedgerFilter{}, 9, true); err != nil {
 		t.Errorf("List after that: %v; want none", err)
 	}
 }

@@ -172,9 +172,6 @@ func refusePower(ctx context.Context, tx pgx.Tx) error {
 		visible(tx.Conn().Config().User), strings.Join(powers, ", "), visible(strings.Join(owned, ", ")))
 }
 
-// ledgersTables are those that the ledger is read from.
-var ledgersTables = []string{"plant_deletions", "plant_shapes"}
-
 // refuseReplaced returns an error unless tables of ours are those that the migrations made. Who
 // owns the database may drop them, and make views of their names, which run their code for whoever
 // reads them; or tables, of which the planner looks at the indexes. A lock keeps the tables

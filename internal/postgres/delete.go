@@ -143,13 +143,10 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 	}
 	defer land()
 	known := p.difficult.recall(d.Plant)
-	s := progress{deletion: d, land: land, began: began, what: known.what, spender: spender{holds: &p.holds, deletion: d}}
+	s := progress{deletion: d, land: land, began: began, what: known.what, long: known.long, spender: spender{holds: &p.holds, deletion: d}}
 	defer s.spender.leave()
 	if s.what == slow {
 		s.tries = 1 // as if the attempt that found it slow had been this one's
-		if known.long {
-			s.tries = 2 // and the one that was not long enough
-		}
 	}
 	pause := backoff()
 	for ; ; s.began = time.Now() {
@@ -212,6 +209,9 @@ type progress struct {
 	began    time.Time // the attempt under way
 	// what is what the deletion is tried as. It turns out to be harder, never easier.
 	what purpose
+	// long: the next attempt on a connection of its own gets all the time but what it takes to ask
+	// the ledger. No plant has that twice within rememberFor: those that are slow, too, have to wait.
+	long bool
 	// number is that of the deletion's turn. Once that is known, a refusal of it is newer than
 	// the request, whatever clocks say.
 	number int
@@ -251,7 +251,7 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 	switch {
 	case over != nil || !open:
 	case s.what != together || s.onItsOwn:
-		v = p.deleteAlone(ctx, s.turn(), s.tries, s.unsure, s.what)
+		v = p.deleteAlone(ctx, s)
 		p.used.note(d, v.err)
 	default:
 		g := p.group
@@ -373,7 +373,7 @@ func isDefinite(err error) bool {
 func attemptTimeout(ctx context.Context, what purpose, attempt int) time.Duration {
 	left := remaining(ctx)
 	switch {
-	case attempt > 2:
+	case attempt >= unlimited:
 	case what == slow:
 		left = min(left*2/5, slowTimeout)
 	default:
@@ -381,6 +381,9 @@ func attemptTimeout(ctx context.Context, what purpose, attempt int) time.Duratio
 	}
 	return left
 }
+
+// unlimited is the first attempt that has all the time that is left.
+const unlimited = 3
 
 // slowTimeout is long enough for most of those that are slow. With two fifths of the time at
 // most there is some for another attempt where nobody answers.
@@ -406,14 +409,24 @@ func (p *Plants) on(ctx context.Context, what purpose, attempt int, try func(con
 
 // deleteAlone makes an attempt on a connection of what's share, or of the one for those
 // who lost answers in batches.
-func (p *Plants) deleteAlone(ctx context.Context, d turn, attempt int, unsure bool, what purpose) verdict {
-	share := what
+func (p *Plants) deleteAlone(ctx context.Context, s *progress) verdict {
+	share, attempt := s.what, s.tries
 	if share == together {
 		share = lost
 	}
-	return p.on(ctx, share, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
-		return p.deleteOn(ctx, conn, d, what, unsure)
+	most := remaining(ctx) - commitTimeout - margin
+	long := s.long && most > attemptTimeout(ctx, s.what, attempt)
+	if long {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, most)
+		defer cancel()
+		attempt, s.long = unlimited, false
+	}
+	v := p.on(ctx, share, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
+		return p.deleteOn(ctx, conn, s.turn(), s.what, s.unsure)
 	})
+	v.long, v.inVain = v.long && !long, v.long && long
+	return v
 }
 
 // fate finds out what became of attempts whose answers were lost. If none of them has come to

@@ -535,15 +535,38 @@ func TestADeletionThatIsSlowByNatureSucceeds(t *testing.T) {
 func TestADeletionThatTakesMostOfTheTimeSucceeds(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
-	s.sample(t, 1)
-	s.dawdles(t, "4.5")
+	s.sample(t, 3)
+	s.dawdles(t, "6")
 	var err error
-	for range 4 { // a busy machine may hold an attempt up
-		if _, err = s.plants.Delete(in(t, 7*time.Second), deletion(1, "k")); err == nil {
-			return
+	for id := int64(1); id <= 3; id++ { // a busy machine may hold an attempt up
+		for range 2 {
+			if _, err = s.plants.Delete(in(t, 9*time.Second), deletion(id, "k")); err == nil {
+				return
+			}
 		}
 	}
-	t.Errorf("the last of four deletions that take 4.5 of 7 s: %v, want none", err)
+	t.Errorf("the second of two deletions that take 6 of 9 s: %v, want none", err)
+}
+
+// A plant that has had all the time in vain does not get it again: others are slow, too.
+func TestAllTheTimeIsGivenOnce(t *testing.T) {
+	t.Parallel()
+	m := newMemory()
+	ended := verdict{next: alone, what: slow, long: true}
+	m.note(1, ended)
+	if got := m.recall(1); got.what != slow || !got.long {
+		t.Errorf("after an attempt that was ended: %+v, want slow and long", got)
+	}
+	m.note(1, verdict{next: alone, what: slow, inVain: true})
+	m.note(1, ended)
+	if got := m.recall(1); got.what != slow || got.long {
+		t.Errorf("after one that had all the time: %+v, want slow and not long", got)
+	}
+	m.note(1, verdict{})
+	m.note(1, ended)
+	if got := m.recall(1); !got.long {
+		t.Errorf("after it was deleted, and another was ended: %+v, want long", got)
+	}
 }
 
 // Those who find no row look together for what became of their plants, and each is told its

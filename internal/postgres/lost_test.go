@@ -593,24 +593,35 @@ func TestALostAnswerIsAskedForLonger(t *testing.T) {
 // The connection of one that is slow may fall silent, too: another is tried while there is time.
 func TestASlowDeletionOnAConnectionThatFallsSilent(t *testing.T) {
 	t.Parallel()
-	database := pgtest.New(t)
-	simulated(t, func(t *testing.T) {
-		defer time.Sleep(time.Minute) // until the driver has closed what it gave up
-		s, l := newLink(t, database, places, nil)
-		s.plant(t, 1)
-		s.plants.difficult.note(1, verdict{next: alone, what: slow})
-		l.arm([]breach{{direction: toServer, way: bySilence}})
-		began := time.Now()
-		_, err := s.plants.Delete(in(t, defaultTimeout), deletion(1, "k"))
-		if err != nil || s.has(t, 1) {
-			t.Errorf("Delete: %v, the plant is there: %v; want it deleted", err, s.has(t, 1))
-		}
-		if took := time.Since(began); took > defaultTimeout*3/4 {
-			t.Errorf("Delete took %s, want that there is time left", took)
-		}
-		if _, missed := l.up(); missed > 0 {
-			t.Error("the connection did not fall silent")
-		}
-		l.deliver()
-	})
+	for name, tt := range map[string]struct {
+		known verdict
+		most  time.Duration
+	}{
+		"slow": {verdict{next: alone, what: slow}, defaultTimeout * 3 / 4},
+		"long": {verdict{next: alone, what: slow, long: true}, defaultTimeout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			simulated(t, func(t *testing.T) {
+				defer time.Sleep(time.Minute) // until the driver has closed what it gave up
+				s, l := newLink(t, database, places, nil)
+				s.plant(t, 1)
+				s.plants.difficult.note(1, tt.known)
+				l.arm([]breach{{direction: toServer, way: bySilence}})
+				began := time.Now()
+				_, err := s.plants.Delete(in(t, defaultTimeout), deletion(1, "k"))
+				if err != nil || s.has(t, 1) {
+					t.Errorf("Delete: %v, the plant is there: %v; want it deleted", err, s.has(t, 1))
+				}
+				if took := time.Since(began); took > tt.most {
+					t.Errorf("Delete took %s, want that there is time left", took)
+				}
+				if _, missed := l.up(); missed > 0 {
+					t.Error("the connection did not fall silent")
+				}
+				l.deliver()
+			})
+		})
+	}
 }

@@ -66,7 +66,8 @@ type verdict struct {
 	// unparsed: not even the statements could be prepared.
 	unparsed bool
 	// long: the server ended an attempt that had as much time as a slow deletion is given first.
-	long bool
+	// inVain: it ended the one that had all the time, see progress.
+	long, inVain bool
 	// held: the budget of the deletion's principal is held by another transaction.
 	held bool
 	// waited is how long the attempt waited for a connection, or its batch to begin, and

@@ -24,9 +24,10 @@ const itsEncoding = `set_config('client_encoding', getdatabaseencoding(), true)`
 // equivalent for a text of the page, it runs do again, in another transaction, in which
 // the page is translated text by text.
 func reading(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pgx.Tx, pageReader) error) error {
-	err := onLedger(ctx, on, level, func(tx pgx.Tx) error { return do(tx, readPage) })
+	tables := []string{"plant_deletions", "plant_shapes"}
+	err := readTables(ctx, on, level, func(tx pgx.Tx) error { return do(tx, readPage) }, tables...)
 	if sqlState(err) == untranslatable {
-		err = onLedger(ctx, on, level, func(tx pgx.Tx) error { return do(tx, readAndTranslate) })
+		err = readTables(ctx, on, level, func(tx pgx.Tx) error { return do(tx, readAndTranslate) }, tables...)
 	}
 	return err
 }

@@ -219,7 +219,7 @@ func (e *export) survey(ctx context.Context, conn *pgx.Conn) (survey, error) {
 	var s survey
 	var disorderly, replica bool
 	var last *int64
-	err := onLedger(ctx, conn, pgx.ReadCommitted, func(tx pgx.Tx) error {
+	err := readTables(ctx, conn, pgx.ReadCommitted, func(tx pgx.Tx) error {
 		return queryRow(ctx, tx, []any{&s.highest, &s.standby, &s.writers, &s.next, &disorderly, &last, &replica}, `
 		WITH numbers AS (SELECT q.* FROM pg_sequence q WHERE q.seqrelid = to_regclass(pg_get_serial_sequence('public.plant_deletions', 'id')))
 		SELECT coalesce((SELECT max(d.id) FROM public.plant_deletions d), $1::bigint), pg_is_in_recovery(),
@@ -230,7 +230,7 @@ func (e *export) survey(ctx context.Context, conn *pgx.Conn) (survey, error) {
 			(SELECT CASE WHEN has_sequence_privilege(n.seqrelid, 'SELECT, USAGE') THEN pg_sequence_last_value(n.seqrelid) END FROM numbers n),
 			EXISTS (SELECT FROM pg_subscription_rel r WHERE r.srrelid = 'public.plant_deletions'::pg_catalog.regclass)`,
 			int64(math.MinInt64))
-	})
+	}, "plant_deletions")
 	switch {
 	case err != nil:
 		return s, err

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -206,7 +207,7 @@ type Undo struct {
 // is not restored yet. It refuses whom a restore would, see RestoreOptions.RunTriggers.
 func (l *Ledger) Undoable(ctx context.Context, by Deleter, since, until time.Time, runTriggers bool) (Undo, error) {
 	var u Undo
-	err := l.inTx(ctx, "look for deletions", func(tx pgx.Tx) error {
+	err := l.look(ctx, "look for deletions", func(tx pgx.Tx) error {
 		if !runTriggers {
 			if err := refusePower(ctx, tx); err != nil {
 				return err
@@ -254,7 +255,7 @@ func (l *Ledger) Older(ctx context.Context, age time.Duration) (int64, error) {
 		return 0, ErrTooYoung
 	}
 	var n int64
-	err := l.inTx(ctx, "count deletions", func(tx pgx.Tx) error {
+	err := l.look(ctx, "count deletions", func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `SELECT count(*) FROM public.plant_deletions d
 			CROSS JOIN (SELECT clock_timestamp() - make_interval(secs => $1) AS moment) before
 			WHERE d.deleted_at < before.moment AND ((SELECT k.deleted_at FROM public.plant_deletions k WHERE k.plant_id = d.plant_id
@@ -274,7 +275,7 @@ func (l *Ledger) Purge(ctx context.Context, age time.Duration, progress func(pur
 		return 0, ErrTooYoung
 	}
 	var before time.Time
-	err := l.inTx(ctx, "purge", func(tx pgx.Tx) error {
+	err := l.look(ctx, "purge", func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `SELECT clock_timestamp() - make_interval(secs => $1)`, age.Seconds()).Scan(&before)
 	})
 	if err != nil {
@@ -283,7 +284,7 @@ func (l *Ledger) Purge(ctx context.Context, age time.Duration, progress func(pur
 	var purged int64
 	for last := int64(math.MinInt64); ; {
 		var n int64
-		err := l.inTx(ctx, "purge", func(tx pgx.Tx) error {
+		err := l.purge(ctx, "plant_deletions", func(tx pgx.Tx) error {
 			// An entry that is locked is being restored. Ids grow with time, so
 			// each batch starts where the one before it ended.
 			return tx.QueryRow(ctx, `
@@ -311,10 +312,7 @@ func (l *Ledger) Purge(ctx context.Context, age time.Duration, progress func(pur
 // forgetBudgets removes what principals that the service knows from elsewhere have used
 // of the default budget, once none of it can count any more.
 func (l *Ledger) forgetBudgets(ctx context.Context) error {
-	return l.inTx(ctx, "purge", func(tx pgx.Tx) error {
-		if err := refuseReplaced(ctx, tx, []string{"plantstore_budgets"}); err != nil {
-			return err
-		}
+	return l.purge(ctx, "plantstore_budgets", func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `
 			DELETE FROM public.plantstore_budgets b WHERE b.most IS NULL AND b.lifted_until < now()
 				AND (b.ends = '{}' OR b.ends[cardinality(b.ends)] < now() - make_interval(secs => $1))`, plant.LongestPeriod.Seconds())
@@ -322,20 +320,35 @@ func (l *Ledger) forgetBudgets(ctx context.Context) error {
 	})
 }
 
-// inTx runs do in a transaction. It returns ErrNoDeletion, *RefusedError and
-// *StrangersError as they are, and anything else in words.
-func (l *Ledger) inTx(ctx context.Context, doing string, do func(pgx.Tx) error) error {
-	return l.inWords(doing, onLedger(ctx, l.db.pool, pgx.ReadCommitted, do))
+// look runs do, which reads the ledger's entries. Its error is in words.
+func (l *Ledger) look(ctx context.Context, doing string, do func(pgx.Tx) error) error {
+	return l.inWords(doing, readTables(ctx, l.db.pool, pgx.ReadCommitted, do, "plant_deletions"))
 }
 
-// onLedger is transact for what uses the ledger, which must not be replaced.
-func onLedger(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pgx.Tx) error) error {
-	return transact(ctx, on, level, func(tx pgx.Tx) error {
-		if err := refuseReplaced(ctx, tx, []string{"plant_deletions", "plant_shapes"}); err != nil {
+// readTables is transact for what only reads tables of ours, which must not be replaced. It is
+// rolled back: a superuser's lock on the schema is written down, and its commit could wait for a
+// standby.
+func readTables(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pgx.Tx) error, tables ...string) error {
+	err := transact(ctx, on, level, func(tx pgx.Tx) error {
+		if err := refuseReplaced(ctx, tx, toRead, tables...); err != nil {
+			return err
+		}
+		return cmp.Or(do(tx), errTakenBack)
+	})
+	if errors.Is(err, errTakenBack) {
+		return nil
+	}
+	return err
+}
+
+// purge runs do, which removes rows of a table. Its error is in words.
+func (l *Ledger) purge(ctx context.Context, table string, do func(pgx.Tx) error) error {
+	return l.inWords("purge", transact(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
+		if err := refuseReplaced(ctx, tx, toWrite, table); err != nil {
 			return err
 		}
 		return do(tx)
-	})
+	}))
 }
 
 // A beginner begins transactions: a pool, or one connection.
@@ -365,6 +378,8 @@ func transact(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pg
 	})
 }
 
+// inWords returns ErrNoDeletion, *RefusedError and *StrangersError as they are, and anything else
+// in words.
 func (l *Ledger) inWords(doing string, err error) error {
 	_, refused := errors.AsType[*RefusedError](err)
 	_, strangers := errors.AsType[*StrangersError](err)

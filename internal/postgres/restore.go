@@ -101,7 +101,10 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 	}
 	var done Restored
 	commits := false
-	err = onLedger(ctx, locking, pgx.ReadCommitted, func(tx pgx.Tx) error {
+	err = transact(ctx, locking, pgx.ReadCommitted, func(tx pgx.Tx) error {
+		if err := refuseReplaced(ctx, tx, toRead, "plant_deletions", "plant_shapes"); err != nil {
+			return err
+		}
 		// A check put off to the commit could not tell which plant it failed for.
 		if _, err := tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE;`+recordedForm); err != nil {
 			return err
@@ -369,6 +372,12 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 	// Domains and functions are not locked by what uses them.
 	if err := r.refuseStrangers(ctx); err != nil {
 		return Restored{}, err
+	}
+	// Only now, as exports wait for whoever has this lock.
+	if !r.options.RunTriggers {
+		if err := refuseReplaced(ctx, r.tx, toWrite, "plant_deletions"); err != nil {
+			return Restored{}, err
+		}
 	}
 	back := slices.DeleteFunc(slices.Clone(entries), func(e entry) bool { return keptOut[e.ID] })
 	if _, err := r.tx.Exec(ctx, `

@@ -1350,15 +1350,67 @@ func TestNobodyRenamesTheSchemaWhileASuperuserReads(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	super := pgtest.Pool(t, database.Super)
-	err := onLedger(t.Context(), super, pgx.ReadCommitted, func(pgx.Tx) error {
+	err := readTables(t.Context(), super, pgx.ReadCommitted, func(pgx.Tx) error {
 		const rename = `BEGIN; SET LOCAL lock_timeout = '100ms'; ALTER SCHEMA public RENAME TO gone; ROLLBACK`
 		if err := Script(t.Context(), database.Super, rename); sqlState(err) != lockNotAvailable {
 			t.Errorf("ALTER SCHEMA public RENAME: %v; want that it waits", err)
 		}
 		return nil
-	})
+	}, "plant_deletions")
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// Whoever may make triggers on our tables could act with the rights of who writes them.
+func TestTriggersOfStrangersOnOurTables(t *testing.T) {
+	t.Parallel()
+	for _, table := range []string{"plant_deletions", "api_principals", "api_tokens", "plantstore_budgets"} {
+		t.Run(table, func(t *testing.T) {
+			t.Parallel()
+			database, l := spiedOn(t, strings.ReplaceAll(`CREATE FUNCTION evil.trigger() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM evil.ran(); RETURN NULL; END';
+				ALTER FUNCTION evil.trigger() OWNER TO plantstore_app; GRANT USAGE ON SCHEMA evil TO PUBLIC;
+				CREATE CONSTRAINT TRIGGER t AFTER INSERT OR UPDATE OR DELETE ON public.@table DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION evil.trigger()`, "@table", table))
+			want := "others could act with your rights: trigger t on table public." + table + " calls evil.trigger() of plantstore_app. "
+			for name, write := range map[string]func() error{
+				"Restore": func() error { _, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{}); return err },
+				"Purge":   func() error { _, err := l.Purge(t.Context(), IdempotencyHorizon, func(int64) {}); return err },
+				"Create": func() error {
+					_, err := l.db.Tokens(0).Create(t.Context(), "ada", []string{"plants:delete"}, time.Time{}, plant.Budget{})
+					return err
+				},
+			} {
+				writes := table == "plant_deletions" && name != "Create" || table != "plant_deletions" && name == "Create" || table == "plantstore_budgets" && name == "Purge"
+				if err := write(); writes && (err == nil || !strings.Contains(err.Error(), want)) || !writes && err != nil {
+					t.Errorf("%s: %v; want it refused: %v, %s", name, err, writes, want)
+				}
+			}
+			spiedOnNobody(t, pgtest.Pool(t, database.Super))
+		})
+	}
+}
+
+// A superuser's lock of the schema is written down. What only reads does not wait for that to
+// reach a standby.
+func TestReadersCommitNothing(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	l := ledgerAt(t, database.Super)
+	for name, read := range map[string]func() error{
+		"List":   func() error { _, _, err := l.List(t.Context(), LedgerFilter{}, 9, true); return err },
+		"Older":  func() error { _, err := l.Older(t.Context(), IdempotencyHorizon); return err },
+		"Tokens": func() error { _, err := l.db.Tokens(0).List(t.Context()); return err },
+		"Export": func() error {
+			return l.Export(t.Context(), ExportOptions{Write: func([]Recorded) error { return nil }})
+		},
+	} {
+		if err := read(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		var status string
+		if err := pgtest.Pool(t, database.Super).QueryRow(t.Context(), `SELECT pg_xact_status(xmax::text::xid8) FROM pg_namespace WHERE nspname = 'public'`).Scan(&status); err != nil || status != "aborted" {
+			t.Errorf("%s: the transaction that locked the schema is %q, %v; want it aborted", name, status, err)
+		}
 	}
 }
 

@@ -178,7 +178,10 @@ func refusePower(ctx context.Context, tx pgx.Tx) error {
 // as they are: taken first, it also waits for who is about to do so. The schema may get another
 // name all the same, see refusePower; not while a superuser reads, who may lock that, too, but for
 // a standby.
-func refuseReplaced(ctx context.Context, tx pgx.Tx, tables []string) error {
+//
+// Where they are to be written, it also refuses triggers that others have made there. The lock for
+// that keeps more of them out.
+func refuseReplaced(ctx context.Context, tx pgx.Tx, lock tableLock, tables ...string) error {
 	names := make([]string, len(tables))
 	for i, table := range tables {
 		names[i] = "public." + table
@@ -193,7 +196,7 @@ func refuseReplaced(ctx context.Context, tx pgx.Tx, tables []string) error {
 			return err
 		}
 	}
-	if _, err := tx.Exec(ctx, `LOCK TABLE ONLY `+strings.Join(names, ", ONLY ")+` IN ACCESS SHARE MODE`); err != nil {
+	if _, err := tx.Exec(ctx, `LOCK TABLE ONLY `+strings.Join(names, ", ONLY ")+` IN `+string(lock)+` MODE`); err != nil {
 		return err
 	}
 	var replaced, owners []string
@@ -204,13 +207,40 @@ func refuseReplaced(ctx context.Context, tx pgx.Tx, tables []string) error {
 		FROM unnest($1::text[]) t (name) LEFT JOIN pg_class c ON c.oid = to_regclass(t.name)
 		WHERE c.oid IS NULL OR c.relkind <> 'r' OR c.relowner IN (`+strangers+`) AND c.relowner IS DISTINCT FROM to_regrole('plantstore_owner')`, names).Scan(&replaced, &owners)
 	switch {
-	case err != nil || len(replaced) == 0:
+	case err != nil:
 		return err
+	case len(replaced) == 0 && lock == toWrite:
+		return refuseTriggers(ctx, tx, names)
+	case len(replaced) == 0:
+		return nil
 	case len(owners) == 1:
 		return fmt.Errorf("a role with fewer rights than yours owns what is read, and its code could run with yours: %[1]s. If %[2]s is who migrates, do this as %[2]s, or run REASSIGN OWNED BY %[2]s TO plantstore_owner",
 			visible(strings.Join(replaced, ", ")), visible(owners[0]))
 	}
 	return fmt.Errorf("this is not what the migrations made, and its owner's code could run with your rights: %s. Find out who made it", visible(strings.Join(replaced, ", ")))
+}
+
+// A tableLock is what tables are used for.
+type tableLock string
+
+const (
+	toRead  tableLock = "ACCESS SHARE"
+	toWrite tableLock = "ROW EXCLUSIVE"
+)
+
+// refuseTriggers returns an error if tables of ours have triggers by which others could act with
+// our rights.
+func refuseTriggers(ctx context.Context, tx pgx.Tx, tables []string) error {
+	var triggers []string
+	err := tx.QueryRow(ctx, `
+		WITH others AS (SELECT s.oid FROM (`+strangers+`) s WHERE s.oid IS DISTINCT FROM to_regrole('plantstore_owner'))
+		SELECT coalesce(array_agg(pg_describe_object('pg_trigger'::regclass, t.oid, 0) || ' calls ' || t.tgfoid::regprocedure || ' of ' || f.proowner::regrole ORDER BY t.oid), '{}')
+		FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid WHERE t.tgrelid = ANY ($1::text[]::regclass[]) AND NOT t.tgisinternal AND t.tgenabled <> 'D'
+			AND (f.proowner IN (TABLE others) OR EXISTS (SELECT FROM others o WHERE has_table_privilege(o.oid, t.tgrelid, 'TRIGGER')))`, tables).Scan(&triggers)
+	if err == nil && len(triggers) > 0 {
+		err = fmt.Errorf("others could act with your rights: %s. Find out who made it, and drop it", visible(strings.Join(triggers, ", ")))
+	}
+	return err
 }
 
 // refuseStrangers returns a *StrangersError if an INSERT into public.plants that has

@@ -386,6 +386,9 @@ func (t *Tokens) issue(ctx context.Context, doing, principal string, expires tim
 	return token, nil
 }
 
+// tokenTables are those of principals, their tokens and budgets.
+var tokenTables = []string{"api_principals", "api_tokens", "plantstore_budgets"}
+
 // inTx runs do in a transaction whose names mean what they say, unless the tables were replaced.
 // It waits for those who are about to commit.
 func (t *Tokens) inTx(ctx context.Context, do func(pgx.Tx) error) error {
@@ -393,7 +396,7 @@ func (t *Tokens) inTx(ctx context.Context, do func(pgx.Tx) error) error {
 		if _, err := tx.Exec(ctx, `SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('lock_timeout', '8s', true)`); err != nil {
 			return err
 		}
-		if err := refuseReplaced(ctx, tx, []string{"api_principals", "api_tokens", "plantstore_budgets"}); err != nil {
+		if err := refuseReplaced(ctx, tx, toWrite, tokenTables...); err != nil {
 			return err
 		}
 		return do(tx)
@@ -498,7 +501,7 @@ type PrincipalTokens struct {
 // for a while.
 func (t *Tokens) List(ctx context.Context) ([]PrincipalTokens, error) {
 	var list []PrincipalTokens
-	err := t.inTx(ctx, func(tx pgx.Tx) error {
+	err := readTables(ctx, t.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
 		tokens, err := listTokens(ctx, tx)
 		if err != nil {
 			return err
@@ -506,7 +509,7 @@ func (t *Tokens) List(ctx context.Context) ([]PrincipalTokens, error) {
 		others, err := listOthers(ctx, tx)
 		list = append(tokens, others...)
 		return err
-	})
+	}, tokenTables...)
 	if err != nil {
 		return nil, fmt.Errorf("list tokens: %w", t.db.explainToOwner(err))
 	}

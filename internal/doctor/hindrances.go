@@ -50,7 +50,6 @@ func hindrances() []hindrance {
 		{"triggers", "plants", byDoctor | beforeUp, foreignTriggers},
 		{"triggers of a restore", "plants", byDoctor | beforeUp, restoredTriggers},
 		{"triggers that keep rows", "plants", byDoctor | beforeUp, keepingTriggers},
-		{"triggers at the commit", "plants", byDoctor | beforeUp, hastyTriggers},
 		{"the replica identity", "plants", byDoctor | beforeUp | ready, replicaIdentity},
 		{"session_replication_role", "plants", byDoctor | beforeUp | ready, replicationRole},
 		{"transaction ids", "plants", byDoctor | ready, transactionIDs},

@@ -32,10 +32,6 @@ var anywhere = []provocation{
 	{"rule that keeps some", `CREATE RULE keep AS ON DELETE TO plants WHERE old.id < 10 DO INSTEAD NOTHING`, "plants", Warning, `rule keep of public.plants may keep plants .*`, true, nil},
 	{"rule that also does", "CREATE TABLE archive (id bigint);\nCREATE RULE archive AS ON DELETE TO plants DO ALSO INSERT INTO archive VALUES (old.id)", "plants", Warning,
 		`rule archive of public.plants does something else along with each deletion`, true, nil},
-	{"deferred trigger that makes commits quick", `CREATE TABLE log (id bigint);
-		CREATE FUNCTION hurry() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM set_config('synchronous_commit', 'off', true); RETURN NULL; END$$;
-		CREATE CONSTRAINT TRIGGER "Hurry" AFTER INSERT ON log DEFERRABLE FOR EACH ROW EXECUTE FUNCTION hurry()`, "plants", Warning,
-		`trigger "Hurry" of public.log may take away at the commit what makes a deletion durable .*: its function public.hurry\(\) changes settings of commits`, true, nil},
 	{"no replica identity", "CREATE PUBLICATION everything FOR ALL TABLES;\nALTER TABLE plants REPLICA IDENTITY NOTHING", "plants", Problem,
 		"publication everything publishes deletions of public.plants, which has no replica identity: .*", false, nil},
 	{"a key that is no replica identity", "CREATE PUBLICATION everything FOR ALL TABLES;\nALTER TABLE plants DROP CONSTRAINT plants_pkey, ADD PRIMARY KEY (id) DEFERRABLE", "plants", Problem,

@@ -171,14 +171,6 @@ const keepingTriggers = `
 	WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 10 = 8 AND l.lanname IN ('plpgsql', 'sql')
 		AND p.prosrc ~* '\minsert\s+into\s+("?public"?\s*\.\s*)?"?plants"?(?![\w".])'`
 
-// A deferred trigger runs after the service has made sure that its commit waits for the disk and
-// the standby, and that it hears where that wait is cut short.
-const hastyTriggers = `
-	SELECT 'warning', format('trigger %I of %s may take away at the commit what makes a deletion durable before a client is told 204: its function %s changes settings of commits', t.tgname, t.tgrelid::regclass, p.oid::regprocedure),
-		format(E'-- Once you have read it, take synchronous_commit and client_min_messages out of it. To have it run never:\nALTER TABLE %s DISABLE TRIGGER %I;', t.tgrelid::regclass, t.tgname)
-	FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
-	WHERE t.tgdeferrable AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND p.prosrc ~* 'synchronous_commit|client_min_messages'`
-
 // From a table whose deletions are published PostgreSQL refuses them unless the replica
 // identity is there and published, and is all that a filter looks at. A primary key that
 // is DEFERRABLE is none. What a filter looks at is in its stored tree; since 18 generated

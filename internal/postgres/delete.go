@@ -457,7 +457,7 @@ func (p *Plants) deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purp
 	default:
 		statementTimeout = min(left, batchStatementTimeout)
 	}
-	deleted, _, _, err := deleteEach(ctx, single{conn}, []turn{d}, lockTimeout, statementTimeout)
+	deleted, _, _, err := deleteEach(ctx, single{conn}, []turn{d}, lockTimeout, statementTimeout, &p.db.atCommit)
 	v := verdict{next: look}
 	switch {
 	case err == nil && deleted[0]:
@@ -506,7 +506,7 @@ func (p *Plants) sayNo(ctx context.Context, d plant.Deletion, no error, unsure b
 	}
 	return p.on(ctx, what, 1, func(ctx context.Context, conn *pgx.Conn) verdict {
 		left := max(remaining(ctx)-margin, 0)
-		refused, err := refuse(ctx, conn, []plant.Deletion{d}, left, left)
+		refused, err := refuse(ctx, conn, []plant.Deletion{d}, left, left, &p.db.atCommit)
 		switch {
 		case err != nil:
 			return onlyRead(err)

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"plantstore/internal/auth"
 	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
 )
@@ -550,15 +551,31 @@ func TestDurabilityCannotBeTurnedOff(t *testing.T) {
 			s := storeOn(t, database, "")
 			s.exec(t, `CREATE TABLE seen (setting text);
 				CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
-					$$BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$;
-				CREATE CONSTRAINT TRIGGER see AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION see()`)
+					$$BEGIN INSERT INTO public.seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$;
+				CREATE CONSTRAINT TRIGGER see AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION see();
+				CREATE CONSTRAINT TRIGGER see AFTER UPDATE ON plant_deletions DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION see();
+				CREATE CONSTRAINT TRIGGER see AFTER INSERT OR UPDATE ON api_tokens DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION see()`)
 			s.plant(t, 1)
 			if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
 				t.Fatal(err)
 			}
-			var got string
-			if err := s.owner.QueryRow(t.Context(), `SELECT setting FROM seen`).Scan(&got); err != nil || got != "on" {
-				t.Errorf("deleted under synchronous_commit %q, %v; want on", got, err)
+			owner, err := Open(t.Context(), database.Owner)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer owner.Close()
+			if _, err := owner.Ledger().Restore(t.Context(), []int64{1}, RestoreOptions{RunTriggers: true}); err != nil {
+				t.Fatal(err)
+			}
+			tokens := owner.Tokens(0)
+			if _, err := tokens.Create(t.Context(), "shop", []string{auth.ScopeDelete}, time.Time{}, plant.Budget{}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tokens.Revoke(t.Context(), "shop"); err != nil {
+				t.Fatal(err)
+			}
+			if got := stringsOf(t, s.owner, `SELECT setting FROM seen`); !slices.Equal(got, []string{"on", "on", "on", "on"}) {
+				t.Errorf("a deletion, its restore, a token and its end were committed under synchronous_commit %v; want each on", got)
 			}
 		})
 	}
@@ -671,7 +688,7 @@ func TestALargeTableIsNotMeasured(t *testing.T) {
 		least := time.Hour
 		for range 100 {
 			id++
-			deleted, work, _, err := deleteEach(t.Context(), single{conn.Conn()}, []turn{{Deletion: deletion(id, "k")}}, time.Second, time.Minute)
+			deleted, work, _, err := deleteEach(t.Context(), single{conn.Conn()}, []turn{{Deletion: deletion(id, "k")}}, time.Second, time.Minute, nil)
 			if err != nil || !deleted[0] {
 				t.Fatalf("plant %d deleted: %v, %v; want true, none", id, deleted, err)
 			}
@@ -712,12 +729,19 @@ func TestPlansAreKept(t *testing.T) {
 			for n := range size {
 				turns = append(turns, turn{Deletion: deletion(int64(1000*size+i*size+n), "k")})
 			}
-			if _, _, _, err := deleteTogether(t.Context(), single{conn}, turns, time.Second, time.Minute); err != nil {
+			if _, _, _, err := deleteTogether(t.Context(), single{conn}, turns, time.Second, time.Minute, nothingLeft()); err != nil {
 				t.Fatal(err)
 			}
 		}
 		checkKeptPlans(t, conn, batches, 3)
 	}
+}
+
+// nothingLeft tells that no code of the store's runs at commits.
+func nothingLeft() *atCommit {
+	c := new(atCommit)
+	c.noneAt.Store(time.Now().Add(time.Hour).UnixNano())
+	return c
 }
 
 // checkKeptPlans fails unless a connection has so many statements prepared, each of which
@@ -777,7 +801,7 @@ func TestALoadedTableIsNotScanned(t *testing.T) {
 						for n := range at {
 							turns = append(turns, turn{Deletion: deletion(first+i*at+n, "k")})
 						}
-						deleted, _, _, err := deleting(turns)(t.Context(), single{conn.Conn()}, turns, time.Second, time.Minute)
+						deleted, _, _, err := deleting(turns)(t.Context(), single{conn.Conn()}, turns, time.Second, time.Minute, nil)
 						if got := len(slices.DeleteFunc(deleted, func(d bool) bool { return !d })); err != nil || got != want {
 							t.Errorf("%d plants deleted, %v; want %d", got, err, want)
 						}

@@ -500,7 +500,7 @@ func (g *group) sendLockedOn(conn *pgx.Conn, batch []*member, v verdict) (free [
 }
 
 // A deleteFunc is deleteTogether or deleteEach.
-type deleteFunc func(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error)
+type deleteFunc func(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration, then *atCommit) (deleted []bool, work time.Duration, at int, err error)
 
 // attempt runs a batch and tells its members what came of it, unless the database refused it.
 // Then nothing of it happened, nobody was told, v is what a member that was alone in it has
@@ -518,7 +518,7 @@ func (g *group) attempt(on *place, batch []*member, del deleteFunc, statementTim
 		m.batch = len(batch)
 	}
 	began := time.Now()
-	deleted, work, at, err := del(ctx, on, deletions, batchLockTimeout, statementTimeout)
+	deleted, work, at, err := del(ctx, on, deletions, batchLockTimeout, statementTimeout, &g.db.atCommit)
 	trip := time.Since(began)
 	if err == nil || errors.Is(err, context.DeadlineExceeded) { // a commit that is cut off was waited for, too
 		g.db.metrics.overheads.Observe(max(trip-work, 0).Seconds())
@@ -561,7 +561,7 @@ func (g *group) attempt(on *place, batch []*member, del deleteFunc, statementTim
 func (g *group) refuseBatch(at *place, batch []*member) {
 	ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 	defer cancel()
-	refused, err := refuse(ctx, at.Conn.Conn(), deletionsOf(batch), batchLockTimeout, batchStatementTimeout)
+	refused, err := refuse(ctx, at.Conn.Conn(), deletionsOf(batch), batchLockTimeout, batchStatementTimeout, &g.db.atCommit)
 	if half := len(batch) / 2; half > 0 && err != nil && errors.Is(judge(err, true).err, plant.ErrBusy) {
 		g.refuseBatch(at, batch[:half])
 		g.refuseBatch(at, batch[half:])

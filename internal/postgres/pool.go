@@ -44,8 +44,9 @@ type DB struct {
 	// after that.
 	survives pgconn.PgErrorHandler
 
-	metrics *metrics
-	faults  faults
+	metrics  *metrics
+	faults   faults
+	atCommit atCommit
 }
 
 const (

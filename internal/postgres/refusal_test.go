@@ -37,7 +37,7 @@ func (s store) late(t *testing.T, d plant.Deletion, number int) (deleted bool, e
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	ids, _, _, err := deleteEach(t.Context(), single{conn.Conn()}, []turn{{Deletion: d, number: number}}, patience, patience)
+	ids, _, _, err := deleteEach(t.Context(), single{conn.Conn()}, []turn{{Deletion: d, number: number}}, patience, patience, nil)
 	return err == nil && ids[0], err
 }
 
@@ -327,11 +327,14 @@ func TestAPurgeTakesAKeysEntriesTogether(t *testing.T) {
 	}
 }
 
-// The refusal is durable before the client is told, like a deletion.
+// The refusal is durable before the client is told, like a deletion, whatever a trigger on the
+// ledger does.
 func TestRefusalsAreDurable(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	s.exec(t, `CREATE TABLE commits (mode text);
+		CREATE FUNCTION hurry() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN SET LOCAL synchronous_commit = off; RETURN NEW; END';
+		CREATE TRIGGER hurry BEFORE INSERT ON plant_deletions FOR EACH ROW EXECUTE FUNCTION hurry();
 		CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
 			'BEGIN INSERT INTO public.commits VALUES (current_setting(''synchronous_commit'')); RETURN NULL; END';
 		CREATE CONSTRAINT TRIGGER note AFTER INSERT ON plant_deletions DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION note()`)
@@ -345,7 +348,7 @@ func TestRefusalsAreDurable(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if refused, err := refuse(ctx, conn.Conn(), []plant.Deletion{keyed(1, "k")}, patience, patience); err != nil || !refused[0] {
+	if refused, err := refuse(ctx, conn.Conn(), []plant.Deletion{keyed(1, "k")}, patience, patience, nil); err != nil || !refused[0] {
 		t.Fatalf("refuse = %v, %v; want true, none", refused, err)
 	}
 	if diff := cmp.Diff([]string{"on"}, stringsOf(t, s.owner, `SELECT mode FROM commits`)); diff != "" {
@@ -372,7 +375,7 @@ func TestARequestDoesNotPassANewerRefusal(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if refused, err := refuse(in(t, patience), conn.Conn(), []plant.Deletion{keyed(1, "k")}, patience, patience); err != nil || !refused[0] {
+	if refused, err := refuse(in(t, patience), conn.Conn(), []plant.Deletion{keyed(1, "k")}, patience, patience, nil); err != nil || !refused[0] {
 		t.Fatalf("refuse = %v, %v; want true, none", refused, err)
 	}
 	unlock()
@@ -386,7 +389,7 @@ func TestARequestDoesNotPassANewerRefusal(t *testing.T) {
 	s.plant(t, 2)
 	early := keyed(2, "k")
 	early.Came = time.Now()
-	if refused, err := refuse(in(t, patience), conn.Conn(), []plant.Deletion{early}, patience, patience); err != nil || !refused[0] {
+	if refused, err := refuse(in(t, patience), conn.Conn(), []plant.Deletion{early}, patience, patience, nil); err != nil || !refused[0] {
 		t.Fatalf("refuse = %v, %v; want true, none", refused, err)
 	}
 	if _, err := s.plants.Delete(in(t, patience), early); !errors.Is(err, plant.ErrBusy) || !s.has(t, 2) {

@@ -65,11 +65,32 @@ func requireStandby(t *testing.T, super *pgxpool.Pool, names string) {
 
 // While the synchronous standby is away a commit waits. A wait that is cancelled is
 // answered with success and a warning, and must not be believed. No setting of the server's
-// may keep the warning from us.
+// may keep the warning from us, nor may a trigger of the store's that runs last.
 func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
 	t.Parallel()
+	for name, hurried := range map[string]bool{"plain": false, "hurried": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testACommitWithoutItsStandby(t, hurried)
+		})
+	}
+}
+
+// hurry has triggers make commits of deletions and refusals quick and quiet, when they begin.
+func (s store) hurry(t *testing.T) {
+	t.Helper()
+	s.exec(t, `CREATE FUNCTION public.hurry() RETURNS trigger LANGUAGE plpgsql AS
+			$$BEGIN SET LOCAL synchronous_commit = off; SET LOCAL client_min_messages = error; RETURN NULL; END$$;
+		CREATE CONSTRAINT TRIGGER hurry AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.hurry();
+		CREATE CONSTRAINT TRIGGER hurry AFTER INSERT ON public.plant_deletions DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.hurry()`)
+}
+
+func testACommitWithoutItsStandby(t *testing.T, hurried bool) {
 	database, _ := ownStore(t, map[string]string{"client_min_messages": "error"})
 	before := storeOn(t, database, "")
+	if hurried {
+		before.hurry(t)
+	}
 	before.sample(t, 21)
 	if _, err := before.plants.Delete(in(t, patience), deletion(21, "k")); err != nil {
 		t.Fatal(err)
@@ -131,6 +152,26 @@ func TestACommitWithoutItsStandbyIsNotBelieved(t *testing.T) {
 	}
 	if got := len(s.ledger(t)); got != 21 {
 		t.Errorf("%d ledger rows, want 21", got)
+	}
+}
+
+// What runs at a commit may be new. Where there was nothing of the kind, that holds for a while.
+func TestTriggersThatComeLaterDoNotHurryCommits(t *testing.T) {
+	t.Parallel()
+	database, _ := ownStore(t, nil)
+	s := storeOn(t, database, "")
+	s.sample(t, 2)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+		t.Fatal(err)
+	}
+	if s.atCommit.close() != nil {
+		t.Error("the next deletion closes its transaction, though nothing can run after it")
+	}
+	s.hurry(t)
+	requireStandby(t, pgtest.Pool(t, database.Super), "nobody")
+	s.atCommit.noneAt.Add(-int64(noneFor)) // as if it had been so long ago
+	if _, err := s.plants.Delete(in(t, 2*time.Second), deletion(2, "k")); err == nil || isDefinite(err) {
+		t.Errorf("Delete without the standby: %v, want nothing definite", err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -86,6 +87,39 @@ func proves(ids []int64, principals, keys []string, work *time.Duration) stateme
 		*work = time.Duration(seconds * float64(time.Second))
 		return err
 	}}
+}
+
+// atCommit knows whether code of the store's may run at commits: triggers that can be
+// deferred. They may take back what commitDurably did. Without one, as after nil, they may.
+type atCommit struct {
+	noneAt atomic.Int64 // when the database last had none, in nanoseconds since 1970
+}
+
+// noneFor is how long it is believed that there are none. To look each time, and to close the
+// transaction for nothing, would cost a lone deletion a third of its time in the database.
+const noneFor = time.Second
+
+// close returns what closes a transaction after which code of the store's may run. PostgreSQL
+// runs the query of a cursor WITH HOLD when all deferred work is done, right before the commit.
+// The cursor outlives that, until the next of them: so those are closed first. Others that
+// outlive a transaction are of triggers, and of no use to anybody.
+func (c *atCommit) close() []statement {
+	now := time.Now()
+	if c != nil && now.Sub(time.Unix(0, c.noneAt.Load())) < noneFor {
+		return nil
+	}
+	all := []statement{{sql: `CLOSE ALL`}, {sql: `DECLARE plantstore_durable CURSOR WITH HOLD FOR SELECT ` + commitDurably}}
+	if c == nil {
+		return all
+	}
+	return append(all, statement{sql: `SELECT pg_catalog.count(*) FROM pg_catalog.pg_trigger t WHERE t.tgdeferrable AND NOT t.tgisinternal`, row: func(scan func(...any) error) error {
+		var n int64
+		err := scan(&n)
+		if err == nil && n == 0 {
+			c.noneAt.Store(now.UnixNano())
+		}
+		return err
+	}})
 }
 
 // pinned returns a queue of statements, one implicit transaction, whose names mean what
@@ -174,8 +208,8 @@ type turn struct {
 type statement struct {
 	sql  string
 	args []any // each a string, an int64, or a slice of these
-	// row, if it is not nil, is called for each row of the result. It may scan it once,
-	// into an int64 or a float64, or into nil what is of no use.
+	// row, if it is not nil, is called for each row of the result. It may scan it once: on a
+	// pipeline into an int64 or a float64, or into nil what is of no use.
 	row func(scan func(dest ...any) error) error
 }
 
@@ -247,7 +281,7 @@ func readResult(results pgx.BatchResults, st statement) (pgconn.CommandTag, erro
 // until the commit is done there, as a check may hold at the commit only. If it deletes
 // plants, nobody knows for whom among several: in the end the settings are those of a batch
 // of which all was proved, so that the commit is refused.
-func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
+func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration, then *atCommit) (deleted []bool, work time.Duration, at int, err error) {
 	var statements []statement
 	add := func(sql string, args ...any) { statements = append(statements, statement{sql: sql, args: args}) }
 	for i, d := range deletions {
@@ -270,7 +304,7 @@ func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, s
 			ARRAY[ARRAY['0'], ARRAY[$1::pg_catalog.text], ARRAY[$2::pg_catalog.text], ARRAY['']]::pg_catalog.text, true)`, deletions[0].Principal, deletions[0].RequestID)
 	}
 	const apart = 3 // statements from one DELETE to the next
-	tags, err := on.run(ctx, statements)
+	tags, err := on.run(ctx, append(statements, then.close()...))
 	deleted = make([]bool, len(deletions))
 	for i := range deletions {
 		if n := 1 + i*apart; n < len(tags) {
@@ -299,12 +333,12 @@ const deletePlants = `DELETE FROM ONLY public.plants WHERE id = ANY (ARRAY(SELEC
 //
 // It takes the same locks, in whatever order the plan finds the rows: lockTimeout
 // has to be less than deadlock_timeout. All have to be in their first turn.
-func deleteTogether(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration) (deleted []bool, work time.Duration, at int, err error) {
+func deleteTogether(ctx context.Context, on runner, deletions []turn, lockTimeout, statementTimeout time.Duration, then *atCommit) (deleted []bool, work time.Duration, at int, err error) {
 	asked, first := firstOfEach(deletions)
 	ids, principals, requestIDs, keys := columns(asked)
 	budget := budgetOf(deletions[0]) // all are of one principal, or of principals without
 	deleted = make([]bool, len(deletions))
-	tags, err := on.run(ctx, []statement{
+	tags, err := on.run(ctx, append([]statement{
 		{bounds + `, ` + noPlanOfASmallTable + `, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.request', '', true),
 		pg_catalog.set_config('plantstore.batch', ARRAY[$3::bigint[]::pg_catalog.text[], $4::pg_catalog.text[], $5::pg_catalog.text[], $6::pg_catalog.text[]]::pg_catalog.text, true),
 		pg_catalog.set_config('plantstore.budget', $7::pg_catalog.text[]::pg_catalog.text, true)`,
@@ -316,7 +350,7 @@ func deleteTogether(ctx context.Context, on runner, deletions []turn, lockTimeou
 			return err
 		}},
 		proves(ids, principals, keys, &work),
-	})
+	}, then.close()...))
 	if err != nil && len(tags) == 1 {
 		err = errAtDelete{err}
 	}
@@ -513,20 +547,14 @@ func refersToPlants(ctx context.Context, conn *pgx.Conn, e *pgconn.PgError) (boo
 // that is durable, and false where the plant was deleted under the same key after all.
 // For an attempt that is about to be committed it waits up to lockTimeout. (unnest of
 // several arrays is grammar: no search path finds another.)
-func refuse(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration) (refused []bool, err error) {
+func refuse(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration, then *atCommit) (refused []bool, err error) {
 	ids, principals, requestIDs, keys := columns(deletions)
-	var queue pgx.Batch
-	queue.Queue(bounds+`, `+commitDurably, milliseconds(lockTimeout), milliseconds(statementTimeout))
-	queue.Queue(`SELECT ARRAY(SELECT public.plantstore_refuse(r.plant, r.principal, r.request_id, r.key) FROM unnest(
-			$1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[], $4::pg_catalog.text[]) r (plant, principal, request_id, key))`,
-		ids, principals, requestIDs, keys)
-	results := conn.SendBatch(ctx, &queue)
-	if _, err = results.Exec(); err == nil {
-		err = results.QueryRow().Scan(&refused)
-	}
-	if commitErr := commit(conn, results); err == nil {
-		err = commitErr
-	}
+	_, err = single{conn}.run(ctx, append([]statement{
+		{sql: bounds, args: []any{milliseconds(lockTimeout), milliseconds(statementTimeout)}},
+		{`SELECT ARRAY(SELECT public.plantstore_refuse(r.plant, r.principal, r.request_id, r.key) FROM unnest(
+			$1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[], $4::pg_catalog.text[]) r (plant, principal, request_id, key)), ` + commitDurably,
+			[]any{ids, principals, requestIDs, keys}, func(scan func(...any) error) error { return scan(&refused, nil, nil) }},
+	}, then.close()...))
 	return refused, err
 }
 

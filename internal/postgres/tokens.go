@@ -390,10 +390,10 @@ func (t *Tokens) issue(ctx context.Context, doing, principal string, expires tim
 var tokenTables = []string{"api_principals", "api_tokens", "plantstore_budgets"}
 
 // inTx runs do in a transaction whose names mean what they say, unless the tables were replaced.
-// It waits for those who are about to commit.
+// It waits for those who are about to commit. A crash takes no revocation back.
 func (t *Tokens) inTx(ctx context.Context, do func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, t.db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('lock_timeout', '8s', true)`); err != nil {
+		if _, err := tx.Exec(ctx, `SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('lock_timeout', '8s', true), `+commitDurably); err != nil {
 			return err
 		}
 		if err := refuseReplaced(ctx, tx, toWrite, tokenTables...); err != nil {

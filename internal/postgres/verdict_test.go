@@ -25,7 +25,7 @@ func TestASessionThatEndsWhileItParses(t *testing.T) {
 	}
 	defer conn.Release()
 	l.arm([]breach{{direction: toService, way: byFatal}})
-	_, _, _, err = deleteEach(in(t, patience), single{conn.Conn.Conn()}, turns(1), patience, patience)
+	_, _, _, err = deleteEach(in(t, patience), single{conn.Conn.Conn()}, turns(1), patience, patience, nil)
 	if _, left := l.up(); left > 0 {
 		t.Fatalf("the session did not end: %v", err)
 	}

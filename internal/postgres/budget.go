@@ -151,7 +151,7 @@ func (p *Plants) lookWithin(ctx context.Context, d plant.Deletion, why *plant.Ov
 	case <-ctx.Done():
 		return verdict{err: p.db.shares.inVain(ctx.Err())}
 	}
-	return p.on(ctx, budgeted, 1, func(ctx context.Context, conn *pgx.Conn) verdict {
+	return p.on(ctx, budgeted, nth(1), func(ctx context.Context, conn *pgx.Conn) verdict {
 		return explain(ctx, conn, d, because(turn{Deletion: d}, why, unsure), remaining(ctx))
 	})
 }

@@ -143,11 +143,8 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 	}
 	defer land()
 	known := p.difficult.recall(d.Plant)
-	s := progress{deletion: d, land: land, began: began, what: known.what, long: known.long, spender: spender{holds: &p.holds, deletion: d}}
+	s := progress{deletion: d, land: land, began: began, most: remaining(ctx), what: known.what, least: known.least, spender: spender{holds: &p.holds, deletion: d}}
 	defer s.spender.leave()
-	if s.what == slow {
-		s.tries = 1 // as if the attempt that found it slow had been this one's
-	}
 	pause := backoff()
 	for ; ; s.began = time.Now() {
 		if held := s.spender.waitsFor(s.unsure); held != nil {
@@ -205,13 +202,13 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 type progress struct {
 	deletion plant.Deletion
 	spender  spender
-	land     func()    // takes it out of those in flight
-	began    time.Time // the attempt under way
+	land     func()        // takes it out of those in flight
+	began    time.Time     // the attempt under way
+	most     time.Duration // for all of them
 	// what is what the deletion is tried as. It turns out to be harder, never easier.
 	what purpose
-	// long: the next attempt on a connection of its own gets all the time but what it takes to ask
-	// the ledger. No plant has that twice within rememberFor: those that are slow, too, have to wait.
-	long bool
+	// least is what the deletion is known to take at least: after so long the server ended an attempt.
+	least time.Duration
 	// number is that of the deletion's turn. Once that is known, a refusal of it is newer than
 	// the request, whatever clocks say.
 	number int
@@ -252,6 +249,7 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 	case over != nil || !open:
 	case s.what != together || s.onItsOwn:
 		v = p.deleteAlone(ctx, s)
+		s.least = max(s.least, v.least)
 		p.used.note(d, v.err)
 	default:
 		g := p.group
@@ -367,32 +365,45 @@ func isDefinite(err error) bool {
 
 // attemptTimeout is how long an attempt on a connection of its own may take. The first
 // ones are short, because a peer that stopped answering looks like a slow
-// statement and a new connection helps. The first of those that the server said takes long is
-// longer: cut off, it would have to begin anew. After that a deletion that is slow by nature
-// gets all that is left.
-func attemptTimeout(ctx context.Context, what purpose, attempt int) time.Duration {
+// statement and a new connection helps.
+func attemptTimeout(ctx context.Context, attempt int) time.Duration {
 	left := remaining(ctx)
-	switch {
-	case attempt >= unlimited:
-	case what == slow:
-		left = min(left*2/5, slowTimeout)
-	default:
+	if attempt < 3 {
 		left = min(left, time.Duration(attempt)*time.Second)
 	}
 	return left
 }
 
-// unlimited is the first attempt that has all the time that is left.
-const unlimited = 3
+// nth returns attemptTimeout for an attempt.
+func nth(attempt int) func(context.Context) time.Duration {
+	return func(ctx context.Context) time.Duration { return attemptTimeout(ctx, attempt) }
+}
 
-// slowTimeout is long enough for most of those that are slow. With two fifths of the time at
-// most there is some for another attempt where nobody answers.
+// slowTimeout is long enough for most of those that are slow.
 const slowTimeout = 4 * time.Second
 
+// timeout is how long an attempt at the deletion may take. One that is slow would have to begin
+// anew if it was cut off. So it has twice the time in which it did not end. If that can be had,
+// or nearly, some is left for another attempt, where nobody answers.
+func (s *progress) timeout(ctx context.Context) time.Duration {
+	if s.what != slow {
+		return attemptTimeout(ctx, s.tries)
+	}
+	left, limit := remaining(ctx), max(slowTimeout, 2*s.least)
+	if most := left - commitTimeout - margin; most >= max(slowTimeout, s.least*5/4) {
+		limit = min(limit, most)
+	}
+	return min(left, limit)
+}
+
+// needs is the least time with which an attempt at a slow deletion is begun while others wait. With
+// less it would keep them waiting, most likely in vain. A client that comes back has more.
+func (s *progress) needs() time.Duration { return min(s.least*3/2, s.most*2/3) }
+
 // on borrows a connection for a purpose, for one attempt.
-func (p *Plants) on(ctx context.Context, what purpose, attempt int, try func(context.Context, *pgx.Conn) verdict) verdict {
+func (p *Plants) on(ctx context.Context, what purpose, timeout func(context.Context) time.Duration, try func(context.Context, *pgx.Conn) verdict) verdict {
 	came := time.Now()
-	conn, err := p.db.borrow(ctx, what, attemptTimeout(ctx, what, attempt))
+	conn, err := p.db.borrow(ctx, what, timeout(ctx))
 	waited := time.Since(came)
 	if err != nil {
 		v := judge(err, false)
@@ -400,7 +411,7 @@ func (p *Plants) on(ctx context.Context, what purpose, attempt int, try func(con
 		return v
 	}
 	defer conn.Release()
-	ctx, cancel := context.WithTimeout(ctx, attemptTimeout(ctx, what, attempt))
+	ctx, cancel := context.WithTimeout(ctx, timeout(ctx))
 	defer cancel()
 	v := try(ctx, conn.Conn.Conn())
 	v.waited = waited
@@ -410,23 +421,16 @@ func (p *Plants) on(ctx context.Context, what purpose, attempt int, try func(con
 // deleteAlone makes an attempt on a connection of what's share, or of the one for those
 // who lost answers in batches.
 func (p *Plants) deleteAlone(ctx context.Context, s *progress) verdict {
-	share, attempt := s.what, s.tries
+	share := s.what
 	if share == together {
 		share = lost
 	}
-	most := remaining(ctx) - commitTimeout - margin
-	long := s.long && most > attemptTimeout(ctx, s.what, attempt)
-	if long {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, most)
-		defer cancel()
-		attempt, s.long = unlimited, false
-	}
-	v := p.on(ctx, share, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
-		return p.deleteOn(ctx, conn, s.turn(), s.what, s.unsure)
+	return p.on(ctx, share, s.timeout, func(attempt context.Context, conn *pgx.Conn) verdict {
+		if s.what == slow && remaining(ctx) < s.needs() && p.db.shares.waiting[slow].Load() > 0 {
+			return verdict{what: slow, err: fmt.Errorf("%w: it is slow, and too little time is left", plant.ErrBusy)}
+		}
+		return p.deleteOn(attempt, conn, s.turn(), s.what, s.unsure)
 	})
-	v.long, v.inVain = v.long && !long, v.long && long
-	return v
 }
 
 // fate finds out what became of attempts whose answers were lost. If none of them has come to
@@ -435,7 +439,7 @@ func (p *Plants) fate(ctx context.Context, d plant.Deletion, attempt int, askAlo
 	if !askAlone {
 		return p.fates.await(ctx, &member{deletion: d, explains: fateOf(d)})
 	}
-	return p.on(ctx, lost, attempt, func(ctx context.Context, conn *pgx.Conn) verdict {
+	return p.on(ctx, lost, nth(attempt), func(ctx context.Context, conn *pgx.Conn) verdict {
 		return explain(ctx, conn, d, fateOf(d), remaining(ctx))
 	})
 }
@@ -469,7 +473,7 @@ func (p *Plants) deleteOn(ctx context.Context, conn *pgx.Conn, d turn, what purp
 		v = explain(ctx, conn, d.Deletion, because(d, v.err, unsure), statementTimeout)
 	}
 	if v.what == suspected {
-		v.what, v.long = slow, what == slow // it was on its own
+		v.what, v.least = slow, statementTimeout // it was on its own
 	}
 	return v
 }
@@ -504,7 +508,7 @@ func (p *Plants) sayNo(ctx context.Context, d plant.Deletion, no error, unsure b
 		// It may be recorded all the same. Then it is once more, in the next turn.
 		what = explained
 	}
-	return p.on(ctx, what, 1, func(ctx context.Context, conn *pgx.Conn) verdict {
+	return p.on(ctx, what, nth(1), func(ctx context.Context, conn *pgx.Conn) verdict {
 		left := max(remaining(ctx)-margin, 0)
 		refused, err := refuse(ctx, conn, []plant.Deletion{d}, left, left, &p.db.atCommit)
 		switch {

@@ -357,7 +357,7 @@ func TestLockedTable(t *testing.T) {
 		if err := s.pool.QueryRow(t.Context(), `SELECT setting::bigint FROM pg_settings WHERE name = 'lock_timeout'`).Scan(&milliseconds); err != nil {
 			t.Fatal(err)
 		}
-		got, most := time.Duration(milliseconds)*time.Millisecond, attemptTimeout(in(t, patience), together, 1)-margin
+		got, most := time.Duration(milliseconds)*time.Millisecond, attemptTimeout(in(t, patience), 1)-margin
 		if got <= 0 || got > most {
 			t.Errorf("parsing waits for a lock for up to %s, want at most %s", got, most)
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -548,24 +549,100 @@ func TestADeletionThatTakesMostOfTheTimeSucceeds(t *testing.T) {
 	t.Errorf("the second of two deletions that take 6 of 9 s: %v, want none", err)
 }
 
-// A plant that has had all the time in vain does not get it again: others are slow, too.
-func TestAllTheTimeIsGivenOnce(t *testing.T) {
+// What is known to take long has more time, and leaves some for another attempt.
+func TestTheTimeOfASlowDeletion(t *testing.T) {
+	t.Parallel()
+	simulated(t, func(t *testing.T) {
+		for _, tt := range []struct {
+			what              purpose
+			least, left, want time.Duration
+		}{
+			{slow, 0, 10 * time.Second, slowTimeout},
+			{slow, 0, 5 * time.Second, slowTimeout},
+			{slow, 0, 3 * time.Second, 3 * time.Second},
+			{slow, 3 * time.Second, 10 * time.Second, 6 * time.Second},
+			{slow, 6 * time.Second, 10 * time.Second, 10*time.Second - commitTimeout - margin},
+			{slow, 8 * time.Second, 10 * time.Second, 10 * time.Second},
+			{slow, 6 * time.Second, 5 * time.Second, 5 * time.Second},
+			{slow, 6 * time.Second, 3 * time.Second, 3 * time.Second},
+			{suspected, 6 * time.Second, 10 * time.Second, time.Second},
+		} {
+			s := progress{what: tt.what, least: tt.least, tries: 1}
+			if got := s.timeout(in(t, tt.left)); got != tt.want {
+				t.Errorf("%v, which takes %v at least, with %v left: %v, want %v", tt.what, tt.least, tt.left, got, tt.want)
+			}
+		}
+	})
+}
+
+// How long a plant takes is known from the longest attempt at it, until it is deleted.
+func TestHowLongAPlantTakesIsRemembered(t *testing.T) {
 	t.Parallel()
 	m := newMemory()
-	ended := verdict{next: alone, what: slow, long: true}
-	m.note(1, ended)
-	if got := m.recall(1); got.what != slow || !got.long {
-		t.Errorf("after an attempt that was ended: %+v, want slow and long", got)
-	}
-	m.note(1, verdict{next: alone, what: slow, inVain: true})
-	m.note(1, ended)
-	if got := m.recall(1); got.what != slow || got.long {
-		t.Errorf("after one that had all the time: %+v, want slow and not long", got)
+	for _, v := range []verdict{{next: alone, what: slow, least: 2 * time.Second}, {next: alone, what: slow, least: time.Second}, {next: alone, what: suspected}} {
+		m.note(1, v)
+		if got := m.recall(1).least; got != 2*time.Second {
+			t.Errorf("after an attempt that was ended after %v: at least %v, want 2s", v.least, got)
+		}
 	}
 	m.note(1, verdict{})
-	m.note(1, ended)
-	if got := m.recall(1); !got.long {
-		t.Errorf("after it was deleted, and another was ended: %+v, want long", got)
+	if got := m.recall(1).least; got != 0 {
+		t.Errorf("once it was deleted: at least %v, want nothing", got)
+	}
+}
+
+// A slow deletion is not begun with less time than it is known to take, while others wait.
+func TestASlowDeletionDoesNotBeginInVain(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		least   time.Duration
+		others  bool
+		deletes bool
+	}{
+		"too little time":                    {4 * time.Second, true, false},
+		"enough":                             {3 * time.Second, true, true},
+		"too little, and nobody waits":       {4 * time.Second, false, true},
+		"never enough, and most of the time": {defaultTimeout, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			simulated(t, func(t *testing.T) {
+				s := storeOn(t, database, "")
+				s.sample(t, 2)
+				s.plants.difficult.note(1, verdict{next: alone, what: slow, least: tt.least})
+				s.plants.difficult.note(2, verdict{next: alone, what: slow})
+				conns := s.take(t, slow)
+				wait := defaultTimeout / 2
+				if tt.least == defaultTimeout {
+					wait = defaultTimeout / 4
+				}
+				ended := make(chan error, 2)
+				go func() {
+					_, err := s.plants.Delete(in(t, defaultTimeout), deletion(1, "k"))
+					ended <- err
+				}()
+				time.Sleep(wait)
+				var all sync.WaitGroup
+				if tt.others {
+					all.Go(func() {
+						if _, err := s.plants.Delete(in(t, defaultTimeout), deletion(2, "k")); err != nil {
+							t.Errorf("Delete of the one that waits: %v, want none", err)
+						}
+					})
+					synctest.Wait()
+				}
+				conns[0].Release() // the other stays taken
+				err := <-ended
+				if deleted := err == nil; deleted != tt.deletes || s.has(t, 1) == deleted || !deleted && !errors.Is(err, plant.ErrBusy) {
+					t.Errorf("Delete: %v, the plant is there: %v; want it deleted: %v, or ErrBusy", err, s.has(t, 1), tt.deletes)
+				}
+				all.Wait()
+				for _, conn := range conns[1:] {
+					conn.Release()
+				}
+			})
+		})
 	}
 }
 

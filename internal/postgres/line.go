@@ -151,9 +151,9 @@ type memory struct {
 }
 
 type difficulty struct {
-	what         purpose
-	long, inVain bool // see verdict
-	until        time.Time
+	what  purpose
+	least time.Duration // see verdict
+	until time.Time
 }
 
 func newMemory() memory {
@@ -181,8 +181,7 @@ func (m memory) recall(id plant.ID) difficulty {
 func (m memory) note(id plant.ID, v verdict) {
 	switch {
 	case v.next == alone, v.next == done && refused(v.err):
-		inVain := v.inVain || m.recall(id).inVain
-		m.cache.Add(id, difficulty{max(retried, v.what), v.long && !inVain, inVain, time.Now().Add(rememberFor)})
+		m.cache.Add(id, difficulty{max(retried, v.what), max(v.least, m.recall(id).least), time.Now().Add(rememberFor)})
 	case v.next == done && v.err == nil:
 		m.cache.Remove(id)
 	}

@@ -598,7 +598,7 @@ func TestASlowDeletionOnAConnectionThatFallsSilent(t *testing.T) {
 		most  time.Duration
 	}{
 		"slow": {verdict{next: alone, what: slow}, defaultTimeout * 3 / 4},
-		"long": {verdict{next: alone, what: slow, long: true}, defaultTimeout},
+		"long": {verdict{next: alone, what: slow, least: 5 * time.Second}, defaultTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -567,7 +567,7 @@ func refuse(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, loc
 // replicated in order.
 func settle(ctx context.Context, conn *pgx.Conn) error {
 	_, err := single{conn}.run(ctx, []statement{
-		{sql: `SELECT pg_catalog.set_config('statement_timeout', $1::pg_catalog.text, true), ` + commitDurably, args: []any{milliseconds(attemptTimeout(ctx, lost, 1))}},
+		{sql: `SELECT pg_catalog.set_config('statement_timeout', $1::pg_catalog.text, true), ` + commitDurably, args: []any{milliseconds(attemptTimeout(ctx, 1))}},
 		{sql: `SELECT pg_catalog.pg_logical_emit_message(true, 'plantstore', '')`},
 	})
 	return err

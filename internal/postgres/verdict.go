@@ -65,9 +65,8 @@ type verdict struct {
 	err error
 	// unparsed: not even the statements could be prepared.
 	unparsed bool
-	// long: the server ended an attempt that had as much time as a slow deletion is given first.
-	// inVain: it ended the one that had all the time, see progress.
-	long, inVain bool
+	// least is after how long the server ended an attempt that the deletion had for itself.
+	least time.Duration
 	// held: the budget of the deletion's principal is held by another transaction.
 	held bool
 	// waited is how long the attempt waited for a connection, or its batch to begin, and

@@ -388,5 +388,17 @@ func (l *Ledger) inWords(doing string, err error) error {
 	case err == nil, errors.Is(err, ErrNoDeletion), refused, strangers:
 		return err
 	}
-	return fmt.Errorf("%s: %w", doing, l.db.explainToOwner(err))
+	return fmt.Errorf("%s: %w", doing, l.explain(err))
+}
+
+// explain is explainToOwner with what is the matter with the database or the way to it, and
+// will be the next time. What a function of the store's tells is about what that has met.
+func (l *Ledger) explain(err error) error {
+	if pg := pgError(err); pg != nil && pg.Where == "" {
+		switch pg.Code {
+		case readOnlyTransaction:
+			return fmt.Errorf("the database at %s is read-only: a standby, or default_transaction_read_only is on. Connect to the primary, or see 'plantstore doctor': %s", l.db.host, Explain(err))
+		}
+	}
+	return l.db.explainToOwner(err)
 }

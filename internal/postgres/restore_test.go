@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	roles "plantstore/deploy/postgres"
+	"plantstore/internal/localpg"
 	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
 )
@@ -1694,5 +1695,30 @@ func TestARestoreReadsEachEntryAFewTimes(t *testing.T) {
 			t.Errorf("%d entries of the ledger were read for a restore of %d", read, n)
 		}
 		return
+	}
+}
+
+// Where nothing can be written, what is to write says so, and what only reads does not mind.
+func TestAReadOnlyDatabase(t *testing.T) {
+	t.Parallel()
+	database, server := ownStore(t, nil)
+	standby, err := server.Standby(t.Context(), localpg.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { standby.Close() })
+	readOnly := pgtest.WithParameters(database.Owner, "default_transaction_read_only=on")
+	for name, url := range map[string]string{"a standby": standby.URL("plantstore_owner", "plantstore"), "read-only by default": readOnly} {
+		l := ledgerAt(t, url)
+		want := "the database at " + l.db.host + " is read-only: a standby, or default_transaction_read_only is on. Connect to the primary, or see 'plantstore doctor'"
+		if _, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{}); err == nil || !strings.HasPrefix(err.Error(), "restore: nothing was restored: "+want) {
+			t.Errorf("%s: Restore: %v; want that nothing was restored: %s", name, err, want)
+		}
+		if _, err := l.Purge(t.Context(), IdempotencyHorizon, func(int64) {}); err == nil || !strings.HasPrefix(err.Error(), "purge: "+want) {
+			t.Errorf("%s: Purge: %v; want %s", name, err, want)
+		}
+		if _, _, err := l.List(t.Context(), LedgerFilter{}, 9, true); err != nil {
+			t.Errorf("%s: List: %v; want none", name, err)
+		}
 	}
 }

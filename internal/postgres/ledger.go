@@ -398,6 +398,8 @@ func (l *Ledger) explain(err error) error {
 		switch pg.Code {
 		case readOnlyTransaction:
 			return fmt.Errorf("the database at %s is read-only: a standby, or default_transaction_read_only is on. Connect to the primary, or see 'plantstore doctor': %s", l.db.host, Explain(err))
+		case "42P05", "26000": // duplicate_prepared_statement, invalid_sql_statement_name
+			return fmt.Errorf("a pooler in transaction mode is between, which mixes up the prepared statements of its clients. Connect to the server itself, see PLANTSTORE_MIGRATE_DATABASE_URL: %s", Explain(err))
 		}
 	}
 	return l.db.explainToOwner(err)

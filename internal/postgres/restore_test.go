@@ -1722,3 +1722,23 @@ func TestAReadOnlyDatabase(t *testing.T) {
 		}
 	}
 }
+
+// A pooler in transaction mode gives its clients each other's prepared statements.
+func TestTheLedgerThroughAPooler(t *testing.T) {
+	t.Parallel()
+	pooler := pgtest.Pooler(t, pgtest.New(t).Owner, pgtest.TransactionMode)
+	use := func(l *Ledger) map[string]error {
+		_, restore := l.Restore(t.Context(), []int64{1}, RestoreOptions{})
+		_, _, list := l.List(t.Context(), LedgerFilter{}, 9, true)
+		_, purge := l.Purge(t.Context(), IdempotencyHorizon, func(int64) {})
+		export := l.Export(t.Context(), ExportOptions{Write: func([]Recorded) error { return nil }})
+		return map[string]error{"Restore": restore, "List": list, "Purge": purge, "Export": export}
+	}
+	use(ledgerAt(t, pooler))
+	const want = "a pooler in transaction mode is between, which mixes up the prepared statements of its clients. Connect to the server itself, see PLANTSTORE_MIGRATE_DATABASE_URL: "
+	for name, err := range use(ledgerAt(t, pooler)) {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %s", name, err, want)
+		}
+	}
+}

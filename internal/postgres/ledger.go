@@ -394,6 +394,9 @@ func (l *Ledger) inWords(doing string, err error) error {
 // explain is explainToOwner with what is the matter with the database or the way to it, and
 // will be the next time. What a function of the store's tells is about what that has met.
 func (l *Ledger) explain(err error) error {
+	if hidden(err) {
+		return fmt.Errorf("%s: give role %s BYPASSRLS, or connect as the table's owner where it has no FORCE ROW LEVEL SECURITY", Explain(err), l.db.role)
+	}
 	if pg := pgError(err); pg != nil && pg.Where == "" {
 		switch pg.Code {
 		case readOnlyTransaction:
@@ -403,4 +406,11 @@ func (l *Ledger) explain(err error) error {
 		}
 	}
 	return l.db.explainToOwner(err)
+}
+
+// hidden reports whether row level security of some table would hide rows, which has the code of
+// a right that is lacking. Only the routine tells them apart.
+func hidden(err error) bool {
+	pg := pgError(err)
+	return pg != nil && pg.Code == insufficientPrivilege && pg.Routine == "check_enable_rls"
 }

@@ -530,7 +530,7 @@ func (r *restore) copyIn(ctx context.Context, entries []entry) (made int64, refu
 		made = tag.RowsAffected()
 		return err
 	})
-	if sqlState(err) == insufficientPrivilege { // not that of the ledger: its entries are locked already
+	if sqlState(err) == insufficientPrivilege && !hidden(err) { // not that of the ledger: its entries are locked already
 		err = lacksRight(err, "inserting into public.plants takes that right", r.tx)
 	}
 	return made, refused, err

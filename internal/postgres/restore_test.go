@@ -1742,3 +1742,25 @@ func TestTheLedgerThroughAPooler(t *testing.T) {
 		}
 	}
 }
+
+// Row level security applies to whoever does not own a table, and with FORCE to its owner, too.
+func TestRestoreUnderRowLevelSecurity(t *testing.T) {
+	t.Parallel()
+	const enable = ` ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY`
+	for name, tt := range map[string]struct{ sql, table string }{
+		"of the owner":    {`ALTER TABLE plants` + enable, "plants"},
+		"of the ledger's": {`ALTER TABLE plant_deletions` + enable, "plant_deletions"},
+		"of a stranger's": {strangersPlants + `; ALTER TABLE plants ENABLE ROW LEVEL SECURITY`, "plants"},
+		"of what a trigger reads": {`CREATE TABLE pots (); GRANT SELECT ON pots TO PUBLIC; ALTER TABLE pots` + enable + `; CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM FROM public.pots; RETURN NEW; END';
+			CREATE TRIGGER t BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION look(); ALTER FUNCTION look() OWNER TO plantstore_owner`, "pots"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, _, l := deletedFern(t, tt.sql)
+			const want = "give role plantstore_owner BYPASSRLS, or connect as the table's owner where it has no FORCE ROW LEVEL SECURITY"
+			if _, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{}); err == nil || !strings.Contains(err.Error(), `for table "`+tt.table+`"`) || !strings.HasSuffix(err.Error(), "): "+want) {
+				t.Errorf("Restore: %v; want %s", err, want)
+			}
+		})
+	}
+}

@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net"
 	"slices"
 	"time"
 
@@ -94,10 +96,16 @@ func (e *RefusedError) Error() string {
 // the same locks meanwhile. What is not part of a transaction stays done: numbers that
 // defaults took from sequences, or what a trigger does elsewhere.
 func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Restored, error) {
-	const nothing = "restore: nothing was restored"
+	nothing := func(err error) (Restored, error) {
+		doing := "restore: nothing was restored"
+		if ctx.Err() == nil && hungUp(err) { // without a COMMIT the server takes all back
+			doing += ", as the connection was lost: run it again"
+		}
+		return Restored{}, l.inWords(doing, err)
+	}
 	locking, err := l.howToLock(ctx, o.RunTriggers)
 	if err != nil {
-		return Restored{}, l.inWords(nothing, err)
+		return nothing(err)
 	}
 	var done Restored
 	commits := false
@@ -136,7 +144,20 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 	case commits && judge(err, true).next == ask:
 		return Restored{}, l.inWords("restore: the commit was not answered, so all is restored or nothing, and to run it again tells which", err)
 	}
-	return Restored{}, l.inWords(nothing, err)
+	return nothing(err)
+}
+
+// hungUp reports whether an error is that a connection ended that was in use. With 08P01 a pooler
+// ends one for what was asked of it.
+func hungUp(err error) bool {
+	if _, connecting := errors.AsType[*pgconn.ConnectError](err); connecting {
+		return false
+	}
+	if pg := pgError(err); pg != nil {
+		return endsSession(pg) && pg.Code != "08P01"
+	}
+	_, network := errors.AsType[net.Error](err)
+	return network || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 const (

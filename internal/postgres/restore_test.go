@@ -1764,3 +1764,48 @@ func TestRestoreUnderRowLevelSecurity(t *testing.T) {
 		})
 	}
 }
+
+// A transaction that loses its connection before its commit is sent ends without a trace. After
+// that nobody knows, until it is run again.
+func TestRestoreThatLosesItsConnection(t *testing.T) {
+	t.Parallel()
+	const nothing = "restore: nothing was restored, as the connection was lost: run it again: "
+	const end = `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'restore'`
+	for _, tt := range []struct{ name, sql, before, want string }{
+		{"while it puts plants back", ``, ``, nothing},
+		{"while it waits for a lock", ``, `LOCK TABLE public.plants IN ACCESS EXCLUSIVE MODE`, nothing},
+		{"in a trigger", `CREATE FUNCTION quit() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN IF current_setting(''application_name'') = ''restore'' THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF; RETURN NEW; END';
+			CREATE TRIGGER t BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION quit()`, ``, nothing},
+		{"at the commit", `CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN EXECUTE 'DECLARE held CURSOR WITH HOLD FOR SELECT pg_advisory_xact_lock(1)'; RETURN NULL; END$$;
+			CREATE TRIGGER held AFTER INSERT ON plants FOR EACH ROW EXECUTE FUNCTION held()`, `SELECT pg_advisory_xact_lock(1)`,
+			"restore: the commit was not answered, so all is restored or nothing, and to run it again tells which: "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			s, l, again := storeOn(t, database, ""), ledgerAt(t, pgtest.WithParameters(database.Owner, "application_name=restore")), ledgerOf(t, database)
+			s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants; `+tt.sql)
+			quit := func() { s.exec(t, end) }
+			unlock := func() {}
+			if tt.before != "" {
+				unlock = s.hold(t, tt.before)
+				go func() {
+					s.seeWaits(t, 1)
+					quit()
+				}()
+			}
+			got, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{Progress: func(what string, _, _ int) {
+				if what == "put back" && tt.before == "" {
+					quit()
+				}
+			}})
+			if err == nil || !strings.HasPrefix(err.Error(), tt.want) {
+				t.Errorf("Restore = %+v, %v; want %s", got, err, tt.want)
+			}
+			unlock()
+			if got, err := again.Restore(t.Context(), []int64{1}, RestoreOptions{}); err != nil || got.Plants != 1 {
+				t.Errorf("Restore again = %+v, %v; want 1 plant", got, err)
+			}
+		})
+	}
+}

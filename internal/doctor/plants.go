@@ -117,7 +117,7 @@ const rules = `
 			ELSE format('rule %I of public.plants may keep plants from being deleted, which clients are told as 40901', r.rulename) END,
 		format('ALTER TABLE public.plants DISABLE RULE %I;', r.rulename)
 	FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class
-	WHERE c.oid = to_regclass('public.plants') AND c.relkind = 'r' AND r.ev_type = '4' AND r.ev_enabled <> 'D'`
+	WHERE c.oid = to_regclass('public.plants') AND c.relkind = 'r' AND r.ev_type = '4' AND r.ev_enabled IN ('O', 'A')`
 
 // A trigger's function runs with the rights of whoever deletes, unless it is SECURITY
 // DEFINER. What it does can't be known, only what its text names. tgtype: 8 is DELETE.
@@ -127,7 +127,7 @@ const foreignTriggers = `
 			NOT (o.rolsuper OR o.rolname = @owner::text) AS foreign_code, l.lanname IN ('plpgsql', 'sql') AS readable
 		FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace n ON n.oid = p.pronamespace
 			JOIN pg_roles o ON o.oid = p.proowner JOIN pg_language l ON l.oid = p.prolang LEFT JOIN pg_roles app ON app.rolname = @app::text
-		WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 8 <> 0
+		WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled IN ('O', 'A') AND t.tgtype & 8 <> 0
 			AND NOT p.prosecdef AND NOT (n.nspname = 'public' AND p.proname = ANY (@names::text[]))
 	), judged AS (
 		SELECT *, (
@@ -151,7 +151,7 @@ const restoredTriggers = `
 	SELECT 'warning', format('trigger %I of public.plants runs %s when a plant is restored: restores are refused until somebody accepts that', t.tgname, p.oid::regprocedure),
 		format(E'-- Once you have read it, restore with --run-triggers. To have it run never:\nALTER TABLE public.plants DISABLE TRIGGER %I;', t.tgname)
 	FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_roles k ON k.oid = c.relowner JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_roles o ON o.oid = p.proowner
-	WHERE c.oid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 4 <> 0
+	WHERE c.oid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled IN ('O', 'A') AND t.tgtype & 4 <> 0
 		AND (NOT (o.rolsuper OR o.rolname = @owner::text)
 			OR NOT (k.rolsuper OR k.rolname = @owner::text) AND NOT p.prosecdef AND p.pronamespace <> 'pg_catalog'::regnamespace)`
 
@@ -162,13 +162,13 @@ const keepingTriggers = `
 	SELECT 'warning', format('trigger %I of public.plants may keep plants from being deleted, which clients are told as 40901: whether its function %s does can''t be known', t.tgname, p.oid::regprocedure),
 		format(E'-- Once you have read it. To delete whatever it says:\nALTER TABLE public.plants DISABLE TRIGGER %I;', t.tgname)
 	FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_language l ON l.oid = p.prolang
-	WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 11 = 11
+	WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled IN ('O', 'A') AND t.tgtype & 11 = 11
 		AND NOT (l.lanname = 'plpgsql' AND p.prosrc !~* '\mreturn\M(?!\s+old\s*;)')
 	UNION ALL
 	SELECT 'warning', format('trigger %I of public.plants may put plants back that were deleted, which clients are told as 204: its function %s inserts into plants', t.tgname, p.oid::regprocedure),
 		format(E'-- Once you have read it. To have them gone:\nALTER TABLE public.plants DISABLE TRIGGER %I;', t.tgname)
 	FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_language l ON l.oid = p.prolang
-	WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 10 = 8 AND l.lanname IN ('plpgsql', 'sql')
+	WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled IN ('O', 'A') AND t.tgtype & 10 = 8 AND l.lanname IN ('plpgsql', 'sql')
 		AND p.prosrc ~* '\minsert\s+into\s+("?public"?\s*\.\s*)?"?plants"?(?![\w".])'`
 
 // From a table whose deletions are published PostgreSQL refuses them unless the replica

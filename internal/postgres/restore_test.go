@@ -797,6 +797,9 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 		{"a trigger's condition", "shop", check + search + ` WHEN (shop.fine(NEW.id))` + update, "trigger t on table plants calls shop.fine(anyelement) for shop"},
 		{"a trigger for something else", "shop", evil + `CREATE TRIGGER t BEFORE UPDATE` + on, ``},
 		{"a trigger that is disabled", "shop", evil + `CREATE TRIGGER t BEFORE INSERT` + on + `; ALTER TABLE public.plants DISABLE TRIGGER t`, ``},
+		{"a trigger and a rule for replicas only", "shop", evil + check + `CREATE TRIGGER t BEFORE INSERT` + on + `; CREATE RULE r AS ON INSERT TO public.plants WHERE shop.fine(NEW.id) DO ALSO NOTHING;
+			ALTER TABLE public.plants ENABLE REPLICA TRIGGER t, ENABLE REPLICA RULE r`, ``},
+		{"a trigger that is always enabled", "shop", evil + `CREATE TRIGGER t BEFORE INSERT` + on + `; ALTER TABLE public.plants ENABLE ALWAYS TRIGGER t`, "trigger t on table plants calls shop.evil() for shop"},
 		{"a trigger that runs as its owner", "shop", evil + `ALTER FUNCTION shop.evil() SECURITY DEFINER; CREATE TRIGGER t BEFORE INSERT` + on, "trigger t on table plants calls shop.evil() for shop"},
 		{"a trigger of a superuser", "postgres", closed + evil + `CREATE TRIGGER t BEFORE INSERT` + on, ``},
 		{"a trigger of ours", "plantstore_owner", closed + mine, ``},
@@ -1387,6 +1390,27 @@ func TestTriggersOfStrangersOnOurTables(t *testing.T) {
 				}
 			}
 			spiedOnNobody(t, pgtest.Pool(t, database.Super))
+		})
+	}
+}
+
+// A trigger for replicas runs in their sessions only, in which others do not.
+func TestTriggersOfStrangersInAReplicasSession(t *testing.T) {
+	t.Parallel()
+	for enabled, refused := range map[string][2]bool{"ENABLE": {true, false}, "ENABLE ALWAYS": {true, true}, "ENABLE REPLICA": {false, true}, "DISABLE": {false, false}} {
+		t.Run(enabled, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			if err := Script(t.Context(), database.Super, `CREATE FUNCTION evil() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; ALTER FUNCTION evil() OWNER TO plantstore_app;
+				CREATE TRIGGER t AFTER DELETE ON plant_deletions FOR EACH ROW EXECUTE FUNCTION evil(); ALTER TABLE plant_deletions `+enabled+` TRIGGER t`); err != nil {
+				t.Fatal(err)
+			}
+			for i, role := range []string{"origin", "replica"} {
+				l := ledgerAt(t, pgtest.WithParameters(database.Super, "session_replication_role="+role))
+				if _, err := l.Purge(t.Context(), IdempotencyHorizon, func(int64) {}); (err != nil) != refused[i] {
+					t.Errorf("Purge in a session with %s: %v; want it refused: %v", role, err, refused[i])
+				}
+			}
 		})
 	}
 }

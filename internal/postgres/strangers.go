@@ -48,11 +48,11 @@ const strangersCode = `
 		FROM pg_attribute a WHERE a.attrelid = (SELECT oid FROM plants) AND a.attnum > 0 AND NOT a.attisdropped
 	), triggers AS (
 		SELECT t.oid, t.tgfoid, t.tgqual, t.tgisinternal, p.triggerer FROM plants p JOIN pg_trigger t ON t.tgrelid = p.oid
-		WHERE t.tgtype & 4 <> 0 AND t.tgenabled <> 'D' -- for INSERT
+		WHERE t.tgtype & 4 <> 0 AND t.tgenabled ` + fires + ` -- for INSERT
 	), the_tables (class, object, owner, tree) AS (
 		SELECT 'pg_trigger'::regclass, t.oid, t.triggerer, t.tgqual::text FROM triggers t
 		UNION ALL SELECT 'pg_rewrite'::regclass, r.oid, p.relowner, concat(r.ev_qual, r.ev_action) FROM plants p JOIN pg_rewrite r ON r.ev_class = p.oid
-			WHERE r.ev_type = '3' AND r.ev_enabled <> 'D' -- on INSERT
+			WHERE r.ev_type = '3' AND r.ev_enabled ` + fires + ` -- on INSERT
 		UNION ALL SELECT 'pg_constraint'::regclass, k.oid, c.relowner, k.conbin::text FROM planned p JOIN pg_class c ON c.oid = p.oid JOIN pg_constraint k ON k.conrelid = c.oid
 		UNION ALL SELECT 'pg_class'::regclass, i.indexrelid, c.relowner, concat(i.indexprs, i.indpred) FROM planned p JOIN pg_class c ON c.oid = p.oid JOIN pg_index i ON i.indrelid = c.oid
 		UNION ALL SELECT 'pg_statistic_ext'::regclass, s.oid, c.relowner, s.stxexprs::text FROM planned p JOIN pg_class c ON c.oid = p.oid JOIN pg_statistic_ext s ON s.stxrelid = c.oid
@@ -124,6 +124,9 @@ const strangers = `SELECT oid FROM pg_roles WHERE NOT rolsuper
 
 // becoming is what pg_has_role asks whether a role may become another one by.
 const becoming = `CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END`
+
+// fires ends a condition on when a trigger or a rule is enabled: that it is in this session.
+const fires = `NOT IN ('D', CASE current_setting('session_replication_role') WHEN 'replica' THEN 'O' ELSE 'R' END)`
 
 // typeInTree finds the types of an expression's values in its stored tree.
 const typeInTree = `:[a-zA-Z_]*(?:[tT]ype|[tT]ype[iI]d|typid) ([0-9]+)`
@@ -235,7 +238,7 @@ func refuseTriggers(ctx context.Context, tx pgx.Tx, tables []string) error {
 	err := tx.QueryRow(ctx, `
 		WITH others AS (SELECT s.oid FROM (`+strangers+`) s WHERE s.oid IS DISTINCT FROM to_regrole('plantstore_owner'))
 		SELECT coalesce(array_agg(pg_describe_object('pg_trigger'::regclass, t.oid, 0) || ' calls ' || t.tgfoid::regprocedure || ' of ' || f.proowner::regrole ORDER BY t.oid), '{}')
-		FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid WHERE t.tgrelid = ANY ($1::text[]::regclass[]) AND NOT t.tgisinternal AND t.tgenabled <> 'D'
+		FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid WHERE t.tgrelid = ANY ($1::text[]::regclass[]) AND NOT t.tgisinternal AND t.tgenabled `+fires+`
 			AND (f.proowner IN (TABLE others) OR EXISTS (SELECT FROM others o WHERE has_table_privilege(o.oid, t.tgrelid, 'TRIGGER')))`, tables).Scan(&triggers)
 	if err == nil && len(triggers) > 0 {
 		err = fmt.Errorf("others could act with your rights: %s. Find out who made it, and drop it", visible(strings.Join(triggers, ", ")))

@@ -921,6 +921,35 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 	}
 }
 
+// Of those who may make functions where one of ours looks names up, each has to be dealt with.
+func TestRestoreNamesWhoMayMakeFunctions(t *testing.T) {
+	t.Parallel()
+	role := "maker_" + strings.ToLower(rand.Text()) // roles are the server's
+	const each = `DO $$BEGIN FOR i IN 10..21 LOOP EXECUTE format('@sql', i); END LOOP; END$$; `
+	forAll := func(sql string) string { return strings.ReplaceAll(strings.ReplaceAll(each, "@sql", sql), "@role", role) }
+	_, super, l := deletedFern(t, forAll(`CREATE ROLE @role%s; GRANT CREATE ON SCHEMA public TO @role%1$s`)+`CREATE FUNCTION mine() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
+		ALTER FUNCTION mine() OWNER TO plantstore_owner; CREATE TRIGGER t BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION mine()`)
+	t.Cleanup(func() {
+		if _, err := super.Exec(context.Background(), forAll(`REVOKE CREATE ON SCHEMA public FROM @role%s; DROP ROLE @role%1$s`)); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, tt := range []struct{ sql, want string }{
+		{`SELECT`, "10, @role11, @role12, @role13, @role14, @role15, @role16, @role17, @role18, @role19, and 2 more"},
+		{`REVOKE CREATE ON SCHEMA public FROM @role10; ALTER ROLE @role21 LOGIN`, "21, @role11, @role12, @role13, @role14, @role15, @role16, @role17, @role18, @role19, and 1 more"},
+		{`REVOKE CREATE ON SCHEMA public FROM @role11`, "21, @role12, @role13, @role14, @role15, @role16, @role17, @role18, @role19, @role20"},
+	} {
+		if _, err := super.Exec(t.Context(), strings.ReplaceAll(tt.sql, "@role", role)); err != nil {
+			t.Fatal(err)
+		}
+		want := "trigger t on table public.plants calls public.mine(), which looks names up in schema public, for " + role + strings.ReplaceAll(tt.want, "@role", role)
+		_, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{})
+		if strangers, _ := errors.AsType[*StrangersError](err); strangers == nil || !cmp.Equal(strangers.Code, []string{want}) {
+			t.Errorf("%s: Restore: %v; want it refused: %s", tt.sql, err, want)
+		}
+	}
+}
+
 // The check of a domain can be made while a restore is under way: no lock of the table's
 // keeps that out.
 func TestRestoreLooksForStrangersAgain(t *testing.T) {
@@ -1123,7 +1152,7 @@ func TestWhoseRightsArePowers(t *testing.T) {
 		{"a domain", `CREATE DOMAIN label AS text; ALTER DOMAIN label` + app, "type public.label (plantstore_app)"},
 		{"a range", `CREATE TYPE span AS RANGE (subtype = bigint); ALTER TYPE span` + app, "type public.span (plantstore_app)"},
 		{"a composite type", `CREATE TYPE pair AS (a bigint); ALTER TYPE pair` + app, "type public.pair (plantstore_app)"},
-		{"many types", `DO $$ BEGIN FOR i IN 101..113 LOOP EXECUTE format('CREATE TYPE e%s AS ENUM (); ALTER TYPE e%s` + app + `', i, i); END LOOP; END $$`, "type public.e110 (plantstore_app), 3 more. What"},
+		{"many types", `DO $$ BEGIN FOR i IN 101..113 LOOP EXECUTE format('CREATE TYPE e%s AS ENUM (); ALTER TYPE e%s` + app + `', i, i); END LOOP; END $$`, "type public.e110 (plantstore_app), and 3 more. What"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

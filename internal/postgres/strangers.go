@@ -40,9 +40,10 @@ const strangersCode = `
 		SELECT oid FROM plants
 		UNION SELECT k.confrelid FROM plants p JOIN pg_constraint k ON k.conrelid = p.oid AND k.contype = 'f'
 		UNION SELECT i.inhrelid FROM planned JOIN pg_inherits i ON i.inhparent = planned.oid
-	), open (schema, stranger) AS MATERIALIZED ( -- pg_database_owner is nobody but the database's owner, and a schema of temporary tables our own
-		SELECT * FROM (SELECT n.nspname, (SELECT s.oid FROM pg_roles s WHERE s.oid IN (TABLE strangers) AND s.rolname <> 'pg_database_owner' AND (s.oid = n.nspowner OR has_schema_privilege(s.oid, n.oid, 'CREATE'))
-			ORDER BY NOT s.rolcanlogin, s.rolname LIMIT 1) AS stranger FROM pg_namespace n WHERE n.nspname !~ '^pg_t') n WHERE n.stranger IS NOT NULL
+	), open (schema, strangers) AS MATERIALIZED ( -- pg_database_owner is nobody but the database's owner, and a schema of temporary tables our own
+		SELECT n.nspname, array_agg(s.oid::regrole::text ORDER BY NOT s.rolcanlogin, s.rolname) FROM pg_namespace n JOIN pg_roles s
+			ON s.oid IN (TABLE strangers) AND s.rolname <> 'pg_database_owner' AND (s.oid = n.nspowner OR has_schema_privilege(s.oid, n.oid, 'CREATE'))
+		WHERE n.nspname !~ '^pg_t' GROUP BY n.nspname
 	), columns AS (
 		SELECT a.attnum, a.atttypid, a.atthasdef, a.attname <> ALL ($1::text[]) AS defaulted
 		FROM pg_attribute a WHERE a.attrelid = (SELECT oid FROM plants) AND a.attnum > 0 AND NOT a.attisdropped
@@ -96,7 +97,7 @@ const strangersCode = `
 				OR EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = (SELECT oid FROM plants) AND k.contype = 'f')
 	)
 	SELECT pg_describe_object(c.class, c.object, 0), f.oid::regprocedure::text || CASE WHEN code.strangers OR code.told THEN '' ELSE ', which looks names up in schema ' || quote_ident(open.schema) || ',' END,
-		CASE WHEN code.strangers THEN f.proowner WHEN code.told THEN c.owner ELSE open.stranger END::regrole::text
+		CASE WHEN code.strangers THEN ARRAY[f.proowner::regrole::text] WHEN code.told THEN ARRAY[c.owner::regrole::text] ELSE open.strangers END
 	FROM calls c JOIN pg_proc f ON f.oid = c.function JOIN pg_language l ON l.oid = f.prolang
 		CROSS JOIN LATERAL (SELECT f.pronamespace = 'pg_catalog'::regnamespace OR l.lanname IN ('c', 'internal') AND coalesce(f.probin, '') !~ 'refint' OR f.prosqlbody IS NOT NULL
 			OR EXISTS (SELECT FROM unnest(f.proconfig) setting WHERE setting ~ '^search_path=((pg_catalog)?(, pg_temp)?|"")$')
@@ -166,13 +167,18 @@ func refusePower(ctx context.Context, tx pgx.Tx) error {
 	if slices.Contains(powers, "SUPERUSER") {
 		powers = []string{"SUPERUSER"} // has the others
 	}
-	const shown = 10
-	if more := len(owned) - shown; more > 0 {
-		owned = append(owned[:shown], fmt.Sprintf("%d more", more))
-	}
 	return fmt.Errorf("role %s has more rights (%s) than the owners of what a restore meets: %s. What they put there could run with these rights. "+
 		"Restore as a role without them, such as plantstore_owner, or accept that with --run-triggers",
-		visible(tx.Conn().Config().User), strings.Join(powers, ", "), visible(strings.Join(owned, ", ")))
+		visible(tx.Conn().Config().User), strings.Join(powers, ", "), some(owned))
+}
+
+// some lists the first of names, and says how many more there are.
+func some(names []string) string {
+	const shown = 10
+	if more := len(names) - shown; more > 0 {
+		names = append(names[:shown:shown], fmt.Sprintf("and %d more", more))
+	}
+	return visible(strings.Join(names, ", "))
 }
 
 // refuseReplaced returns an error unless tables of ours are those that the migrations made. Who
@@ -259,9 +265,10 @@ func refuseStrangers(ctx context.Context, tx pgx.Tx, given, schemas []string) er
 		return err
 	}
 	var code []string
-	var runs, function, owner string
-	if _, err := pgx.ForEachRow(rows, []any{&runs, &function, &owner}, func() error {
-		code = append(code, brief(runs+" calls "+function+" for "+owner))
+	var runs, function string
+	var owners []string
+	if _, err := pgx.ForEachRow(rows, []any{&runs, &function, &owners}, func() error {
+		code = append(code, brief(runs+" calls "+function)+" for "+some(owners))
 		return nil
 	}); err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -191,9 +192,6 @@ func (l lockingPlants) BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, er
 			return tx, nil
 		}
 		state := sqlState(err)
-		if state == insufficientPrivilege && l.strangers {
-			err = lacksRight(err, "locking public.plants takes the right to DELETE from it", tx)
-		}
 		_ = tx.Rollback(ctx) // it did nothing
 		switch {
 		case state != lockNotAvailable && state != deadlockDetected:
@@ -225,16 +223,23 @@ func (l *Ledger) howToLock(ctx context.Context, runTriggers bool) (beginner, err
 			}
 		}
 		var unlimited string
+		var lacks []string
 		var turn int // in milliseconds; no longer where the server looks for deadlocks late
 		if err := tx.QueryRow(ctx, `
 			SELECT c.relowner IN (`+strangers+`), (SELECT least(100 + setting::bigint, 10000) FROM pg_settings WHERE name = 'deadlock_timeout'),
-				(SELECT string_agg('SET LOCAL ' || name || ' = 0; ', '') FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout'))
-			FROM pg_class c WHERE c.oid = 'public.plants'::regclass`).Scan(&how.strangers, &turn, &unlimited); err != nil {
+				(SELECT string_agg('SET LOCAL ' || name || ' = 0; ', '') FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')),
+				ARRAY(SELECT r FROM unnest('{SELECT,INSERT,DELETE}'::text[]) r WHERE NOT has_table_privilege(c.oid, r)
+					AND has_table_privilege('public.plant_deletions', 'UPDATE')) -- without it, who connects is what is wrong
+			FROM pg_class c WHERE c.oid = 'public.plants'::regclass`).Scan(&how.strangers, &turn, &unlimited, &lacks); err != nil {
 			return err
 		}
 		mode := "SHARE UPDATE EXCLUSIVE"
 		if how.strangers = how.strangers && !runTriggers; !how.strangers {
 			turn, mode = int(lockPatience.Milliseconds()), "ROW EXCLUSIVE"
+			lacks = slices.DeleteFunc(lacks, func(right string) bool { return right == "DELETE" }) // the other lock takes it
+		}
+		if role := tx.Conn().Config().User; len(lacks) > 0 {
+			return fmt.Errorf("role %[1]s lacks rights. GRANT %[2]s ON public.plants TO %[1]s, or restore as a role that has them", role, strings.Join(lacks, ", "))
 		}
 		how.lock = fmt.Sprintf(`%sSET LOCAL lock_timeout = %d; LOCK TABLE public.plants IN %s MODE`, unlimited, turn, mode)
 		return nil

@@ -926,7 +926,9 @@ func TestRestoreNamesWhoMayMakeFunctions(t *testing.T) {
 	t.Parallel()
 	role := "maker_" + strings.ToLower(rand.Text()) // roles are the server's
 	const each = `DO $$BEGIN FOR i IN 10..21 LOOP EXECUTE format('@sql', i); END LOOP; END$$; `
-	forAll := func(sql string) string { return strings.ReplaceAll(strings.ReplaceAll(each, "@sql", sql), "@role", role) }
+	forAll := func(sql string) string {
+		return strings.ReplaceAll(strings.ReplaceAll(each, "@sql", sql), "@role", role)
+	}
 	_, super, l := deletedFern(t, forAll(`CREATE ROLE @role%s; GRANT CREATE ON SCHEMA public TO @role%1$s`)+`CREATE FUNCTION mine() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
 		ALTER FUNCTION mine() OWNER TO plantstore_owner; CREATE TRIGGER t BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION mine()`)
 	t.Cleanup(func() {
@@ -1650,11 +1652,15 @@ func TestTheServiceCannotRestoreOrPurge(t *testing.T) {
 // told to connect as the owner would not help the owner.
 func TestRestoreNamesTheRightThatItLacks(t *testing.T) {
 	t.Parallel()
-	for sql, lacks := range map[string]string{
-		`ALTER TABLE public.plants OWNER TO plantstore_app; GRANT SELECT, INSERT ON public.plants TO plantstore_owner; REVOKE DELETE ON public.plants FROM plantstore_owner CASCADE`: "permission denied for table plants",
-		`ALTER TABLE public.plants ADD n serial`: "permission denied for sequence plants_n_seq",
+	const takes = " (SQLSTATE 42501): inserting into public.plants takes that right: grant it to role plantstore_owner, or restore as one that has it"
+	const foreign = `ALTER TABLE public.plants OWNER TO plantstore_app; `
+	for sql, want := range map[string]string{
+		foreign + `GRANT SELECT, INSERT ON public.plants TO plantstore_owner; REVOKE DELETE ON public.plants FROM plantstore_owner CASCADE`: "role plantstore_owner lacks rights. GRANT DELETE ON public.plants TO plantstore_owner, or restore as a role that has them",
+		foreign + `REVOKE ALL ON public.plants FROM plantstore_owner CASCADE`:                                                               "role plantstore_owner lacks rights. GRANT SELECT, INSERT, DELETE ON public.plants TO plantstore_owner, or restore as a role that has them",
+		`ALTER TABLE public.plants OWNER TO plantstore_owner; REVOKE ALL ON public.plants FROM plantstore_owner`:                            "role plantstore_owner lacks rights. GRANT SELECT, INSERT ON public.plants TO plantstore_owner, or restore as a role that has them",
+		`ALTER TABLE public.plants ADD n serial`:                                                                                            "permission denied for sequence plants_n_seq" + takes,
 		`CREATE TABLE public.audit (id bigint); CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.audit VALUES (NEW.id); RETURN NULL; END';
-			CREATE TRIGGER note AFTER INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION public.note()`: "permission denied for table audit",
+			CREATE TRIGGER note AFTER INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION public.note()`: "permission denied for table audit" + takes,
 	} {
 		database := pgtest.Empty(t)
 		s, l := adopt(t, database, `CREATE TABLE public.plants (id bigint PRIMARY KEY); INSERT INTO public.plants VALUES (1)`)
@@ -1664,11 +1670,7 @@ func TestRestoreNamesTheRightThatItLacks(t *testing.T) {
 		if err := Script(t.Context(), database.Super, sql); err != nil {
 			t.Fatal(err)
 		}
-		takes := "inserting into public.plants takes that right"
-		if strings.Contains(sql, "REVOKE DELETE") {
-			takes = "locking public.plants takes the right to DELETE from it"
-		}
-		want := "restore: nothing was restored: " + lacks + " (SQLSTATE 42501): " + takes + ": grant it to role plantstore_owner, or restore as one that has it"
+		want = "restore: nothing was restored: " + want
 		if _, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{}); err == nil || err.Error() != want {
 			t.Errorf("Restore: %v\nwant %s", err, want)
 		}

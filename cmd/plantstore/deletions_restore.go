@@ -106,6 +106,12 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 		if c.SkipExisting {
 			fmt.Fprintf(console.out, "left out, because a plant with their id exists again: %s\n", counted(restored.Existing, "plant"))
 		}
+		if len(restored.Adopted) > 0 {
+			fmt.Fprintf(console.out, "these refer to one that %s left out, and so to the plant that has its id now:\n", c.was("was"))
+			for _, id := range restored.Adopted {
+				fmt.Fprintf(console.out, "  plant %d\n", id)
+			}
+		}
 		took := c.was("took")
 		tellColumns(console, "new columns, "+took+" their default", restored.Defaulted)
 		tellColumns(console, "columns made again since, "+took+" the values of those that had their names", restored.Remade)

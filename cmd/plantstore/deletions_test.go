@@ -474,6 +474,19 @@ func TestAPurgeTellsWhatItPurged(t *testing.T) {
 	expect(0, "purged 2 ledger rows older than 8d\n", "", "deletions", "purge", "--older-than=8d")
 }
 
+// Who leaves plants out learns which of the others refer to those ids.
+func TestARestoreTellsWhatRefersToPlantsThatAreLeftOut(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	execute(t, pgtest.Connect(t, database.Owner), `ALTER TABLE plants ADD parent bigint REFERENCES plants; INSERT INTO plants (id, name, parent) VALUES (1, 'fern', NULL), (2, 'ivy', 1), (3, 'moss', 2);
+		DELETE FROM plants; INSERT INTO plants (id, name) VALUES (1, 'new')`)
+	expecting(t, database.Owner)(0, `restored 2 plants
+left out, because a plant with their id exists again: 1 plant
+these refer to one that was left out, and so to the plant that has its id now:
+  plant 2
+`, "", "deletions", "restore", "1", "2", "3", "--skip-existing")
+}
+
 // How many plants are put back comes before how many there are.
 func TestARestoreTellsHowFarItIs(t *testing.T) {
 	t.Parallel()

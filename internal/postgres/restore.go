@@ -46,6 +46,9 @@ type Restored struct {
 	Plants int
 	// Existing are those that were left out, see SkipExisting.
 	Existing int
+	// Adopted are plants that refer to one that was left out, by its id: to the plant that has
+	// it today.
+	Adopted []int64
 	// Defaulted are columns that plants have got since: they took their default.
 	Defaulted []string
 	// Remade are columns that were dropped since and made again: they took the values of
@@ -292,6 +295,14 @@ func idsOf(entries []entry) []int64 {
 	return ids
 }
 
+func plantsOf(entries []entry) []int64 {
+	plants := make([]int64, len(entries))
+	for i, e := range entries {
+		plants[i] = e.Plant
+	}
+	return plants
+}
+
 // lockEntries locks the ledger's entries against another restore and a purge,
 // newest first, so that two of us never wait for each other, and returns them in
 // that order. It returns a *RefusedError unless each exists, is not restored, and
@@ -367,7 +378,7 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 	if err := r.refuseStrangers(ctx); err != nil {
 		return Restored{}, err
 	}
-	all := len(entries)
+	asked := entries
 	entries, err := r.putAllBack(ctx, entries)
 	if err != nil {
 		return Restored{}, err
@@ -405,6 +416,10 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 			return Restored{}, err
 		}
 	}
+	adopted, err := r.adopted(ctx, asked, entries)
+	if err != nil {
+		return Restored{}, err
+	}
 	back := slices.DeleteFunc(slices.Clone(entries), func(e entry) bool { return keptOut[e.ID] })
 	if _, err := r.tx.Exec(ctx, `
 		UPDATE public.plant_deletions
@@ -412,7 +427,34 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 		WHERE id = ANY ($1)`, idsOf(back), r.options.As); err != nil {
 		return Restored{}, err
 	}
-	return Restored{Plants: len(back), Existing: all - len(entries), Defaulted: r.defaulted(), Remade: r.remade(), Retyped: r.retyped(), Losses: losses}, nil
+	return Restored{Plants: len(back), Existing: len(asked) - len(entries), Adopted: adopted, Defaulted: r.defaulted(), Remade: r.remade(), Retyped: r.retyped(), Losses: losses}, nil
+}
+
+// adopted returns those of the plants that are back that refer to one that was left out. The check
+// of a foreign key looks at the id only, which another plant has.
+func (r *restore) adopted(ctx context.Context, asked, back []entry) (plants []int64, err error) {
+	if len(asked) == len(back) {
+		return nil, nil
+	}
+	var refers string
+	if err := r.tx.QueryRow(ctx, `
+		SELECT coalesce(string_agg(format(' OR p.%1$I::bigint = ANY ($2) AND p.%1$I::bigint <> ALL ($1)', a.attname), ''), '')
+		FROM pg_constraint k JOIN pg_attribute id ON id.attrelid = k.confrelid AND id.attname = 'id'
+			JOIN pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = k.conkey[array_position(k.confkey, id.attnum)]
+		WHERE k.contype = 'f' AND k.conrelid = 'public.plants'::regclass AND k.confrelid = k.conrelid
+			AND a.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype) -- a cast of another type is its owner's code`).Scan(&refers); err != nil {
+		return nil, err
+	}
+	rows, err := r.tx.Query(ctx, `SELECT p.id FROM ONLY public.plants p WHERE p.id = ANY ($1::bigint[]) AND ($2::bigint[] IS NULL`+refers+`) ORDER BY p.id`, plantsOf(back), plantsOf(asked))
+	if err != nil {
+		return nil, err
+	}
+	var id int64
+	_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
+		plants = append(plants, id)
+		return nil
+	})
+	return plants, err
 }
 
 // checkNow makes the checks that a trigger of the store's has put off to the commit again: what

@@ -506,6 +506,19 @@ func TestRestoreOfManyWhoseIDsAreTaken(t *testing.T) {
 	}
 }
 
+// Plants that refer to one that is left out are another one's from then on. That is told.
+func TestRestoreTellsOfPlantsThatReferToWhatIsLeftOut(t *testing.T) {
+	t.Parallel()
+	s, l := newLedger(t)
+	s.exec(t, `ALTER TABLE plants ADD parent bigint REFERENCES plants, ADD shop int DEFAULT 1, ADD mate int, ADD UNIQUE (shop, id), ADD FOREIGN KEY (shop, mate) REFERENCES plants (shop, id);
+		INSERT INTO plants (id, name, parent, mate) VALUES (1, 'fern', NULL, NULL), (2, 'its child', 1, NULL), (3, 'its mate', NULL, 1), (4, 'moss', 2, 3), (5, 'ivy', 5, NULL), (6, 'lily', NULL, NULL);
+		DELETE FROM plants; INSERT INTO plants (id, name) VALUES (1, 'new'), (6, 'new')`)
+	got, err := l.Restore(t.Context(), ids(1, 6), RestoreOptions{SkipExisting: true})
+	if diff := cmp.Diff(Restored{Plants: 4, Existing: 2, Adopted: []int64{2, 3}}, got); err != nil || diff != "" {
+		t.Errorf("Restore: %v; (-want +got):\n%s", err, diff)
+	}
+}
+
 // A row that is locked looks as if somebody was deleting it. Orders come in all the time,
 // and an open transaction may have thousands of them.
 func TestRestoreBesidePlantsThatAreLocked(t *testing.T) {

@@ -57,11 +57,7 @@ func (r *restore) refusals(ctx context.Context, entries []entry, errs []*pgconn.
 
 // plantsThere returns which of the entries' plants are in the table.
 func plantsThere(ctx context.Context, tx pgx.Tx, entries []entry) ([]int64, error) {
-	plants := make([]int64, len(entries))
-	for i, e := range entries {
-		plants[i] = e.Plant
-	}
-	rows, err := tx.Query(ctx, `SELECT id FROM ONLY public.plants WHERE id = ANY ($1)`, plants)
+	rows, err := tx.Query(ctx, `SELECT id FROM ONLY public.plants WHERE id = ANY ($1)`, plantsOf(entries))
 	if err != nil {
 		return nil, err
 	}

@@ -48,7 +48,7 @@ func hindrances() []hindrance {
 		{"row level security", "plants", byDoctor | beforeUp | ready, rowSecurity},
 		{"rules", "plants", byDoctor | beforeUp, rules},
 		{"triggers", "plants", byDoctor | beforeUp, foreignTriggers},
-		{"triggers of a restore", "plants", byDoctor | beforeUp, restoredTriggers},
+		{"code that a restore runs", "plants", byDoctor | beforeUp, restoredCode()},
 		{"triggers that keep rows", "plants", byDoctor | beforeUp, keepingTriggers},
 		{"the replica identity", "plants", byDoctor | beforeUp | ready, replicaIdentity},
 		{"session_replication_role", "plants", byDoctor | beforeUp | ready, replicationRole},
@@ -135,6 +135,9 @@ func look(ctx context.Context, tx pgx.Tx, sql string, arguments pgx.NamedArgs) (
 // hindrancesAt looks for what hinders at a moment. The findings are in the order of
 // the list. about, if not empty, restricts them to one check.
 func hindrancesAt(ctx context.Context, tx pgx.Tx, at moment, about string, s situation) ([]Finding, error) {
+	if _, err := tx.Exec(ctx, `SET LOCAL jit = off`); err != nil { // to compile restoredCode takes seconds
+		return nil, err
+	}
 	arguments := s.arguments()
 	var all []Finding
 	sound := true

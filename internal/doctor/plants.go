@@ -1,5 +1,7 @@
 package doctor
 
+import "plantstore/internal/postgres"
+
 // What of the table itself, and of what the store has put on it, can hinder.
 
 const tableGone = `
@@ -144,16 +146,16 @@ const foreignTriggers = `
 		format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, %s%s, pg_temp;', oid::regprocedure, quote_ident(nspname), CASE nspname WHEN 'public' THEN '' ELSE ', public' END)
 	FROM judged WHERE foreign_code OR closed IS NOT NULL`
 
-// A restore refuses triggers by which others could act with its rights: a function of
-// theirs, whatever rights it has, or one of anybody's on a table of theirs, which gives it
-// its arguments. tgtype: 4 is INSERT.
-const restoredTriggers = `
-	SELECT 'warning', format('trigger %I of public.plants runs %s when a plant is restored: restores are refused until somebody accepts that', t.tgname, p.oid::regprocedure),
-		format(E'-- Once you have read it, restore with --run-triggers. To have it run never:\nALTER TABLE public.plants DISABLE TRIGGER %I;', t.tgname)
-	FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_roles k ON k.oid = c.relowner JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_roles o ON o.oid = p.proowner
-	WHERE c.oid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled IN ('O', 'A') AND t.tgtype & 4 <> 0
-		AND (NOT (o.rolsuper OR o.rolname = @owner::text)
-			OR NOT (k.rolsuper OR k.rolname = @owner::text) AND NOT p.prosecdef AND p.pronamespace <> 'pg_catalog'::regnamespace)`
+// restoredCode is what a restore by the owner refuses to run, as others could act with its rights.
+func restoredCode() string {
+	return `
+	SELECT 'warning', format('%s calls %s for %s when a plant is restored: restores are refused until somebody accepts that', c.runs, c.function,
+			array_to_string(c.roles[:10], ', ') || CASE WHEN cardinality(c.roles) > 10 THEN format(', and %s more', cardinality(c.roles) - 10) ELSE '' END),
+		coalesce((SELECT format(E'-- Once you have read it, restore with --run-triggers, or have the function SET search_path = pg_catalog, pg_temp where it looks names up. To have it run never:\nALTER TABLE public.plants DISABLE TRIGGER %I;', t.tgname) FROM pg_trigger t WHERE t.oid = c.trigger),
+			'Once you have read it, restore with --run-triggers, or have the function SET search_path = pg_catalog, pg_temp where it looks names up.')
+	FROM (` + postgres.StrangersCode(`@owner::name`, `ARRAY(SELECT CASE btrim(i) WHEN '"$user"' THEN @owner::text ELSE replace(btrim(i, ' "'), '""', '"') END
+		FROM pg_settings s, unnest(string_to_array(s.reset_val, ',')) i WHERE s.name = 'search_path')`) + `) c (runs, function, roles, trigger)`
+}
 
 // A function that returns nothing but OLD keeps no row. One that inserts after the fact
 // puts plants back, maybe not before the commit: the service does not see that. tgtype:

@@ -35,7 +35,7 @@ const strangersCode = `
 	WITH RECURSIVE strangers (oid) AS (` + strangers + `), plants AS (
 		SELECT c.oid, c.relowner, coalesce((SELECT s.oid FROM strangers s WHERE s.oid = c.relowner OR has_table_privilege(s.oid, c.oid, 'TRIGGER')
 			ORDER BY s.oid <> c.relowner, s.oid LIMIT 1), c.relowner) AS triggerer -- who may have made its triggers
-		FROM pg_class c WHERE c.oid = 'public.plants'::regclass
+		FROM pg_class c WHERE c.oid = to_regclass('public.plants')
 	), planned (oid) AS ( -- what a check of a foreign key reads is planned as its tables want it
 		SELECT oid FROM plants
 		UNION SELECT k.confrelid FROM plants p JOIN pg_constraint k ON k.conrelid = p.oid AND k.contype = 'f'
@@ -97,7 +97,7 @@ const strangersCode = `
 				OR EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = (SELECT oid FROM plants) AND k.contype = 'f')
 	)
 	SELECT pg_describe_object(c.class, c.object, 0), f.oid::regprocedure::text || CASE WHEN code.strangers OR code.told THEN '' ELSE ', which looks names up in schema ' || quote_ident(open.schema) || ',' END,
-		CASE WHEN code.strangers THEN ARRAY[f.proowner::regrole::text] WHEN code.told THEN ARRAY[c.owner::regrole::text] ELSE open.strangers END
+		CASE WHEN code.strangers THEN ARRAY[f.proowner::regrole::text] WHEN code.told THEN ARRAY[c.owner::regrole::text] ELSE open.strangers END, CASE c.class WHEN 'pg_trigger'::regclass THEN c.object END
 	FROM calls c JOIN pg_proc f ON f.oid = c.function JOIN pg_language l ON l.oid = f.prolang
 		CROSS JOIN LATERAL (SELECT f.pronamespace = 'pg_catalog'::regnamespace OR l.lanname IN ('c', 'internal') AND coalesce(f.probin, '') !~ 'refint' OR f.prosqlbody IS NOT NULL
 			OR EXISTS (SELECT FROM unnest(f.proconfig) setting WHERE setting ~ '^search_path=((pg_catalog)?(, pg_temp)?|"")$')
@@ -116,6 +116,14 @@ const strangersCode = `
 			AND pinned.safe)) code (strangers, told)
 	WHERE code.strangers OR code.told OR open.schema IS NOT NULL
 	ORDER BY 1, 2`
+
+// StrangersCode is SQL for what a restore by a role would refuse to run: what runs it, what it
+// calls, for whom, and of a trigger its oid. It takes every column to have been there when the
+// plants were deleted. The role and the schemas of its search path are expressions.
+func StrangersCode(role, schemas string) string {
+	return strings.NewReplacer("current_user", role, "session_user", role, "$2::text[]", schemas,
+		"$1::text[]", `CASE a.attgenerated WHEN '' THEN ARRAY[a.attname::text] ELSE '{}' END`).Replace(strangersCode)
+}
 
 // strangers are the roles that have not got our rights anyway: those that we use, and those
 // that we logged in with, which RESET ROLE brings back. What a role is (CREATEROLE), only who may
@@ -267,7 +275,7 @@ func refuseStrangers(ctx context.Context, tx pgx.Tx, given, schemas []string) er
 	var code []string
 	var runs, function string
 	var owners []string
-	if _, err := pgx.ForEachRow(rows, []any{&runs, &function, &owners}, func() error {
+	if _, err := pgx.ForEachRow(rows, []any{&runs, &function, &owners, nil}, func() error {
 		code = append(code, brief(runs+" calls "+function)+" for "+some(owners))
 		return nil
 	}); err != nil {

@@ -406,6 +406,10 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 	if len(losses) > 0 && !r.options.Lossy {
 		return Restored{}, &RefusedError{losses, more}
 	}
+	adopted, err := r.adopted(ctx, asked, entries)
+	if err != nil {
+		return Restored{}, err
+	}
 	// Domains and functions are not locked by what uses them.
 	if err := r.refuseStrangers(ctx); err != nil {
 		return Restored{}, err
@@ -415,10 +419,6 @@ func (r *restore) run(ctx context.Context, entries []entry) (Restored, error) {
 		if err := refuseReplaced(ctx, r.tx, toWrite, "plant_deletions"); err != nil {
 			return Restored{}, err
 		}
-	}
-	adopted, err := r.adopted(ctx, asked, entries)
-	if err != nil {
-		return Restored{}, err
 	}
 	back := slices.DeleteFunc(slices.Clone(entries), func(e entry) bool { return keptOut[e.ID] })
 	if _, err := r.tx.Exec(ctx, `

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -890,6 +891,13 @@ func TestRestoreRefusesToRunTheCodeOfStrangers(t *testing.T) {
 		{"a superuser's function that runs as its owner", "shop", `RESET ROLE; CREATE FUNCTION public.run(text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN RETURN $1; END'; ALTER TABLE public.plants ADD n text DEFAULT public.run('x')`, ``},
 		{"a superuser's function that runs as its owner, and is not for them", "shop", `RESET ROLE; CREATE FUNCTION public.run(text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN RETURN $1; END'; REVOKE EXECUTE ON FUNCTION public.run FROM PUBLIC;
 			GRANT EXECUTE ON FUNCTION public.run TO plantstore_owner; ALTER TABLE public.plants ADD n text DEFAULT public.run('x')`, "default value for column n of table plants calls public.run(text) for shop"},
+		{"a superuser's function on a search path of schemas whose names only begin or end like such a one", "plantstore_owner", `RESET ROLE; CREATE SCHEMA log AUTHORIZATION @shop; CREATE SCHEMA audit AUTHORIZATION @shop; CREATE SCHEMA "audit_private";
+			CREATE FUNCTION public.slug(text) RETURNS text IMMUTABLE LANGUAGE plpgsql SET search_path = pg_temp, audit_private, pg_catalog AS 'BEGIN RETURN lower($1); END'; CREATE INDEX x ON public.plants (public.slug(name))`, ``},
+		{"a superuser's function on a search path with a name in quotes", "plantstore_owner", `RESET ROLE; CREATE SCHEMA "Log, ""1""" AUTHORIZATION @shop;
+			CREATE FUNCTION public.slug(text) RETURNS text IMMUTABLE LANGUAGE plpgsql SET search_path = pg_catalog, "Log, ""1""" AS 'BEGIN RETURN lower($1); END'; CREATE INDEX x ON public.plants (public.slug(name))`,
+			`index public.x calls public.slug(text), which looks names up in schema "Log, ""1""", for shop`},
+		{"a superuser's function on a search path that was set by hand", "plantstore_owner", `RESET ROLE; SET search_path = PG_CATALOG,Public; CREATE FUNCTION public.slug(text) RETURNS text IMMUTABLE LANGUAGE plpgsql SET search_path FROM CURRENT AS 'BEGIN RETURN lower($1); END';
+			RESET search_path; CREATE INDEX x ON public.plants (public.slug(name))`, `index public.x calls public.slug(text), which looks names up in schema public, for shop`},
 		{"random defaults of pgcrypto", "shop", `RESET ROLE; CREATE EXTENSION pgcrypto; ALTER TABLE public.plants ADD n text DEFAULT encode(public.gen_random_bytes(8), 'hex') || public.gen_salt('md5')`, ``},
 		{"a rule", "shop", check + `CREATE RULE r AS ON INSERT TO public.plants WHERE shop.fine(NEW.id) DO ALSO NOTHING`, "rule r on table plants calls shop.fine(anyelement) for shop"},
 	}
@@ -1396,17 +1404,60 @@ func TestTokensOfOurTablesOnly(t *testing.T) {
 // may take its name. While a superuser reads it keeps it.
 func TestNobodyRenamesTheSchemaWhileASuperuserReads(t *testing.T) {
 	t.Parallel()
+	for name, parameters := range map[string]string{"plain": "", "who acts as another role": "role=plantstore_owner"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			super := pgtest.Pool(t, pgtest.WithParameters(database.Super, parameters))
+			err := readTables(t.Context(), super, pgx.ReadCommitted, func(tx pgx.Tx) error {
+				const rename = `BEGIN; SET LOCAL lock_timeout = '100ms'; ALTER SCHEMA public RENAME TO gone; ROLLBACK`
+				if err := Script(t.Context(), database.Super, rename); sqlState(err) != lockNotAvailable {
+					t.Errorf("ALTER SCHEMA public RENAME: %v; want that it waits", err)
+				}
+				var role string
+				if err := tx.QueryRow(t.Context(), `SELECT current_user`).Scan(&role); err != nil || parameters != "" && role != "plantstore_owner" {
+					t.Errorf("it reads as %s, %v; want the role that was chosen", role, err)
+				}
+				return nil
+			}, "plant_deletions")
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Nor can a superuser be kept from that, unseen.
+func TestASuperuserReadsNothingUnderAnotherName(t *testing.T) {
+	t.Parallel()
 	database := pgtest.New(t)
+	reads := func(parameters string) error {
+		return readTables(t.Context(), pgtest.Pool(t, pgtest.WithParameters(database.Super, parameters)), pgx.ReadCommitted, func(pgx.Tx) error { return nil }, "plant_deletions")
+	}
+	if err := reads("default_transaction_read_only=on"); sqlState(err) != readOnlyTransaction {
+		t.Errorf("where transactions may only read: %v; want SQLSTATE %s", err, readOnlyTransaction)
+	}
 	super := pgtest.Pool(t, database.Super)
-	err := readTables(t.Context(), super, pgx.ReadCommitted, func(pgx.Tx) error {
-		const rename = `BEGIN; SET LOCAL lock_timeout = '100ms'; ALTER SCHEMA public RENAME TO gone; ROLLBACK`
-		if err := Script(t.Context(), database.Super, rename); sqlState(err) != lockNotAvailable {
-			t.Errorf("ALTER SCHEMA public RENAME: %v; want that it waits", err)
-		}
-		return nil
-	}, "plant_deletions")
+	tx, err := super.Begin(t.Context())
 	if err != nil {
-		t.Error(err)
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `ALTER SCHEMA public RENAME TO gone; CREATE SCHEMA public; CREATE VIEW public.plant_deletions AS SELECT 1`); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan error, 1)
+	go func() { read <- reads("") }()
+	for waiting := false; !waiting; {
+		if err := super.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waiting); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-read; err == nil || !strings.Contains(err.Error(), "renames the schema public") {
+		t.Errorf("while another schema takes the name: %v; want that it is told", err)
 	}
 }
 
@@ -1419,7 +1470,7 @@ func TestTriggersOfStrangersOnOurTables(t *testing.T) {
 			database, l := spiedOn(t, strings.ReplaceAll(`CREATE FUNCTION evil.trigger() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM evil.ran(); RETURN NULL; END';
 				ALTER FUNCTION evil.trigger() OWNER TO plantstore_app; GRANT USAGE ON SCHEMA evil TO PUBLIC;
 				CREATE CONSTRAINT TRIGGER t AFTER INSERT OR UPDATE OR DELETE ON public.@table DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION evil.trigger()`, "@table", table))
-			want := "others could act with your rights: trigger t on table public." + table + " calls evil.trigger() of plantstore_app. "
+			want := "others could act with your rights: trigger t on table public." + table + " calls evil.trigger() of plantstore_app. Drop it, or once you have read that, ALTER FUNCTION evil.trigger() OWNER TO plantstore_owner"
 			for name, write := range map[string]func() error{
 				"Restore": func() error { _, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{}); return err },
 				"Purge":   func() error { _, err := l.Purge(t.Context(), IdempotencyHorizon, func(int64) {}); return err },
@@ -1435,6 +1486,93 @@ func TestTriggersOfStrangersOnOurTables(t *testing.T) {
 			}
 			spiedOnNobody(t, pgtest.Pool(t, database.Super))
 		})
+	}
+}
+
+// What makes a trigger, or whatever else runs code when our tables are written, one of others. The
+// remedy in the message is one.
+func TestWhoseCodeRunsWhenOurTablesAreWritten(t *testing.T) {
+	t.Parallel()
+	const audit = `CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; `
+	const trigger = `CREATE TRIGGER t AFTER DELETE ON plant_deletions FOR EACH ROW `
+	const child = `CREATE SCHEMA rep; CREATE TABLE rep.r (id bigint REFERENCES plant_deletions `
+	for name, tt := range map[string]struct {
+		sql  string
+		want string // empty: nobody's
+	}{
+		"an audit":                               {audit + trigger + `EXECUTE FUNCTION audit()`, ""},
+		"an audit, and others may make triggers": {audit + trigger + `EXECUTE FUNCTION audit(); GRANT ALL ON ALL TABLES IN SCHEMA public TO plantstore_app`, ""},
+		"an audit of another role's": {audit + trigger + `EXECUTE FUNCTION audit(); ALTER FUNCTION audit() OWNER TO plantstore_app`,
+			"trigger t on table public.plant_deletions calls public.audit() of plantstore_app. Drop it, or once you have read that, ALTER FUNCTION public.audit() OWNER TO plantstore_owner"},
+		"an argument": {audit + trigger + `EXECUTE FUNCTION audit('x')`, ""},
+		"an argument of others": {audit + trigger + `EXECUTE FUNCTION audit('x'); GRANT TRIGGER ON plant_deletions TO plantstore_app`,
+			"trigger t on table public.plant_deletions may be of plantstore_app, as it has arguments or a condition. Once you have read it, REVOKE TRIGGER ON public.plant_deletions FROM plantstore_app"},
+		"a condition of others": {audit + trigger + `WHEN (OLD.id > 0) EXECUTE FUNCTION audit(); GRANT TRIGGER ON plant_deletions TO plantstore_app`,
+			"trigger t on table public.plant_deletions may be of plantstore_app, as it has arguments or a condition. Once you have read it, REVOKE TRIGGER ON public.plant_deletions FROM plantstore_app"},
+		"a function of others in a condition": {audit + `CREATE FUNCTION fine(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'; ` + trigger + `WHEN (fine(OLD.id)) EXECUTE FUNCTION audit(); ALTER FUNCTION fine OWNER TO plantstore_app`,
+			"trigger t on table public.plant_deletions calls public.fine(bigint) of plantstore_app. Drop it, or once you have read that, ALTER FUNCTION public.fine(bigint) OWNER TO plantstore_owner"},
+		"a search path of its own": {audit + `ALTER FUNCTION audit() SET search_path = public; ` + trigger + `EXECUTE FUNCTION audit()`, ""},
+		"a search path where others create": {audit + `ALTER FUNCTION audit() SET search_path = public; GRANT CREATE ON SCHEMA public TO plantstore_app; ` + trigger + `EXECUTE FUNCTION audit()`,
+			"function public.audit() looks names up in schema public, where plantstore_app may create them. ALTER FUNCTION public.audit() SET search_path = pg_catalog, pg_temp"},
+		"rows that leave with ours": {child + `ON DELETE CASCADE)`, ""},
+		"rows of others that leave with ours": {child + `ON DELETE CASCADE); ALTER TABLE rep.r OWNER TO plantstore_app`,
+			"table rep.r may have triggers of plantstore_app. ALTER TABLE rep.r DROP CONSTRAINT r_id_fkey"},
+		"rows of others that are changed with ours": {child + `ON DELETE SET NULL); GRANT TRIGGER ON rep.r TO plantstore_app`,
+			"table rep.r may have triggers of plantstore_app. ALTER TABLE rep.r DROP CONSTRAINT r_id_fkey"},
+		"rows of others that keep ours": {child + `); ALTER TABLE rep.r OWNER TO plantstore_app`, ""},
+		"rows of others that leave with such": {child + `ON DELETE CASCADE UNIQUE); CREATE TABLE rep.s (id bigint REFERENCES rep.r (id) ON DELETE CASCADE); ALTER TABLE rep.s OWNER TO plantstore_app`,
+			"table rep.s may have triggers of plantstore_app. ALTER TABLE rep.s DROP CONSTRAINT s_id_fkey"},
+		"a trigger of others on rows that leave with ours": {audit + child + `ON DELETE CASCADE); CREATE TRIGGER t AFTER DELETE ON rep.r FOR EACH ROW EXECUTE FUNCTION audit(); ALTER FUNCTION audit() OWNER TO plantstore_app`,
+			"trigger t on table rep.r calls public.audit() of plantstore_app. Drop it, or once you have read that, ALTER FUNCTION public.audit() OWNER TO plantstore_owner"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			if err := Script(t.Context(), database.Super, tt.sql); err != nil {
+				t.Fatal(err)
+			}
+			purge := func() error {
+				_, err := ledgerAt(t, database.Super).Purge(t.Context(), IdempotencyHorizon, func(int64) {})
+				return err
+			}
+			err := purge()
+			if tt.want == "" {
+				if err != nil {
+					t.Errorf("Purge: %v, want none", err)
+				}
+				return
+			}
+			if err == nil || !strings.HasSuffix(err.Error(), "others could act with your rights: "+tt.want) {
+				t.Fatalf("Purge: %v\nwant it refused: %s", err, tt.want)
+			}
+			if err := Script(t.Context(), database.Super, regexp.MustCompile(`(ALTER|REVOKE) .*`).FindString(tt.want)); err != nil {
+				t.Fatal(err)
+			}
+			if err := purge(); err != nil {
+				t.Errorf("Purge after the remedy: %v, want none", err)
+			}
+		})
+	}
+}
+
+// Who has the owner's rights could act with them anyway.
+func TestTriggersOfMembersOfTheOwner(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	role := "member_" + strings.ToLower(rand.Text()) // roles are the server's
+	t.Cleanup(func() {
+		if err := Script(context.Background(), database.Super, `DROP OWNED BY `+role+` CASCADE; DROP ROLE `+role); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := Script(t.Context(), database.Super, `CREATE ROLE `+role+` IN ROLE plantstore_owner; CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+		ALTER FUNCTION audit() OWNER TO `+role+`; CREATE TRIGGER t AFTER DELETE ON plant_deletions FOR EACH ROW EXECUTE FUNCTION audit('x')`); err != nil {
+		t.Fatal(err)
+	}
+	for _, url := range []string{database.Super, database.Owner} {
+		if _, err := ledgerAt(t, url).Purge(t.Context(), IdempotencyHorizon, func(int64) {}); err != nil {
+			t.Errorf("Purge: %v, want none", err)
+		}
 	}
 }
 
@@ -1499,11 +1637,11 @@ func TestReadersOfALedgerOfAnotherRoles(t *testing.T) {
 	}
 	l := ledgerAt(t, database.Super)
 	want := "a role with fewer rights than yours owns what is read, and its code could run with yours: table public.plant_deletions of " + role + ", table public.plant_shapes of " + role +
-		". If " + role + " is who migrates, do this as " + role + ", or run REASSIGN OWNED BY " + role + " TO plantstore_owner"
+		". If " + role + " is who migrates, do this as " + role + ". Or once you have looked at their indexes, triggers and defaults, give each to plantstore_owner (ALTER TABLE … OWNER TO plantstore_owner)"
 	if _, _, err := l.List(t.Context(), LedgerFilter{}, 9, true); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("List by a superuser: %v; want %s", err, want)
 	}
-	if err := Script(t.Context(), database.Super, `REASSIGN OWNED BY `+role+` TO plantstore_owner`); err != nil {
+	if err := Script(t.Context(), database.Super, `ALTER TABLE plant_deletions OWNER TO plantstore_owner; ALTER TABLE plant_shapes OWNER TO plantstore_owner`); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := l.List(t.Context(), LedgerFilter{}, 9, true); err != nil {

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -106,7 +107,7 @@ const strangersCode = `
 		-- In its own search path, however that is written, or in ours. What runs with a superuser's rights gives nobody those of another role.
 		LEFT JOIN LATERAL (SELECT o.* FROM open o LEFT JOIN unnest(f.proconfig) own (path) ON own.path ~* '^search_path='
 			WHERE CASE WHEN own.path IS NULL THEN o.schema = ANY ($2::text[])
-				ELSE strpos(lower(replace(own.path, '""', '"')), lower(o.schema)) > 0 OR strpos(own.path, '$user') > 0 AND o.schema IN (current_user, session_user) END
+				ELSE o.schema = ANY (` + pathOf + `) OR '$user' = ANY (` + pathOf + `) AND o.schema IN (current_user, session_user) END
 			ORDER BY o.schema LIMIT 1) open ON NOT pinned.safe
 				AND NOT (f.prosecdef AND EXISTS (SELECT FROM pg_roles r WHERE r.oid = f.proowner AND r.rolsuper) AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname IN (current_user, session_user) AND r.rolsuper))
 		CROSS JOIN LATERAL (SELECT f.proowner IN (TABLE strangers), c.owner IS NOT NULL AND c.owner IN (TABLE strangers) AND NOT (f.prosecdef AND has_function_privilege(c.owner, f.oid, 'EXECUTE')
@@ -136,6 +137,10 @@ const becoming = `CASE WHEN current_setting('server_version_num')::int < 160000 
 
 // fires ends a condition on when a trigger or a rule is enabled: that it is in this session.
 const fires = `NOT IN ('D', CASE current_setting('session_replication_role') WHEN 'replica' THEN 'O' ELSE 'R' END)`
+
+// pathOf is the schemas in own.path, a function's search_path=..., which may be of whoever wrote it.
+const pathOf = `ARRAY(SELECT CASE WHEN m.match[1] ~ '^"' THEN replace(substr(m.match[1], 2, length(m.match[1]) - 2), '""', '"') ELSE lower(m.match[1]) END
+	FROM regexp_matches(substr(own.path, length('search_path=') + 1), '("(?:[^"]|"")*"|[^",\s]+)', 'g') m (match))`
 
 // typeInTree finds the types of an expression's values in its stored tree.
 const typeInTree = `:[a-zA-Z_]*(?:[tT]ype|[tT]ype[iI]d|typid) ([0-9]+)`
@@ -203,22 +208,15 @@ func refuseReplaced(ctx context.Context, tx pgx.Tx, lock tableLock, tables ...st
 	for i, table := range tables {
 		names[i] = "public." + table
 	}
-	var locksSchema bool
-	err := tx.QueryRow(ctx, `SELECT current_setting('is_superuser')::boolean AND NOT current_setting('transaction_read_only')::boolean`).Scan(&locksSchema)
-	if err != nil {
+	if err := keepSchema(ctx, tx); err != nil {
 		return err
-	}
-	if locksSchema {
-		if _, err := tx.Exec(ctx, `SELECT FROM pg_namespace WHERE nspname = 'public' FOR KEY SHARE`); err != nil {
-			return err
-		}
 	}
 	if _, err := tx.Exec(ctx, `LOCK TABLE ONLY `+strings.Join(names, ", ONLY ")+` IN `+string(lock)+` MODE`); err != nil {
 		return err
 	}
 	var replaced, owners []string
 	// One that is newer than the transaction's snapshot is none that this can tell of.
-	err = tx.QueryRow(ctx, `
+	err := tx.QueryRow(ctx, `
 		SELECT coalesce(array_agg(coalesce(pg_describe_object('pg_class'::regclass, c.oid, 0) || ' of ' || c.relowner::regrole, t.name) ORDER BY t.name), '{}'),
 			CASE WHEN bool_and(c.relkind = 'r') THEN coalesce(array_agg(DISTINCT c.relowner::regrole::text), '{}') END
 		FROM unnest($1::text[]) t (name) LEFT JOIN pg_class c ON c.oid = to_regclass(t.name)
@@ -231,7 +229,7 @@ func refuseReplaced(ctx context.Context, tx pgx.Tx, lock tableLock, tables ...st
 	case len(replaced) == 0:
 		return nil
 	case len(owners) == 1:
-		return fmt.Errorf("a role with fewer rights than yours owns what is read, and its code could run with yours: %[1]s. If %[2]s is who migrates, do this as %[2]s, or run REASSIGN OWNED BY %[2]s TO plantstore_owner",
+		return fmt.Errorf("a role with fewer rights than yours owns what is read, and its code could run with yours: %[1]s. If %[2]s is who migrates, do this as %[2]s. Or once you have looked at their indexes, triggers and defaults, give each to plantstore_owner (ALTER TABLE … OWNER TO plantstore_owner)",
 			visible(strings.Join(replaced, ", ")), visible(owners[0]))
 	}
 	return fmt.Errorf("this is not what the migrations made, and its owner's code could run with your rights: %s. Find out who made it", visible(strings.Join(replaced, ", ")))
@@ -245,17 +243,68 @@ const (
 	toWrite tableLock = "ROW EXCLUSIVE"
 )
 
-// refuseTriggers returns an error if tables of ours have triggers by which others could act with
-// our rights.
+// keepSchema keeps the schema's name until the transaction ends, if a superuser is who reads, or who
+// logged in: the code that it would read instead could become that one again. It is an error where
+// the transaction may only read, but on a standby, which can't keep it.
+func keepSchema(ctx context.Context, tx pgx.Tx) error {
+	var superuser bool
+	var role string
+	err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_roles r WHERE r.rolsuper AND r.rolname IN (current_user, session_user)) AND NOT pg_is_in_recovery(),
+		CASE WHEN EXISTS (SELECT FROM pg_roles r WHERE r.rolsuper AND r.rolname = session_user) THEN current_setting('role') ELSE 'none' END`).Scan(&superuser, &role)
+	if err != nil || !superuser {
+		return err
+	}
+	as := func(role string) error {
+		_, err := tx.Exec(ctx, `SELECT set_config('role', $1::text, true)`, role)
+		return err
+	}
+	if role != "none" {
+		if err := as("none"); err != nil {
+			return err
+		}
+	}
+	tag, err := tx.Exec(ctx, `SELECT FROM pg_namespace WHERE nspname = 'public' FOR KEY SHARE`)
+	if err == nil && tag.RowsAffected() != 1 { // it has another name since the statement began
+		err = errors.New("somebody renames the schema public: try again once it is there")
+	}
+	if err == nil && role != "none" {
+		err = as(role)
+	}
+	return err
+}
+
+// refuseTriggers returns an error if others could act with our rights when rows of our tables are
+// written: by a trigger there, or on a table whose rows are deleted or changed along, by a foreign key.
+// A trigger of such a table that is deferred runs with the rights of who commits, before PostgreSQL 18.
+// Whoever may make triggers decides what they hand to a function, and when. The lock on our tables
+// keeps more triggers and foreign keys out, but not triggers on the other tables.
 func refuseTriggers(ctx context.Context, tx pgx.Tx, tables []string) error {
-	var triggers []string
+	var found []string
 	err := tx.QueryRow(ctx, `
-		WITH others AS (SELECT s.oid FROM (`+strangers+`) s WHERE s.oid IS DISTINCT FROM to_regrole('plantstore_owner'))
-		SELECT coalesce(array_agg(pg_describe_object('pg_trigger'::regclass, t.oid, 0) || ' calls ' || t.tgfoid::regprocedure || ' of ' || f.proowner::regrole ORDER BY t.oid), '{}')
-		FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid WHERE t.tgrelid = ANY ($1::text[]::regclass[]) AND NOT t.tgisinternal AND t.tgenabled `+fires+`
-			AND (f.proowner IN (TABLE others) OR EXISTS (SELECT FROM others o WHERE has_table_privilege(o.oid, t.tgrelid, 'TRIGGER')))`, tables).Scan(&triggers)
-	if err == nil && len(triggers) > 0 {
-		err = fmt.Errorf("others could act with your rights: %s. Find out who made it, and drop it", visible(strings.Join(triggers, ", ")))
+		WITH RECURSIVE others AS (
+			SELECT s.oid FROM (`+strangers+`) s WHERE pg_has_role(s.oid, to_regrole('plantstore_owner'), 'MEMBER') IS NOT TRUE
+		), tables (oid, fk) AS (
+			SELECT t, NULL::oid FROM unnest($1::text[]::regclass[]) t
+			UNION SELECT k.conrelid, k.oid FROM tables JOIN pg_constraint k ON k.confrelid = tables.oid AND k.contype = 'f' AND k.confdeltype IN ('c', 'n', 'd')
+		), called AS (
+			SELECT t.*, f.oid AS function, f.proowner, f.proconfig FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
+				OR f.oid IN (SELECT m.match[1]::oid FROM regexp_matches(t.tgqual::text, ':(?:op)?funcid ([0-9]+)', 'g') m (match))
+			WHERE t.tgrelid IN (SELECT oid FROM tables) AND NOT t.tgisinternal AND t.tgenabled `+fires+`
+		), found (what) AS (
+			SELECT format('%s calls %s of %s. Drop it, or once you have read that, ALTER FUNCTION %2$s OWNER TO plantstore_owner', pg_describe_object('pg_trigger'::regclass, c.oid, 0), c.function::regprocedure, c.proowner::regrole)
+			FROM called c WHERE c.proowner IN (TABLE others)
+			UNION ALL SELECT format('%s looks names up in schema %I, where %s may create them. ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', pg_describe_object('pg_proc'::regclass, c.function, 0), n.nspname, o.oid::regrole, c.function::regprocedure)
+			FROM called c CROSS JOIN LATERAL unnest(c.proconfig) own (path) JOIN pg_namespace n ON n.nspname = ANY (`+pathOf+`) OR '$user' = ANY (`+pathOf+`) AND n.nspname IN (current_user, session_user, pg_get_userbyid(c.proowner))
+				CROSS JOIN LATERAL (SELECT o.oid FROM others o WHERE o.oid::regrole::text <> 'pg_database_owner' AND has_schema_privilege(o.oid, n.oid, 'CREATE') ORDER BY o.oid LIMIT 1) o
+			WHERE own.path ~* '^search_path=' AND n.nspname !~ '^pg_t'
+			UNION ALL SELECT format('%s may be of %s, as it has arguments or a condition. Once you have read it, REVOKE TRIGGER ON %s FROM %2$s', pg_describe_object('pg_trigger'::regclass, c.oid, 0), o.oid::regrole, c.tgrelid::regclass)
+			FROM called c JOIN others o ON has_table_privilege(o.oid, c.tgrelid, 'TRIGGER') WHERE c.function = c.tgfoid AND (c.tgnargs > 0 OR c.tgqual IS NOT NULL)
+			UNION ALL SELECT format('%s may have triggers of %s. ALTER TABLE %s DROP CONSTRAINT %I', pg_describe_object('pg_class'::regclass, t.oid, 0), o.oid::regrole, t.oid::regclass, k.conname)
+			FROM tables t JOIN pg_constraint k ON k.oid = t.fk JOIN pg_class c ON c.oid = t.oid JOIN others o ON o.oid = c.relowner OR has_table_privilege(o.oid, t.oid, 'TRIGGER')
+		)
+		SELECT coalesce(array_agg(DISTINCT what ORDER BY what), '{}') FROM found`, tables).Scan(&found)
+	if err == nil && len(found) > 0 {
+		err = fmt.Errorf("others could act with your rights: %s", visible(strings.Join(found, "; ")))
 	}
 	return err
 }

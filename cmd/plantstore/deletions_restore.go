@@ -97,7 +97,7 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 		}
 		if strangers, ok := errors.AsType[*postgres.StrangersError](err); ok {
 			return fmt.Errorf("nothing %s restored: inserting into public.plants would run this, by which others could act with your rights:\n  %s\n"+
-				"Restore as a role that has no more rights than those, have a function that looks names up SET search_path = pg_catalog, pg_temp, or accept it with --run-triggers", c.was("was"), strings.Join(strangers.Code, "\n  "))
+				"Restore as a role that has no more rights than those, have a function that looks names up SET search_path to schemas where nobody else creates (pg_catalog, pg_temp, if it needs no other), or accept it with --run-triggers", c.was("was"), strings.Join(strangers.Code, "\n  "))
 		}
 		if err != nil {
 			return err

@@ -398,7 +398,7 @@ func (s *progress) timeout(ctx context.Context) time.Duration {
 
 // needs is the least time with which an attempt at a slow deletion is begun while others wait. With
 // less it would keep them waiting, most likely in vain. A client that comes back has more.
-func (s *progress) needs() time.Duration { return min(s.least*3/2, s.most*2/3) }
+func (s *progress) needs() time.Duration { return min(2*s.least, s.most*4/5) }
 
 // on borrows a connection for a purpose, for one attempt.
 func (p *Plants) on(ctx context.Context, what purpose, timeout func(context.Context) time.Duration, try func(context.Context, *pgx.Conn) verdict) verdict {

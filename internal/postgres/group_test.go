@@ -600,7 +600,7 @@ func TestASlowDeletionDoesNotBeginInVain(t *testing.T) {
 		deletes bool
 	}{
 		"too little time":                    {4 * time.Second, true, false},
-		"enough":                             {3 * time.Second, true, true},
+		"enough":                             {2 * time.Second, true, true},
 		"too little, and nobody waits":       {4 * time.Second, false, true},
 		"never enough, and most of the time": {defaultTimeout, true, true},
 	} {
@@ -615,7 +615,7 @@ func TestASlowDeletionDoesNotBeginInVain(t *testing.T) {
 				conns := s.take(t, slow)
 				wait := defaultTimeout / 2
 				if tt.least == defaultTimeout {
-					wait = defaultTimeout / 4
+					wait = defaultTimeout / 8
 				}
 				ended := make(chan error, 2)
 				go func() {

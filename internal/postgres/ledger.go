@@ -360,8 +360,8 @@ type beginner interface {
 const patientLockTimeout = "30s"
 
 // transact runs do in a transaction without a time limit of its own: a ledger may be
-// large, and an operator can wait. Names are looked up in pg_catalog, and a backslash in
-// our SQL is one. Rows that row level security hides are an error, not missing. A crash takes
+// large, and an operator can wait. Names are looked up in pg_catalog, a backslash in
+// our SQL is one, and the driver can read moments that come as text. Rows that row level security hides are an error, not missing. A crash takes
 // nothing back that was told.
 func transact(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
@@ -372,6 +372,7 @@ func transact(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pg
 			SET LOCAL lock_timeout = '`+patientLockTimeout+`';
 			SET LOCAL idle_in_transaction_session_timeout = '5min';
 			SET LOCAL row_security = off;
+			SET LOCAL datestyle = 'ISO, YMD';
 			SELECT `+ourEncoding+`, `+noTransactionTimeout+`, `+commitDurably); err != nil {
 			return err
 		}

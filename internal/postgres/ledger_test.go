@@ -275,3 +275,24 @@ func TestARetryWithinTheHorizonIsRecognisedAfterAPurge(t *testing.T) {
 
 // What a session makes of dates, intervals and floats must not get into the
 // ledger, nor a column that the table has no more.
+
+// However statements are sent, and whatever form a role's moments have.
+func TestTheLedgerInAnyDateStyle(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := storeOn(t, database, "")
+	s.plant(t, 1)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+		t.Fatal(err)
+	}
+	for _, mode := range []string{"cache_statement", "exec", "simple_protocol"} {
+		l := ledgerAt(t, pgtest.WithParameters(database.Owner, "datestyle=SQL,%20DMY&default_query_exec_mode="+mode))
+		found, _, err := l.List(t.Context(), LedgerFilter{}, 9, true)
+		if err != nil || len(found) != 1 || time.Since(found[0].DeletedAt).Abs() > time.Hour {
+			t.Errorf("List by %s = %+v, %v; want the deletion, of just now", mode, found, err)
+		}
+		if _, err := l.Purge(t.Context(), IdempotencyHorizon, func(int64) {}); err != nil {
+			t.Errorf("Purge by %s: %v, want none", mode, err)
+		}
+	}
+}

@@ -314,7 +314,7 @@ func TestRestoreAsksBeforeItRunsTheCodeOfOthers(t *testing.T) {
 	expect := expecting(t, database.Owner)
 	expect(1, "", `plantstore: nothing was restored: inserting into public.plants would run this, by which others could act with your rights:
   trigger evil on table public.plants calls shop."e\\x1bvil"\(\) for plantstore_app
-Restore as a role that has no more rights than those, have a function that looks names up SET search_path to schemas where nobody else creates (pg_catalog, pg_temp, if it needs no other), or accept it with --run-triggers
+Restore as a role that has no more rights than those, have a function that looks names up SET search_path to schemas where nobody else creates \(pg_catalog, pg_temp, if it needs no other\), or accept it with --run-triggers
 `, "deletions", "restore", "1")
 	expect(1, "", `plantstore: nothing would be restored: .*--run-triggers\n`, "deletions", "restore", "1", "--dry-run")
 	expect(0, "would restore 1 plant\n", "", "deletions", "restore", "1", "--run-triggers", "--dry-run")

@@ -18,11 +18,13 @@
 
 DO $$
 DECLARE
-    step record;
+    -- Types are looked up before anything runs here, so they have their schema. (SQL itself
+    -- knows boolean.)
+    step pg_catalog.record;
     done boolean;
-    undone text := '';
+    undone pg_catalog.text := '';
 BEGIN
-    -- No name means something that others could make.
+    -- From here on no name means something that others could make.
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     -- That nothing was granted is a warning, of which is told below.
     PERFORM set_config('client_min_messages', 'error', true);
@@ -78,7 +80,7 @@ $$;
 -- In a transaction of its own: an error would take the above back.
 DO $$
 DECLARE
-    undone text := pg_catalog.current_setting('plantstore.undone');
+    undone pg_catalog.text := pg_catalog.current_setting('plantstore.undone');
 BEGIN
     PERFORM pg_catalog.set_config('plantstore.undone', '', false);
     IF undone OPERATOR(pg_catalog.<>) '' THEN

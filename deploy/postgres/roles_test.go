@@ -63,16 +63,23 @@ func (s server) connect(t *testing.T, role, database string) *pgx.Conn {
 	return conn
 }
 
+// statements are those of roles.sql. psql sends each by itself, so what one sets until its
+// transaction ends is not there for the next.
+func statements(t *testing.T) []string {
+	t.Helper()
+	all := strings.SplitAfter(roles.SQL, "\n$$;\n")
+	if len(all) != 3 || strings.TrimSpace(all[2]) != "" {
+		t.Fatalf("%d statements, want 2", len(all)-1)
+	}
+	return all[:2]
+}
+
 // run runs roles.sql as psql does, and returns the error's message; empty if all
 // is done.
 func (s server) run(t *testing.T, role string) (left string) {
 	t.Helper()
 	conn := s.connect(t, role, "store")
-	statements := strings.SplitAfter(roles.SQL, "\n$$;\n")
-	if len(statements) != 3 || strings.TrimSpace(statements[2]) != "" {
-		t.Fatalf("%d statements, want 2", len(statements)-1)
-	}
-	for _, sql := range statements {
+	for _, sql := range statements(t) {
 		_, err := conn.Exec(t.Context(), sql)
 		if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "P0001" {
 			return pg.Message
@@ -222,8 +229,26 @@ func TestRolesRunNothingOfOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := conn.Exec(t.Context(), roles.SQL); err != nil {
+	run := func() (left string) {
+		t.Helper()
+		for _, sql := range statements(t) {
+			_, err := conn.Exec(t.Context(), sql)
+			if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "P0001" {
+				left = pg.Message
+			} else if err != nil {
+				t.Errorf("%v, want no error", err)
+			}
+		}
+		return left
+	}
+	if left := run(); left != "" {
+		t.Errorf("a superuser is told: %s", left)
+	}
+	if _, err := conn.Exec(t.Context(), `REVOKE CREATE ON SCHEMA public FROM plantstore_owner; SET ROLE pg_monitor`); err != nil {
 		t.Fatal(err)
+	}
+	if left := run(); !strings.Contains(left, "GRANT USAGE, CREATE ON SCHEMA public TO plantstore_owner") {
+		t.Errorf("who may do nothing is told: %q, want what is left", left)
 	}
 	conn.Close(t.Context())
 	if got := sprung(); len(got) != 0 {

@@ -24,7 +24,7 @@ func SetTraps(t testing.TB, db Database) (sprung func() []string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(ctx)) })
-	for _, sql := range []string{trapSchemas, trapFunctions, trapOperators, trapRelations, trapOurs, trapPath} {
+	for _, sql := range []string{trapSchemas, trapTypes, trapFunctions, trapOperators, trapRelations, trapOurs, trapPath} {
 		if _, err := conn.Exec(ctx, sql); err != nil {
 			t.Fatalf("set traps: %v", err)
 		}
@@ -58,6 +58,21 @@ const (
 		GRANT ALL ON SCHEMA evil, plantstore_owner TO PUBLIC;
 		CREATE FUNCTION evil.trap() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RETURN true; END';
 		CREATE FUNCTION plantstore_owner.trap() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN new; END';`
+
+	// Every type of the system, also those that only a parameter or a result can have,
+	// under its name in the catalogue. A value that becomes one of these runs the check.
+	trapTypes = `
+		DO $do$
+		DECLARE
+			y record;
+		BEGIN
+			FOR y IN SELECT typname, CASE typtype WHEN 'p' THEN 'text' ELSE typname END AS base
+				FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace AND typrelid = 0 AND typcategory <> 'A'
+			LOOP
+				EXECUTE format('CREATE DOMAIN evil.%I AS pg_catalog.%I CHECK (evil.trap())', y.typname, y.base);
+			END LOOP;
+		END
+		$do$`
 
 	// Every function of the system that PL/pgSQL can have the like of. They do what
 	// the real ones do, or give nothing, which does not matter: none may be called.

@@ -1,13 +1,20 @@
 package migrate_test
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 	"testing/fstest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+	goosedb "github.com/pressly/goose/v3/database"
+
 	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
+	"plantstore/internal/readme"
 	"plantstore/migrations"
 )
 
@@ -65,6 +72,50 @@ func TestNothingOfOthersRuns(t *testing.T) {
 	naive.Close(t.Context())
 	for len(sprung()) < 2 {
 		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// Nor does it with the stock goose command, as the manual has it. Neither goose nor the
+// files name the schema of what is PostgreSQL's.
+func TestNothingOfOthersRunsWithStockGoose(t *testing.T) {
+	t.Parallel()
+	said := regexp.MustCompile("`PGOPTIONS='([^']*)' goose -dir migrations -table (\\S+) postgres \"\\$URL\" up`").FindStringSubmatch(readme.Read(t, "migrations/README.md"))
+	if said == nil {
+		t.Fatal("migrations/README.md does not have the command")
+	}
+	for name, table := range map[string]string{"empty": ``, "adopted": `CREATE TABLE plants (id bigint PRIMARY KEY, name text)`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.Empty(t)
+			exec(t, pgtest.Connect(t, database.Owner), table)
+			sprung := pgtest.SetTraps(t, database)
+			config, err := pgx.ParseConfig(pgtest.WithParameters(database.Super, "application_name=plantstore"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			config.RuntimeParams["options"] = said[1]
+			db := stdlib.OpenDB(*config)
+			store, err := goosedb.NewStore(goose.DialectPostgres, said[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := goose.NewProvider(goose.DialectCustom, db, migrations.Files, goose.WithStore(store), goose.WithDisableGlobalRegistry(true))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := p.Up(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if _, err := p.DownTo(t.Context(), 0); err != nil {
+				t.Error(err)
+			}
+			if err := db.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if got := sprung(); len(got) != 0 {
+				t.Errorf("these were run: %v", got)
+			}
+		})
 	}
 }
 

@@ -41,10 +41,13 @@ const moveHistory = "CREATE SCHEMA store_migrations; ALTER TABLE public.goose_db
 // ownTables are those that the migrations make. Plants may be the store's.
 var ownTables = []string{"plant_shapes", "plant_deletions", "api_principals", "api_tokens", "plantstore_budgets", "plantstore_migrations"}
 
-// refuseForeignTables returns a ForeignTableError where the migrations' tables
-// were made by somebody whom we don't trust. Trusted are we ourselves, superusers,
-// and the owner of roles.sql. Membership is no trust: up to PostgreSQL 15 any role
+// trusted says whether a row r of pg_roles is of a role whose code we may run: our own, a
+// superuser, or the owner of roles.sql. Membership is no trust: up to PostgreSQL 15 any role
 // can make others its members.
+const trusted = `(r.rolsuper OR r.rolname IN (current_user, 'plantstore_owner'))`
+
+// refuseForeignTables returns a ForeignTableError where the migrations' tables
+// were made by somebody whom we don't trust.
 func refuseForeignTables(ctx context.Context, tx pgx.Tx) error {
 	var e ForeignTableError
 	err := tx.QueryRow(ctx, `
@@ -52,7 +55,7 @@ func refuseForeignTables(ctx context.Context, tx pgx.Tx) error {
 		FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
 		WHERE c.relnamespace = 'public'::regnamespace
 			AND (c.relname = 'goose_db_version' OR c.relname = ANY ($1))
-			AND NOT (r.rolsuper OR r.rolname IN (current_user, 'plantstore_owner'))
+			AND NOT `+trusted+`
 		ORDER BY 1 LIMIT 1`, ownTables).Scan(&e.Table, &e.Owner)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -64,8 +67,10 @@ func refuseForeignTables(ctx context.Context, tx pgx.Tx) error {
 }
 
 // MadePlants reports whether the first migration made public.plants, and has not adopted it.
+// Whoever owns a table can say so of it: it counts where that is somebody we trust.
 func MadePlants(ctx context.Context, tx pgx.Tx) (made bool, err error) {
-	err = tx.QueryRow(ctx, `SELECT coalesce(obj_description(to_regclass('public.plants'), 'pg_class') = 'created by plantstore', false)`).Scan(&made)
+	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
+		WHERE c.oid = to_regclass('public.plants') AND obj_description(c.oid, 'pg_class') = 'created by plantstore' AND `+trusted+`)`).Scan(&made)
 	return made, err
 }
 

@@ -738,6 +738,56 @@ func TestDownThatCantLook(t *testing.T) {
 	}
 }
 
+// To look for rows has the planner run what the table's owner put into an index. So it looks
+// into no table of others: also not into one that came by the name while it waited.
+func TestDownLooksIntoNoTableOfOthers(t *testing.T) {
+	t.Parallel()
+	const trap = `CREATE FUNCTION trap() RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN true; END';
+		CREATE INDEX trap ON @table (trap()); ALTER TABLE @table OWNER TO pg_monitor;
+		CREATE OR REPLACE FUNCTION trap() RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RAISE EXCEPTION ''caught''; END';`
+	t.Run("adopted", func(t *testing.T) {
+		t.Parallel()
+		database := adopted(t)
+		if _, err := service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		script(t, database.Super, `COMMENT ON TABLE plants IS 'created by plantstore';`+strings.ReplaceAll(trap, "@table", "plants"))
+		if changes, err := service().DownTo(t.Context(), database.Super, 0, migrate.Options{}); len(changes) != 6 || err != nil {
+			t.Errorf("down to 0: %d taken back, %v; want all 6", len(changes), err)
+		}
+		script(t, database.Super, `ALTER TABLE plants RENAME TO still_there;`)
+	})
+	for _, table := range []string{"plants", "plant_deletions", "api_principals", "plantstore_budgets"} {
+		t.Run(table, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			conn, watch := pgtest.Connect(t, database.Super), pgtest.Connect(t, database.Super)
+			replace := strings.ReplaceAll(`BEGIN; ALTER TABLE @table RENAME TO old; CREATE TABLE @table (LIKE old); COMMENT ON TABLE @table IS 'created by plantstore';`+trap, "@table", table)
+			if _, err := conn.Exec(t.Context(), replace); err != nil {
+				t.Fatal(err)
+			}
+			down := make(chan error)
+			go func() {
+				_, err := service().DownTo(t.Context(), database.Super, 0, migrate.Options{LockAttempts: 1})
+				down <- err
+			}()
+			const waits = `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'plantstore migrate' AND wait_event_type = 'Lock' AND wait_event = 'relation')`
+			for waiting := false; !waiting; {
+				if err := watch.QueryRow(t.Context(), waits).Scan(&waiting); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := conn.Exec(t.Context(), `COMMIT`); err != nil {
+				t.Fatal(err)
+			}
+			want := "what would be lost of public." + table + " can't be told: public." + table + " belongs to somebody else"
+			if err := <-down; err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "caught") {
+				t.Errorf("down: %v, want it refused with %q", err, want)
+			}
+		})
+	}
+}
+
 func TestDownWithoutPlants(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)

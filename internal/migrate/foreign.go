@@ -66,6 +66,14 @@ func refuseForeignTables(ctx context.Context, tx pgx.Tx) error {
 	return &e
 }
 
+// ForeignTable returns the first of tables, named with their schemas, whose owner we don't
+// trust, or "". One that came after the transaction's first look counts as such.
+func ForeignTable(ctx context.Context, tx pgx.Tx, tables ...string) (foreign string, err error) {
+	err = tx.QueryRow(ctx, `SELECT coalesce(min(name), '') FROM unnest($1::text[]) t (name)
+		WHERE NOT EXISTS (SELECT FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner WHERE c.oid = to_regclass(name) AND `+trusted+`)`, tables).Scan(&foreign)
+	return foreign, err
+}
+
 // MadePlants reports whether the first migration made public.plants, and has not adopted it.
 // Whoever owns a table can say so of it: it counts where that is somebody we trust.
 func MadePlants(ctx context.Context, tx pgx.Tx) (made bool, err error) {

@@ -1,9 +1,10 @@
 // Package doctor examines a database and says what is wrong with it, and what
-// helps. It changes nothing.
+// helps. It changes nothing. (For a superuser it locks what it reads, see migrate.Holding.)
 package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -66,6 +67,9 @@ type Target struct {
 	Limits   Limits
 }
 
+// history are the tables that tell what was migrated.
+var history = []string{"goose_db_version", "plantstore_migrations"}
+
 // serviceRole is what deploy/postgres/roles.sql calls the service's role.
 const serviceRole = "plantstore_app"
 
@@ -87,8 +91,11 @@ type examination struct {
 // A check looks at one subject and returns one finding at least. Its transaction
 // is the owner's and read-only.
 type check struct {
-	name string
-	look func(context.Context, pgx.Tx) ([]Finding, error)
+	name  string
+	look  func(context.Context, pgx.Tx) ([]Finding, error)
+	reads []string // tables of ours, none of which may be somebody else's then
+	// without: what else it looks at is worth it where one is, or is not there.
+	without bool
 }
 
 func (e *examination) run(ctx context.Context) []Finding {
@@ -106,23 +113,23 @@ func (e *examination) run(ctx context.Context) []Finding {
 		return e.findings
 	}
 	e.look(ctx, conn,
-		check{"version", e.version},
-		check{"primary", e.primary},
-		check{"connections", e.connections},
-		check{"transactions", e.transactions},
-		check{"schema", e.schema},
-		check{"plants", e.hindrances("plants", "nothing keeps them from being deleted, recorded and restored")},
-		check{"rights", e.hindrances("rights", "the owner can do its job, and nobody else can touch what is ours")},
-		check{"names", e.hindrances("names", "nobody else has names of ours")},
+		check{name: "version", look: e.version},
+		check{name: "primary", look: e.primary},
+		check{name: "connections", look: e.connections},
+		check{name: "transactions", look: e.transactions},
+		check{name: "schema", look: e.schema, reads: history, without: true},
+		check{name: "plants", look: e.hindrances("plants", "nothing keeps them from being deleted, recorded and restored"), reads: history, without: true},
+		check{name: "rights", look: e.hindrances("rights", "the owner can do its job, and nobody else can touch what is ours"), reads: history, without: true},
+		check{name: "names", look: e.hindrances("names", "nobody else has names of ours"), reads: history, without: true},
 	)
 	if !e.foreign && haveTables(ctx, conn) {
 		e.look(ctx, conn,
-			check{"record", e.hindrances("record", "each deletion is recorded, TRUNCATE is refused")},
-			check{"grants", e.grants},
-			check{"foreign keys", e.foreignKeys},
-			check{"cascades", e.cascades},
-			check{"ledger", e.ledger},
-			check{"tokens", e.tokens},
+			check{name: "record", look: e.hindrances("record", "each deletion is recorded, TRUNCATE is refused"), reads: []string{"goose_db_version", "plant_deletions", "plant_shapes"}},
+			check{name: "grants", look: e.grants},
+			check{name: "foreign keys", look: e.foreignKeys},
+			check{name: "cascades", look: e.cascades},
+			check{name: "ledger", look: e.ledger, reads: []string{"plant_deletions"}},
+			check{name: "tokens", look: e.tokens, reads: []string{"api_tokens"}},
 		)
 	}
 	return e.findings
@@ -131,7 +138,7 @@ func (e *examination) run(ctx context.Context) []Finding {
 // hindrances returns what looks at the hindrances of one check.
 func (e *examination) hindrances(about, none string) func(context.Context, pgx.Tx) ([]Finding, error) {
 	return func(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
-		found, err := hindrancesNow(ctx, tx, about)
+		found, err := hindrancesNow(ctx, tx, about, e.foreign)
 		return orFine(found, "%s", none), err
 	}
 }
@@ -146,11 +153,35 @@ func (e *examination) add(check string, found ...Finding) {
 func (e *examination) look(ctx context.Context, conn *pgx.Conn, checks ...check) {
 	for _, c := range checks {
 		var found []Finding
-		err := migrate.Reading(ctx, conn, func(tx pgx.Tx) (err error) {
+		look := func(tx pgx.Tx) (err error) {
 			found, err = c.look(ctx, tx)
 			return err
-		})
-		if err != nil {
+		}
+		var err error
+		switch {
+		case len(c.reads) == 0, e.foreign && c.without:
+			err = migrate.Reading(ctx, conn, look)
+		case e.foreign:
+			continue
+		case c.without:
+			err = migrate.Holding(ctx, conn, c.reads, look)
+		default:
+			err = migrate.Holding(ctx, conn, c.reads, func(tx pgx.Tx) error {
+				there, err := migrate.There(ctx, tx, c.reads...)
+				if err == nil && !there {
+					err = fmt.Errorf("one of %s is not there", strings.Join(c.reads, ", "))
+				}
+				if err != nil {
+					return err
+				}
+				return look(tx)
+			})
+		}
+		if foreign, ok := errors.AsType[*migrate.ForeignTableError](err); ok {
+			e.foreign = true
+			found = []Finding{Finding{Grade: Problem, Message: fmt.Sprintf("%s belongs to role %s, and could run its code with our rights: nothing of it was examined", foreign.Table, foreign.Owner),
+				Remedy: foreign.Remedy()}.legible()}
+		} else if err != nil {
 			found = []Finding{{Grade: Warning, Message: "could not be examined: " + postgres.Explain(err),
 				Remedy: "Connect as the owner of the service's tables, see PLANTSTORE_MIGRATE_DATABASE_URL."}}
 		}

@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -15,11 +14,6 @@ import (
 // schema tells what is wrong with the migrations.
 func (e *examination) schema(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	states, troubles, err := migrate.Service().StatusIn(ctx, tx)
-	if foreign, ok := errors.AsType[*migrate.ForeignTableError](err); ok {
-		e.foreign = true
-		return []Finding{{Grade: Problem, Message: fmt.Sprintf("%s belongs to role %s, and could run its code with our rights: nothing of it was examined", foreign.Table, foreign.Owner),
-			Remedy: foreign.Remedy()}}, nil
-	}
 	if foreign, ok := errors.AsType[*migrate.ForeignHistoryError](err); ok {
 		return []Finding{{Grade: Problem, Message: foreign.Why, Remedy: foreign.Remedy}}, nil
 	}
@@ -45,7 +39,7 @@ func (e *examination) schema(ctx context.Context, tx pgx.Tx) ([]Finding, error) 
 		}
 		found = append(found, Finding{Grade: grade, Message: t.Message, Remedy: t.Remedy})
 	}
-	missing, err := hindrancesNow(ctx, tx, "schema")
+	missing, err := hindrancesNow(ctx, tx, "schema", false)
 	if err != nil {
 		return nil, err
 	}

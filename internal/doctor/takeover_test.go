@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"plantstore/internal/pgtest"
 )
 
@@ -70,5 +72,61 @@ func TestDoctorOnEncodings(t *testing.T) {
 				t.Errorf("%+v, want only that no migration is applied", found)
 			}
 		})
+	}
+}
+
+// Who owns the database can rename its schemas while a superuser's doctor is at work, and choose
+// what sessions in it begin with.
+func TestDoctorWhileSchemasAreRenamed(t *testing.T) {
+	t.Parallel()
+	for _, setting := range []string{"", "default_transaction_read_only = on", "role = plantstore_owner", "role = plantstore_app"} {
+		t.Run(setting, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			stop := pgtest.SwapSchemas(t, database)
+			if setting != "" {
+				script(t, database.Super, `ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` SET `+setting+`;`)
+			}
+			for range 10 {
+				examinationOf(database.Super, "").run(t.Context())
+			}
+			if ran := stop(); ran > 0 {
+				t.Errorf("others' code was run %d times", ran)
+			}
+		})
+	}
+}
+
+// It can also put views in place of the tables.
+func TestDoctorWhileTablesAreReplaced(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	out, in := "", ""
+	for _, table := range []string{"goose_db_version", "plantstore_migrations", "plant_deletions", "plant_shapes", "api_tokens"} {
+		out += "ALTER TABLE public." + table + " RENAME TO " + table + "_away; ALTER VIEW other." + table + " SET SCHEMA public; "
+		in += "ALTER VIEW public." + table + " SET SCHEMA other; ALTER TABLE public." + table + "_away RENAME TO " + table + "; "
+	}
+	stop := pgtest.SwapSchemas(t, database, out, in)
+	for range 10 {
+		examinationOf(database.Super, "").run(t.Context())
+	}
+	if ran := stop(); ran > 0 {
+		t.Errorf("others' code was run %d times", ran)
+	}
+}
+
+// A table that is somebody else's is not even asked how far the migrations are.
+func TestDoctorLeavesAForeignHistoryAlone(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	script(t, database.Super, `
+		CREATE FUNCTION trap() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'caught'; END $$;
+		ALTER TABLE goose_db_version RENAME TO old;
+		CREATE VIEW goose_db_version AS SELECT 1 AS id, 1::bigint AS version_id, true AS is_applied, now()::timestamp AS tstamp WHERE trap();
+		ALTER VIEW goose_db_version OWNER TO plantstore_app;
+		GRANT ALL ON goose_db_version TO PUBLIC;`)
+	found := troubles(t, examinationOf(database.Super, database.App))
+	if len(found) != 1 || found[0].Check != "schema" || !strings.HasPrefix(found[0].Message, "public.goose_db_version belongs to role plantstore_app, ") {
+		t.Errorf("%+v, want only whose goose_db_version is", found)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -22,7 +23,8 @@ type runner struct {
 	config  *pgx.ConnConfig
 
 	session     *pgx.Conn
-	whole       bool          // a transaction of the session is open for several migrations
+	super       bool          // the session is a superuser's
+	whole       bool          // a transaction of the session is open for all of a step
 	pid         uint32        // of the session's server process
 	lockTimeout time.Duration // Options.LockTimeout, or a little more
 	all         []Migration   // of the set
@@ -66,23 +68,19 @@ func (s Set) change(ctx context.Context, databaseURL string, o Options, up bool,
 	}
 	defer r.unlock(ctx)
 	if up && r.unrecorded {
-		if err := r.record(ctx, db); err != nil {
+		if err := r.guarded(ctx, func() error { return r.record(ctx, db) }); err != nil {
 			return nil, err
 		}
 	}
 	if len(work) == 0 {
 		return nil, nil
 	}
-	p, err := r.provider(db)
-	if err != nil {
-		return nil, err
-	}
 	for len(changes) < len(work) {
 		step, err := r.step(ctx, work, len(changes))
 		if err != nil {
 			return changes, err
 		}
-		m, err := r.apply(ctx, db, p, step)
+		m, err := r.apply(ctx, db, step)
 		if err != nil && (ctx.Err() != nil || r.session.IsClosed()) {
 			db.Close() // and with it its lock, which interrupted needs
 			return changes, r.interrupted(ctx, m, err)
@@ -133,6 +131,9 @@ func (r *runner) prepare(ctx context.Context, session *pgx.Conn, pick func(*runn
 		return nil, err
 	}
 	r.session = session
+	if r.super, _, err = standing(ctx, session); err != nil {
+		return nil, err
+	}
 	if r.pid, err = backendPID(ctx, session); err != nil {
 		return nil, err
 	}
@@ -164,7 +165,7 @@ func (r *runner) refuseHindered(ctx context.Context, session *pgx.Conn, work []M
 		return nil
 	}
 	var found, refused []Trouble
-	err := Reading(ctx, session, func(tx pgx.Tx) (err error) {
+	err := Holding(ctx, session, r.tables(), func(tx pgx.Tx) (err error) {
 		found, err = r.set.Hindrances(ctx, tx, r.up, work)
 		return err
 	})
@@ -185,6 +186,14 @@ func (r *runner) refuseHindered(ctx context.Context, session *pgx.Conn, work []M
 	return nil
 }
 
+// tables are those that a run reads or writes. Down looks for what would be lost.
+func (r *runner) tables() []string {
+	if r.up {
+		return history
+	}
+	return slices.Concat(ownTables, history)
+}
+
 // unlock gives the lock back. The end of the session would, too, but the server
 // may notice that after the next run has begun.
 func (r *runner) unlock(ctx context.Context) {
@@ -195,12 +204,16 @@ func (r *runner) unlock(ctx context.Context) {
 
 // apply does a step, and tries again when a lock was not to be had. After an error it also
 // returns the migration that met it.
-func (r *runner) apply(ctx context.Context, db *sql.DB, p *goose.Provider, step []Event) (Migration, error) {
+func (r *runner) apply(ctx context.Context, db *sql.DB, step []Event) (Migration, error) {
 	started := 0
+	script, err := r.set.script(ctx, step[0].Migration)
+	if err != nil {
+		return step[0].Migration, err
+	}
 	for attempt := 1; ; attempt++ {
 		var event Event
 		var seen sighting
-		err := r.inOne(ctx, len(step) > 1, func() error {
+		do := func() error {
 			for i := range step {
 				event = step[i]
 				if i == started {
@@ -209,14 +222,20 @@ func (r *runner) apply(ctx context.Context, db *sql.DB, p *goose.Provider, step 
 				}
 				stop := r.watch(ctx, event)
 				began := time.Now()
-				err := r.try(ctx, db, p, step, i)
+				err := r.try(ctx, db, step, i)
 				step[i].Took = time.Since(began)
 				if seen = stop(); err != nil {
 					return err
 				}
 			}
 			return nil
-		})
+		}
+		var err error
+		if script.transaction {
+			err = r.inOne(ctx, do)
+		} else {
+			err = do()
+		}
 		if err == nil {
 			return Migration{}, nil
 		}
@@ -241,11 +260,8 @@ func (r *runner) apply(ctx context.Context, db *sql.DB, p *goose.Provider, step 
 	}
 }
 
-// inOne has one transaction around all that do sends, if several migrations are done.
-func (r *runner) inOne(ctx context.Context, several bool, do func() error) error {
-	if !several {
-		return do()
-	}
+// inOne has one transaction around all that do sends.
+func (r *runner) inOne(ctx context.Context, do func() error) error {
 	tx, err := r.session.Begin(ctx)
 	if err != nil {
 		return err
@@ -263,18 +279,27 @@ func (r *runner) inOne(ctx context.Context, several bool, do func() error) error
 }
 
 // try applies one migration of a step, or takes it back.
-func (r *runner) try(ctx context.Context, db *sql.DB, p *goose.Provider, step []Event, i int) error {
+func (r *runner) try(ctx context.Context, db *sql.DB, step []Event, i int) error {
 	// Each time, because a migration may set its own.
 	timeout := strconv.FormatInt(r.lockTimeout.Milliseconds(), 10)
 	if _, err := db.ExecContext(ctx, pinned+`, pg_catalog.set_config('lock_timeout', $1, false)`, timeout); err != nil {
 		return err
 	}
 	if r.whole && i == 0 {
-		if err := r.lockFirst(ctx, db, step); err != nil {
+		if err := r.hold(ctx); err != nil {
 			return err
 		}
+		if len(step) > 1 {
+			if err := r.lockFirst(ctx, db, step); err != nil {
+				return err
+			}
+		}
 	}
-	_, err := p.ApplyVersion(ctx, step[i].Migration.Version, r.up)
+	p, err := r.provider(db) // each time: it takes goose's table for made, also once that was rolled back
+	if err != nil {
+		return err
+	}
+	_, err = p.ApplyVersion(ctx, step[i].Migration.Version, r.up)
 	return err
 }
 

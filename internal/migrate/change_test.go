@@ -464,8 +464,9 @@ func TestARunThatCantAskEnds(t *testing.T) {
 		`REVOKE EXECUTE ON FUNCTION pg_catalog.set_config(text, text, boolean) FROM PUBLIC`: "pin the search path: ",
 		`REVOKE EXECUTE ON FUNCTION pg_catalog.pg_try_advisory_lock(bigint) FROM PUBLIC`:    "take the migration lock: ",
 		`REVOKE SELECT ON pg_catalog.pg_settings FROM PUBLIC`:                               "read deadlock_timeout: ",
-		`REVOKE SELECT ON pg_catalog.pg_roles FROM PUBLIC`:                                  "look whose the tables are: ",
-		`REVOKE EXECUTE ON FUNCTION pg_catalog.to_regclass(text) FROM PUBLIC`:               "look for goose_db_version: ",
+		`REVOKE SELECT ON pg_catalog.pg_roles FROM PUBLIC`:                                  "look who we are: ",
+		`REVOKE EXECUTE ON FUNCTION pg_catalog.to_regclass(text) FROM PUBLIC`:               "look whose the tables are: ",
+		`REVOKE EXECUTE ON FUNCTION pg_catalog.has_table_privilege(oid, text) FROM PUBLIC`:  "look for goose_db_version: ",
 		`REVOKE SELECT ON public.goose_db_version FROM plantstore_owner`:                    "read goose_db_version: ",
 		`REVOKE SELECT ON pg_catalog.pg_index FROM PUBLIC`:                                  "look for invalid indexes: ",
 		`TRUNCATE public.plantstore_migrations;

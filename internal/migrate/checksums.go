@@ -35,7 +35,19 @@ type recorder struct {
 	*runner
 }
 
+func (r recorder) GetMigration(ctx context.Context, db database.DBTxConn, version int64) (result *database.GetMigrationResult, err error) {
+	err = r.guarded(ctx, func() error {
+		result, err = r.StoreExtender.GetMigration(ctx, db, version)
+		return err
+	})
+	return result, err
+}
+
 func (r recorder) Insert(ctx context.Context, db database.DBTxConn, request database.InsertRequest) error {
+	return r.guarded(ctx, func() error { return r.insert(ctx, db, request) })
+}
+
+func (r recorder) insert(ctx context.Context, db database.DBTxConn, request database.InsertRequest) error {
 	if err := r.StoreExtender.Insert(ctx, db, request); err != nil {
 		return err
 	}
@@ -53,11 +65,13 @@ func (r recorder) Insert(ctx context.Context, db database.DBTxConn, request data
 }
 
 func (r recorder) Delete(ctx context.Context, db database.DBTxConn, version int64) error {
-	if err := r.StoreExtender.Delete(ctx, db, version); err != nil {
-		return err
-	}
-	delete(r.ours, version)
-	return r.record(ctx, db)
+	return r.guarded(ctx, func() error {
+		if err := r.StoreExtender.Delete(ctx, db, version); err != nil {
+			return err
+		}
+		delete(r.ours, version)
+		return r.record(ctx, db)
+	})
 }
 
 // record writes down what is known of the applied migrations. Where the table of
@@ -81,6 +95,9 @@ func (r *runner) record(ctx context.Context, db database.DBTxConn) error {
 		}
 	}
 	if exists {
+		if err := r.hold(ctx); err != nil { // it may have come since
+			return err
+		}
 		for _, sql := range []string{forgetChecksums, recordChecksums} {
 			if _, err := db.ExecContext(ctx, sql, versions, checksums, ours); err != nil {
 				return fmt.Errorf("record checksums: %w", err)

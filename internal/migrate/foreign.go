@@ -41,27 +41,37 @@ const moveHistory = "CREATE SCHEMA store_migrations; ALTER TABLE public.goose_db
 // ownTables are those that the migrations make. Plants may be the store's.
 var ownTables = []string{"plant_shapes", "plant_deletions", "api_principals", "api_tokens", "plantstore_budgets", "plantstore_migrations"}
 
+// trustedSelf is the role that we are, in SQL, or the session's user if that is a superuser.
+const trustedSelf = `(SELECT CASE WHEN s.rolsuper THEN session_user ELSE current_user END::text FROM pg_roles s WHERE s.rolname = session_user)`
+
 // trusted says whether a row r of pg_roles is of a role whose code we may run: our own, a
 // superuser, or the owner of roles.sql. Membership is no trust: up to PostgreSQL 15 any role
-// can make others its members.
-const trusted = `(r.rolsuper OR r.rolname IN (current_user, 'plantstore_owner'))`
+// can make others its members. Nor is a role that a superuser has become: the database's
+// owner can choose it by a setting, and its code can take that back.
+const trusted = `(r.rolsuper OR r.rolname IN ('plantstore_owner', ` + trustedSelf + `))`
+
+// ownSequences are those of the tables that are read by themselves.
+var ownSequences = []string{"plant_shapes_id_seq", "plant_deletions_id_seq"}
 
 // refuseForeignTables returns a ForeignTableError where the migrations' tables
 // were made by somebody whom we don't trust.
-func refuseForeignTables(ctx context.Context, tx pgx.Tx) error {
+func refuseForeignTables(ctx context.Context, tx statements) error {
 	var e ForeignTableError
+	// What a name means is what it means now. An owner that can't be seen has a table
+	// that is newer than the transaction's snapshot.
 	err := tx.QueryRow(ctx, `
-		SELECT c.oid::regclass::text, r.rolname
-		FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
-		WHERE c.relnamespace = 'public'::regnamespace
-			AND (c.relname = 'goose_db_version' OR c.relname = ANY ($1))
-			AND NOT `+trusted+`
-		ORDER BY 1 LIMIT 1`, ownTables).Scan(&e.Table, &e.Owner)
+		SELECT 'public.' || quote_ident(t.name), coalesce(r.rolname, '')
+		FROM unnest($1::text[]) t (name) CROSS JOIN LATERAL (SELECT to_regclass('public.' || quote_ident(t.name))::oid) today (oid)
+			LEFT JOIN pg_class c ON c.oid = today.oid LEFT JOIN pg_roles r ON r.oid = c.relowner
+		WHERE today.oid IS NOT NULL AND `+trusted+` IS NOT TRUE
+		ORDER BY 1 LIMIT 1`, slices.Concat(ownTables, ownSequences, history)).Scan(&e.Table, &e.Owner)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil
 	case err != nil:
 		return fmt.Errorf("look whose the tables are: %w", err)
+	case e.Owner == "":
+		return errMoved
 	}
 	return &e
 }

@@ -26,14 +26,14 @@ func (s Set) Status(ctx context.Context, databaseURL string) (states []State, tr
 		return nil, nil, err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	err = Reading(ctx, conn, func(tx pgx.Tx) error {
+	err = Holding(ctx, conn, history, func(tx pgx.Tx) error {
 		states, troubles, err = s.StatusIn(ctx, tx)
 		return err
 	})
 	return states, troubles, err
 }
 
-// StatusIn is Status in a transaction of the caller's.
+// StatusIn is Status in a transaction of the caller's, of Holding.
 func (s Set) StatusIn(ctx context.Context, tx pgx.Tx) ([]State, []Trouble, error) {
 	c, err := s.inspectIn(ctx, tx)
 	return c.states, c.trouble, err
@@ -72,7 +72,7 @@ type condition struct {
 
 // inspect finds out what the database has, and what is wrong with it.
 func (s Set) inspect(ctx context.Context, conn *pgx.Conn) (c condition, err error) {
-	err = Reading(ctx, conn, func(tx pgx.Tx) error {
+	err = Holding(ctx, conn, history, func(tx pgx.Tx) error {
 		c, err = s.inspectIn(ctx, tx)
 		return err
 	})
@@ -189,11 +189,14 @@ type appliedRow struct {
 // readApplied returns what the database has in the order it was applied.
 func readApplied(ctx context.Context, tx pgx.Tx) ([]appliedRow, error) {
 	var migrated, readable, records bool
+	// By the transaction's snapshot, see Holding: what came since is nobody's that we know.
 	var owner, us string
 	err := tx.QueryRow(ctx, `SELECT g.oid IS NOT NULL, coalesce(has_table_privilege(g.oid, 'SELECT'), false),
-			coalesce(has_table_privilege(to_regclass('public.plantstore_migrations'), 'SELECT'), false),
-			coalesce((SELECT relowner::regrole::text FROM pg_class c WHERE c.oid = g.oid), ''), quote_ident(current_user)
-		FROM (SELECT to_regclass('public.goose_db_version')::oid) g (oid)`).Scan(&migrated, &readable, &records, &owner, &us)
+			coalesce(has_table_privilege(r.oid, 'SELECT'), false),
+			coalesce(g.relowner::regrole::text, ''), quote_ident(current_user)
+		FROM (VALUES (to_regnamespace('public')::oid)) n (oid)
+			LEFT JOIN pg_class g ON g.relnamespace = n.oid AND g.relname = 'goose_db_version'
+			LEFT JOIN pg_class r ON r.relnamespace = n.oid AND r.relname = 'plantstore_migrations'`).Scan(&migrated, &readable, &records, &owner, &us)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("look for goose_db_version: %w", err)

@@ -92,9 +92,14 @@ func Connect(ctx context.Context, databaseURL, application string) (*pgx.Conn, e
 }
 
 // Reading looks at a database in a transaction that can't change anything and
-// sees one moment, also on a standby. It is as safe as a pinned session.
+// sees one moment, also on a standby. It is as safe as a pinned session. Who reads rows of
+// our tables with it trusts whoever can put others in their place, see Holding.
 func Reading(ctx context.Context, conn *pgx.Conn, look func(pgx.Tx) error) error {
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	return reading(ctx, conn, pgx.ReadOnly, look)
+}
+
+func reading(ctx context.Context, conn *pgx.Conn, access pgx.TxAccessMode, look func(pgx.Tx) error) error {
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: access})
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,8 @@
 package migrate_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -321,5 +323,142 @@ func TestPoolSettingsAreLeftOut(t *testing.T) {
 	}
 	if got := applied(t, url); got != len(migrate.All()) {
 		t.Errorf("%d migrations applied, want all", got)
+	}
+}
+
+// Who owns the database can rename its schemas while a superuser looks at it or migrates it, and
+// choose what sessions in it begin with.
+func TestWhileSchemasAreRenamed(t *testing.T) {
+	t.Parallel()
+	for _, setting := range []string{"", "default_transaction_read_only = on", "role = plantstore_owner", "role = plantstore_app"} {
+		t.Run(setting, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			stop := pgtest.SwapSchemas(t, database)
+			if setting != "" {
+				exec(t, pgtest.Connect(t, database.Super), `ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` SET `+setting)
+			}
+			set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nSELECT 1;\n", "00102_b.sql": "-- +goose NO TRANSACTION\n-- +goose Up\nSELECT 1;\n"})
+			for range 10 {
+				_, _, _ = set.Status(t.Context(), database.Super)
+				_, _ = set.Plan(t.Context(), database.Super)
+				_, _ = set.Up(t.Context(), database.Super, migrate.Options{})
+				_, _ = set.DownTo(t.Context(), database.Super, 6, migrate.Options{})
+			}
+			if ran := stop(); ran > 0 {
+				t.Errorf("others' code was run %d times", ran)
+			}
+		})
+	}
+}
+
+// It can also put a view in place of a table, or where none is yet.
+func TestWhileTablesAreReplaced(t *testing.T) {
+	t.Parallel()
+	const out, in = `ALTER VIEW public.goose_db_version SET SCHEMA other; ALTER VIEW public.plantstore_migrations SET SCHEMA other`,
+		`ALTER VIEW other.goose_db_version SET SCHEMA public; ALTER VIEW other.plantstore_migrations SET SCHEMA public`
+	for name, swap := range map[string][]string{
+		"moved": {`ALTER TABLE public.goose_db_version RENAME TO g; ALTER TABLE public.plantstore_migrations RENAME TO p; ` + in,
+			out + `; ALTER TABLE public.g RENAME TO goose_db_version; ALTER TABLE public.p RENAME TO plantstore_migrations`},
+		"missing": {`DROP TABLE IF EXISTS public.goose_db_version, public.plantstore_migrations; ` + in, out},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			stop := pgtest.SwapSchemas(t, database, swap...)
+			set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nSELECT 1;\n", "00102_b.sql": "-- +goose NO TRANSACTION\n-- +goose Up\nSELECT 1;\n"})
+			for range 30 {
+				_, _, _ = set.Status(t.Context(), database.Super)
+				_, _ = set.Plan(t.Context(), database.Super)
+				if name == "moved" {
+					_, _ = set.Up(t.Context(), database.Super, migrate.Options{})
+					_, _ = set.DownTo(t.Context(), database.Super, 6, migrate.Options{})
+				}
+			}
+			if ran := stop(); ran > 0 {
+				t.Errorf("others' code was run %d times", ran)
+			}
+		})
+	}
+}
+
+// While a superuser reads, the schema keeps its name, whatever the database's settings are. Nobody
+// else is kept from giving rights on it.
+func TestHoldingKeepsTheName(t *testing.T) {
+	t.Parallel()
+	for _, setting := range []string{"", "default_transaction_read_only = on", "role = plantstore_app"} {
+		t.Run(setting, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			other := pgtest.Connect(t, database.Super)
+			if setting != "" {
+				exec(t, other, `ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` SET `+setting)
+			}
+			exec(t, other, `SET lock_timeout = '100ms'`)
+			conn, err := migrate.Connect(t.Context(), database.Super, "plantstore")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close(context.Background())
+			err = migrate.Holding(t.Context(), conn, []string{"api_tokens"}, func(tx pgx.Tx) error {
+				exec(t, other, `GRANT USAGE ON SCHEMA public TO pg_monitor`)
+				for _, sql := range []string{`ALTER SCHEMA public RENAME TO elsewhere`, `DROP TABLE api_tokens`, `ALTER TABLE api_tokens RENAME TO elsewhere`} {
+					if _, err := other.Exec(t.Context(), sql); !migrate.IsLockTimeout(err) {
+						t.Errorf("%s: %v, want it to wait", sql, err)
+					}
+				}
+				var role, readOnly string
+				if err := tx.QueryRow(t.Context(), `SELECT current_user::text, current_setting('transaction_read_only')`).Scan(&role, &readOnly); err != nil {
+					return err
+				}
+				if want, chosen := strings.CutPrefix(setting, "role = "); chosen && role != want || readOnly != "on" {
+					t.Errorf("role %s, read only: %s; want %s, on", role, readOnly, setting)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			exec(t, other, `ALTER SCHEMA public RENAME TO elsewhere`)
+		})
+	}
+}
+
+// What is renamed while somebody waits for its lock is locked no more. Then it is looked at anew.
+func TestHoldingWaitsForADecoy(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	other := pgtest.Connect(t, database.Super)
+	exec(t, other, `CREATE SCHEMA evil; CREATE TABLE evil.api_tokens (n int); ALTER TABLE evil.api_tokens OWNER TO plantstore_app`)
+	conn, err := migrate.Connect(t.Context(), database.Super, "plantstore")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	exec(t, other, `BEGIN; ALTER SCHEMA public RENAME TO elsewhere; ALTER SCHEMA evil RENAME TO public`)
+	done := make(chan error, 1)
+	go func() {
+		done <- migrate.Holding(t.Context(), conn, []string{"api_tokens"}, func(pgx.Tx) error { return errors.New("held") })
+	}()
+	for len(query(t, other, `SELECT pid::text FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'`, int32(conn.PgConn().PID()))) == 0 {
+		time.Sleep(10 * time.Millisecond)
+	}
+	exec(t, other, `COMMIT`)
+	if foreign, ok := errors.AsType[*migrate.ForeignTableError](<-done); !ok || foreign.Table != "public.api_tokens" {
+		t.Errorf("Holding: %v, want it to see that api_tokens is somebody else's", foreign)
+	}
+}
+
+// A run of a superuser's waits for nothing of its own: it gives rights on the schema whose name it
+// keeps.
+func TestMigrationsThatGrantOnTheSchema(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Empty(t)
+	set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nGRANT USAGE ON SCHEMA public TO pg_monitor;\n-- +goose Down\nREVOKE USAGE ON SCHEMA public FROM pg_monitor;\n"})
+	if _, err := set.Up(t.Context(), database.Super, migrate.Options{}); err != nil {
+		t.Error(err)
+	}
+	if _, err := set.DownTo(t.Context(), database.Super, 0, migrate.Options{}); err != nil {
+		t.Error(err)
 	}
 }

@@ -152,6 +152,16 @@ var after = []provocation{
 		"trigger skip of public.plant_deletions can change what is recorded", false, nil},
 	{"trigger after the ledger", "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';\nCREATE TRIGGER tell AFTER INSERT ON plant_deletions FOR EACH ROW EXECUTE FUNCTION tell()", "record", Warning,
 		"trigger tell of public.plant_deletions runs with each change of it, and can refuse it", true, nil},
+	{"triggers of others after the ledger and the history", strangersTrigger("AFTER DELETE ON plant_deletions") + ";\nCREATE TRIGGER spy BEFORE INSERT ON goose_db_version EXECUTE FUNCTION shop.spy();\nCREATE TRIGGER spy BEFORE INSERT ON api_tokens EXECUTE FUNCTION shop.spy();\nALTER TABLE goose_db_version ENABLE REPLICA TRIGGER spy",
+		"record", Problem, `trigger "Spy" of public.plant_deletions runs shop.spy\(\) of pg_monitor with the rights of whoever writes there|trigger spy of public.(goose_db_version|api_tokens) runs .*`, false, &hints{found: 3}},
+	{"a trigger with a condition", "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';\nCREATE TRIGGER tell AFTER UPDATE ON api_principals FOR EACH ROW WHEN (new.name <> old.name) EXECUTE FUNCTION tell()", "record", Problem,
+		`trigger tell of public.api_principals runs public.tell\(\) of \w+ with the rights of whoever writes there`, true, nil},
+	{"a trigger on the history", "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';\nCREATE TRIGGER tell BEFORE INSERT ON plantstore_migrations EXECUTE FUNCTION tell()", "record", Warning,
+		`trigger tell of public.plantstore_migrations runs with each change of it, and can refuse it`, true, nil},
+	{"tables of others that change with ours", "CREATE SCHEMA rep;\nCREATE TABLE rep.r (id bigint CONSTRAINT \"To us\" REFERENCES plant_deletions ON DELETE CASCADE);\nALTER TABLE rep.r OWNER TO pg_monitor;\n" +
+		"CREATE TABLE rep.middle (name text PRIMARY KEY REFERENCES api_principals ON UPDATE CASCADE);\nCREATE TABLE rep.last (name text CONSTRAINT further REFERENCES rep.middle ON UPDATE SET NULL);\nGRANT TRIGGER ON rep.last TO pg_monitor;\n" +
+		"CREATE TABLE rep.still (id bigint REFERENCES plant_deletions);\nALTER TABLE rep.still OWNER TO pg_monitor", "rights", Problem,
+		`foreign key "To us" of rep.r, which belongs to pg_monitor, changes it with public.plant_deletions: triggers there .*|foreign key further of rep.last, which belongs to \w+, changes it with rep.middle: .*`, true, &hints{found: 2}},
 	{"sequence of the ledger", "DELETE FROM plants WHERE id < 4;\nSELECT setval('plant_deletions_id_seq', 1)", "record", Problem, "the next number of the ledger is 2, and it has entries up to 3: nothing can be recorded", false, nil},
 	{"sequence of the ledger, unused", "DELETE FROM plants WHERE id < 4;\nSELECT setval('plant_deletions_id_seq', 3, false)", "record", Problem,
 		"the next number of the ledger is 3, and it has entries up to 3: nothing can be recorded", false, nil},
@@ -217,6 +227,48 @@ func audits(schema, function, when, statement string) string {
 		CREATE FUNCTION @schema.@function() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN @statement RETURN NULL; END $$;
 		ALTER FUNCTION @schema.@function() OWNER TO pg_monitor;
 		CREATE TRIGGER "Audit" @when ON plants FOR EACH ROW EXECUTE FUNCTION @schema.@function();`)
+}
+
+// strangersTrigger returns SQL for a trigger of somebody who has had the right to make it.
+func strangersTrigger(on string) string {
+	return `CREATE SCHEMA shop;
+		CREATE FUNCTION shop.spy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'caught'; END $$;
+		ALTER FUNCTION shop.spy() OWNER TO pg_monitor;
+		CREATE TRIGGER "Spy" ` + on + ` EXECUTE FUNCTION shop.spy()`
+}
+
+// Where others' triggers would run with what is written down of migrations, nothing is
+// migrated, up or down, and the plan and the doctor tell what helps.
+func TestTriggersOfOthersOnTheHistory(t *testing.T) {
+	t.Parallel()
+	for _, sql := range []string{
+		strangersTrigger("AFTER DELETE ON goose_db_version"),
+		strangersTrigger("BEFORE TRUNCATE OR DELETE ON plantstore_migrations"),
+		`CREATE TABLE log (id int REFERENCES goose_db_version ON DELETE CASCADE); ALTER TABLE log OWNER TO pg_monitor`,
+	} {
+		t.Run(sql, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			script(t, database.Super, sql+`;`)
+			troubles, _ := planned(t, database.Owner)
+			if len(troubles) != 1 {
+				t.Fatalf("plan: %+v, want one trouble", troubles)
+			}
+			for _, url := range []string{database.Owner, database.Super} {
+				_, err := service().Down(t.Context(), url, migrate.Options{})
+				if hindered, ok := errors.AsType[*migrate.HinderedError](err); !ok || !cmp.Equal(hindered.Troubles, troubles) {
+					t.Errorf("down: %v, want it refused for what the plan tells", err)
+				}
+			}
+			script(t, database.Super, troubles[0].Remedy)
+			if troubles, _ := planned(t, database.Owner); len(troubles) > 0 {
+				t.Errorf("plan after the remedy: %+v, want nothing", troubles)
+			}
+			if _, err := service().Down(t.Context(), database.Owner, migrate.Options{}); err != nil {
+				t.Errorf("down after the remedy: %v, want none", err)
+			}
+		})
+	}
 }
 
 // eventTrigger returns SQL for an event trigger that does nothing.

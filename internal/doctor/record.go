@@ -1,5 +1,7 @@
 package doctor
 
+import "plantstore/internal/migrate"
+
 // What has to be as it was made, so that each deletion is recorded.
 
 // Only functions and triggers of ours, by name and parameters, are looked at. What a
@@ -46,23 +48,40 @@ const shippedObjects = `
 	SELECT 'problem', format('function %s belongs to %I, not to %I as the ledger does', name, function_owner, owner), format('ALTER FUNCTION public.%I(%s) OWNER TO %I;', name, parameters, owner)
 	FROM objects WHERE same AND function_owner <> owner`
 
-// A trigger or rule of somebody's on a table of ours can change or lose a record, and
-// runs with the rights of the tables' owner. tgtype: 2 is before, 4 is INSERT.
-const alteredTables = `
+const ourTables = `
 	WITH ours AS (
 		SELECT oid, relname FROM pg_class
 		WHERE relnamespace = to_regnamespace('public') AND relkind = 'r' AND relname = ANY (@tables::text[])
-	)
+	)`
+
+// A trigger or rule of somebody's on a table of ours can change or lose a record, and
+// runs with the rights of the tables' owner. The doctor says more of the triggers.
+const alteredTables = ourTables + `
 	SELECT 'problem', format('row level security is on for public.%I', relname), format('ALTER TABLE public.%I DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;', relname)
 	FROM pg_class WHERE relrowsecurity AND (oid IN (SELECT oid FROM ours) OR oid = to_regclass('public.goose_db_version'))
 	UNION ALL
 	SELECT 'problem', format('rule %I of public.%I changes what is recorded', r.rulename, o.relname), format('DROP RULE %I ON public.%I;', r.rulename, o.relname)
-	FROM ours o JOIN pg_rewrite r ON r.ev_class = o.oid WHERE r.ev_enabled <> 'D'
-	UNION ALL
-	SELECT CASE WHEN t.tgtype & 6 = 6 THEN 'problem' ELSE 'warning' END,
-		format('trigger %I of public.%I %s', t.tgname, o.relname, CASE WHEN t.tgtype & 6 = 6 THEN 'can change what is recorded' ELSE 'runs with each change of it, and can refuse it' END),
-		format('DROP TRIGGER %I ON public.%I;', t.tgname, o.relname)
-	FROM ours o JOIN pg_trigger t ON t.tgrelid = o.oid WHERE NOT t.tgisinternal AND t.tgenabled <> 'D'`
+	FROM ours o JOIN pg_rewrite r ON r.ev_class = o.oid WHERE r.ev_enabled <> 'D'`
+
+const changingTriggers = ourTables + `
+	SELECT 'problem', format('trigger %I of public.%I can change what is recorded', t.tgname, o.relname), ''
+	FROM ours o JOIN pg_trigger t ON t.tgrelid = o.oid WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND ` + beforeInsert
+
+const beforeInsert = `t.tgtype & 6 = 6` // 2 is before, 4 is INSERT
+
+// Those of others run with the rights of whoever deletes a plant, purges the ledger, issues a
+// token or migrates. Somebody's right to make them may be gone since.
+const triggersOfOurs = `
+	SELECT CASE WHEN ` + migrate.OfOthers + ` OR c.relname = ANY (@tables::text[]) AND ` + beforeInsert + ` THEN 'problem' ELSE 'warning' END,
+		format('trigger %I of public.%I %s', t.tgname, c.relname, CASE
+			WHEN ` + migrate.OfOthers + ` THEN format('runs %s of %s with the rights of whoever writes there', f.oid::regprocedure, f.proowner::regrole)
+			WHEN c.relname = ANY (@tables::text[]) AND ` + beforeInsert + ` THEN 'can change what is recorded'
+			ELSE 'runs with each change of it, and can refuse it' END),
+		format('DROP TRIGGER %I ON public.%I;', t.tgname, c.relname)
+	FROM pg_class c JOIN pg_trigger t ON t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D' JOIN pg_proc f ON f.oid = t.tgfoid
+	WHERE c.relnamespace = to_regnamespace('public') AND c.relkind = 'r' AND c.relname = ANY (` + allTables + `)`
+
+const allTables = `@tables::text[] || ` + migrate.HistoryTables
 
 // The server that took over from another by logical replication has the rows, and
 // sequences that were not replicated. So has a database into which single tables were

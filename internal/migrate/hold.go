@@ -150,10 +150,10 @@ func lockTables(ctx context.Context, tx statements, tables []string, mode string
 	return err
 }
 
-// hold is for a transaction of a run's: until it ends, what is read and written stays ours. See
-// Holding.
+// hold is for a transaction of a run's: until it ends, what is read and written stays ours, and
+// nobody else's code runs with it. See Holding.
 func (r *runner) hold(ctx context.Context) error {
-	lock := func() error { return lockTables(ctx, r.session, history, "ROW EXCLUSIVE") }
+	lock := func() error { return lockTables(ctx, r.session, history, "ROW EXCLUSIVE") } // keeps more triggers out
 	var err error
 	if !r.super {
 		err = lock()
@@ -171,7 +171,10 @@ func (r *runner) hold(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return refuseForeignTables(ctx, r.session)
+	if err := refuseForeignTables(ctx, r.session); err != nil {
+		return err
+	}
+	return refuseOthers(ctx, r.session)
 }
 
 // guarded holds while do uses the history, in a transaction of its own if none is open: of a

@@ -382,6 +382,63 @@ func TestWhileTablesAreReplaced(t *testing.T) {
 	}
 }
 
+// What is written down of migrations runs nobody else's code, whoever migrates.
+func TestTriggersOfOthers(t *testing.T) {
+	t.Parallel()
+	const spy = `CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''caught''; END'; ALTER FUNCTION spy() OWNER TO plantstore_app; `
+	const hush = `CREATE FUNCTION hush() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; ALTER FUNCTION hush() OWNER TO plantstore_owner; `
+	for _, tt := range []struct{ name, sql, remedy string }{
+		{"of the history", spy + `CREATE TRIGGER "Spy" AFTER INSERT OR DELETE ON goose_db_version EXECUTE FUNCTION spy()`, `DROP TRIGGER "Spy" ON public.goose_db_version;`},
+		{"of checksums", spy + `CREATE CONSTRAINT TRIGGER spy AFTER INSERT OR DELETE ON plantstore_migrations DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION spy()`, `DROP TRIGGER spy ON public.plantstore_migrations;`},
+		{"with a condition", hush + `CREATE TRIGGER hush AFTER INSERT OR DELETE ON goose_db_version WHEN (1 / 0 = 1) EXECUTE FUNCTION hush()`, `DROP TRIGGER hush ON public.goose_db_version;`},
+		{"that somebody may make", hush + `GRANT TRIGGER ON goose_db_version TO plantstore_app; CREATE TRIGGER hush AFTER INSERT OR DELETE ON goose_db_version EXECUTE FUNCTION hush()`, `DROP TRIGGER hush ON public.goose_db_version;`},
+		{"of a table that refers to it", spy + `CREATE TABLE log (id int CONSTRAINT "To us" REFERENCES goose_db_version ON DELETE CASCADE); ALTER TABLE log OWNER TO plantstore_app;
+			INSERT INTO log SELECT id FROM goose_db_version; CREATE TRIGGER spy BEFORE DELETE ON log EXECUTE FUNCTION spy()`, `ALTER TABLE public.log DROP CONSTRAINT "To us";`},
+		{"that are trusted", hush + `CREATE TRIGGER hush AFTER INSERT OR DELETE ON goose_db_version EXECUTE FUNCTION hush()`, ""},
+		{"that are disabled", spy + `CREATE TRIGGER spy AFTER INSERT OR DELETE ON goose_db_version EXECUTE FUNCTION spy(); ALTER TABLE goose_db_version DISABLE TRIGGER spy`, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			super := pgtest.Connect(t, database.Super)
+			exec(t, super, tt.sql)
+			set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nCREATE TABLE public.a ();\n", "00102_b.sql": "-- +goose NO TRANSACTION\n-- +goose Up\nSELECT 1;\n-- +goose Down\nSELECT 1;\n"})
+			migrates := func(up bool, url string) error {
+				run := set.Down
+				if up {
+					run = set.Up
+				}
+				_, err := run(t.Context(), url, migrate.Options{})
+				return err
+			}
+			if tt.remedy != "" {
+				for _, url := range []string{database.Owner, database.Super} {
+					for _, up := range []bool{true, false} {
+						if err := migrates(up, url); err == nil || !strings.Contains(err.Error(), "others could act with your rights: ") || !strings.HasSuffix(err.Error(), "drop it: "+tt.remedy) {
+							t.Errorf("up %v: %v, want it refused, and the remedy %s", up, err, tt.remedy)
+						}
+					}
+				}
+				if got := applied(t, database.Owner); got != len(migrate.All()) {
+					t.Errorf("%d migrations applied, want those of before", got)
+				}
+				// What was applied by something else is not written down either.
+				exec(t, super, `SET session_replication_role = replica; DELETE FROM plantstore_migrations; RESET session_replication_role`)
+				if _, err := migrate.Service().Up(t.Context(), database.Super, migrate.Options{}); err == nil || !strings.Contains(err.Error(), "others could act") {
+					t.Errorf("up with nothing to do but write checksums: %v, want it refused", err)
+				}
+				exec(t, super, tt.remedy)
+			}
+			if err := migrates(true, database.Super); err != nil {
+				t.Errorf("up: %v, want none", err)
+			}
+			if err := migrates(false, database.Owner); err != nil {
+				t.Errorf("down: %v, want none", err)
+			}
+		})
+	}
+}
+
 // While a superuser reads, the schema keeps its name, whatever the database's settings are. Nobody
 // else is kept from giving rights on it.
 func TestHoldingKeepsTheName(t *testing.T) {

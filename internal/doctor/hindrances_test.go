@@ -154,7 +154,7 @@ var after = []provocation{
 		"trigger tell of public.plant_deletions runs with each change of it, and can refuse it", true, nil},
 	{"triggers of others after the ledger and the history", strangersTrigger("AFTER DELETE ON plant_deletions") + ";\nCREATE TRIGGER spy BEFORE INSERT ON goose_db_version EXECUTE FUNCTION shop.spy();\nCREATE TRIGGER spy BEFORE INSERT ON api_tokens EXECUTE FUNCTION shop.spy();\nALTER TABLE goose_db_version ENABLE REPLICA TRIGGER spy",
 		"record", Problem, `trigger "Spy" of public.plant_deletions runs shop.spy\(\) of pg_monitor with the rights of whoever writes there|trigger spy of public.(goose_db_version|api_tokens) runs .*`, false, &hints{found: 3}},
-	{"a trigger with a condition", "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';\nCREATE TRIGGER tell AFTER UPDATE ON api_principals FOR EACH ROW WHEN (new.name <> old.name) EXECUTE FUNCTION tell()", "record", Problem,
+	{"a trigger with a condition", "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';\nCREATE TRIGGER tell AFTER UPDATE ON api_principals FOR EACH ROW WHEN (query_to_xml('SELECT 1', true, true, '') IS NOT NULL) EXECUTE FUNCTION tell()", "record", Problem,
 		`trigger tell of public.api_principals runs public.tell\(\) of \w+ with the rights of whoever writes there`, true, nil},
 	{"a trigger on the history", "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';\nCREATE TRIGGER tell BEFORE INSERT ON plantstore_migrations EXECUTE FUNCTION tell()", "record", Warning,
 		`trigger tell of public.plantstore_migrations runs with each change of it, and can refuse it`, true, nil},

@@ -151,8 +151,8 @@ func restoredCode() string {
 	return `
 	SELECT 'warning', format('%s calls %s for %s when a plant is restored: restores are refused until somebody accepts that', c.runs, c.function,
 			array_to_string(c.roles[:10], ', ') || CASE WHEN cardinality(c.roles) > 10 THEN format(', and %s more', cardinality(c.roles) - 10) ELSE '' END),
-		coalesce((SELECT format(E'-- Once you have read it, restore with --run-triggers, or have the function SET search_path = pg_catalog, pg_temp where it looks names up. To have it run never:\nALTER TABLE public.plants DISABLE TRIGGER %I;', t.tgname) FROM pg_trigger t WHERE t.oid = c.trigger),
-			'Once you have read it, restore with --run-triggers, or have the function SET search_path = pg_catalog, pg_temp where it looks names up.')
+		coalesce((SELECT format(E'-- Once you have read it, restore with --run-triggers, or have the function SET search_path to schemas where nobody else creates. To have it run never:\nALTER TABLE public.plants DISABLE TRIGGER %I;', t.tgname) FROM pg_trigger t WHERE t.oid = c.trigger),
+			'Once you have read it, restore with --run-triggers, or have the function SET search_path to schemas where nobody else creates.')
 	FROM (` + postgres.StrangersCode(`@owner::name`, `ARRAY(SELECT CASE btrim(i) WHEN '"$user"' THEN @owner::text ELSE replace(btrim(i, ' "'), '""', '"') END
 		FROM pg_settings s, unnest(string_to_array(s.reset_val, ',')) i WHERE s.name = 'search_path')`) + `) c (runs, function, roles, trigger)`
 }

@@ -10,9 +10,12 @@ import (
 
 // OfOthers is the condition, in SQL, that trigger t, whose function is f, runs code of a role that
 // is neither @owner nor trusted otherwise, see ForeignTableError, with the rights of whoever writes
-// its table. Who made a trigger nobody knows. So where others may make some, it counts as one of theirs,
-// and so does one with a condition, which is code as well.
-const OfOthers = `(t.tgqual IS NOT NULL OR EXISTS (SELECT FROM (` + others + `) o WHERE o.oid = f.proowner OR has_table_privilege(o.oid, t.tgrelid, 'TRIGGER')))`
+// its table. Who made a trigger nobody knows. So where others may make some, one that hands its function
+// arguments, or has a condition, counts as theirs. A condition is code as well: its functions count, and
+// PostgreSQL's that may do what they are told to, such as query_to_xml.
+const OfOthers = `(EXISTS (SELECT FROM (` + others + `) o WHERE o.oid = f.proowner OR (t.tgnargs > 0 OR t.tgqual IS NOT NULL) AND has_table_privilege(o.oid, t.tgrelid, 'TRIGGER'))
+	OR EXISTS (SELECT FROM pg_proc w WHERE w.oid IN (SELECT m.match[1]::oid FROM regexp_matches(t.tgqual::text, ':(?:op)?funcid ([0-9]+)', 'g') m (match))
+		AND (w.provolatile = 'v' AND w.pronamespace = 'pg_catalog'::regnamespace OR w.proowner IN (` + others + `))))`
 
 const others = `SELECT r.oid FROM pg_roles r WHERE NOT r.rolsuper AND r.rolname NOT IN (@owner::text, 'plantstore_owner')`
 

@@ -390,8 +390,8 @@ func TestTriggersOfOthers(t *testing.T) {
 	for _, tt := range []struct{ name, sql, remedy string }{
 		{"of the history", spy + `CREATE TRIGGER "Spy" AFTER INSERT OR DELETE ON goose_db_version EXECUTE FUNCTION spy()`, `DROP TRIGGER "Spy" ON public.goose_db_version;`},
 		{"of checksums", spy + `CREATE CONSTRAINT TRIGGER spy AFTER INSERT OR DELETE ON plantstore_migrations DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION spy()`, `DROP TRIGGER spy ON public.plantstore_migrations;`},
-		{"with a condition", hush + `CREATE TRIGGER hush AFTER INSERT OR DELETE ON goose_db_version WHEN (1 / 0 = 1) EXECUTE FUNCTION hush()`, `DROP TRIGGER hush ON public.goose_db_version;`},
-		{"that somebody may make", hush + `GRANT TRIGGER ON goose_db_version TO plantstore_app; CREATE TRIGGER hush AFTER INSERT OR DELETE ON goose_db_version EXECUTE FUNCTION hush()`, `DROP TRIGGER hush ON public.goose_db_version;`},
+		{"with a condition", hush + `CREATE TRIGGER hush AFTER INSERT OR DELETE ON goose_db_version WHEN (query_to_xml('SELECT 1', true, true, '') IS NOT NULL) EXECUTE FUNCTION hush()`, `DROP TRIGGER hush ON public.goose_db_version;`},
+		{"that somebody may make", hush + `GRANT TRIGGER ON goose_db_version TO plantstore_app; CREATE TRIGGER hush AFTER INSERT OR DELETE ON goose_db_version EXECUTE FUNCTION hush('x')`, `DROP TRIGGER hush ON public.goose_db_version;`},
 		{"of a table that refers to it", spy + `CREATE TABLE log (id int CONSTRAINT "To us" REFERENCES goose_db_version ON DELETE CASCADE); ALTER TABLE log OWNER TO plantstore_app;
 			INSERT INTO log SELECT id FROM goose_db_version; CREATE TRIGGER spy BEFORE DELETE ON log EXECUTE FUNCTION spy()`, `ALTER TABLE public.log DROP CONSTRAINT "To us";`},
 		{"that are trusted", hush + `CREATE TRIGGER hush AFTER INSERT OR DELETE ON goose_db_version EXECUTE FUNCTION hush()`, ""},

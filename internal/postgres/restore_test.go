@@ -1511,6 +1511,8 @@ func TestWhoseCodeRunsWhenOurTablesAreWritten(t *testing.T) {
 			"trigger t on table public.plant_deletions may be of plantstore_app, as it has arguments or a condition. Once you have read it, REVOKE TRIGGER ON public.plant_deletions FROM plantstore_app"},
 		"a function of others in a condition": {audit + `CREATE FUNCTION fine(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'; ` + trigger + `WHEN (fine(OLD.id)) EXECUTE FUNCTION audit(); ALTER FUNCTION fine OWNER TO plantstore_app`,
 			"trigger t on table public.plant_deletions calls public.fine(bigint) of plantstore_app. Drop it, or once you have read that, ALTER FUNCTION public.fine(bigint) OWNER TO plantstore_owner"},
+		"a condition that does what it is told to": {audit + trigger + `WHEN (query_to_xml('SELECT 1', true, true, '') IS NOT NULL) EXECUTE FUNCTION audit()`,
+			"trigger t on table public.plant_deletions calls query_to_xml(text,boolean,boolean,text) in its condition, which may do what it is told to. Drop it"},
 		"a search path of its own": {audit + `ALTER FUNCTION audit() SET search_path = public; ` + trigger + `EXECUTE FUNCTION audit()`, ""},
 		"a search path where others create": {audit + `ALTER FUNCTION audit() SET search_path = public; GRANT CREATE ON SCHEMA public TO plantstore_app; ` + trigger + `EXECUTE FUNCTION audit()`,
 			"function public.audit() looks names up in schema public, where plantstore_app may create them. ALTER FUNCTION public.audit() SET search_path = pg_catalog, pg_temp"},
@@ -1545,7 +1547,11 @@ func TestWhoseCodeRunsWhenOurTablesAreWritten(t *testing.T) {
 			if err == nil || !strings.HasSuffix(err.Error(), "others could act with your rights: "+tt.want) {
 				t.Fatalf("Purge: %v\nwant it refused: %s", err, tt.want)
 			}
-			if err := Script(t.Context(), database.Super, regexp.MustCompile(`(ALTER|REVOKE) .*`).FindString(tt.want)); err != nil {
+			remedy := regexp.MustCompile(`(ALTER|REVOKE) .*`).FindString(tt.want)
+			if remedy == "" {
+				remedy = `DROP TRIGGER t ON plant_deletions`
+			}
+			if err := Script(t.Context(), database.Super, remedy); err != nil {
 				t.Fatal(err)
 			}
 			if err := purge(); err != nil {

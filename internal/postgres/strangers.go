@@ -287,12 +287,14 @@ func refuseTriggers(ctx context.Context, tx pgx.Tx, tables []string) error {
 			SELECT t, NULL::oid FROM unnest($1::text[]::regclass[]) t
 			UNION SELECT k.conrelid, k.oid FROM tables JOIN pg_constraint k ON k.confrelid = tables.oid AND k.contype = 'f' AND k.confdeltype IN ('c', 'n', 'd')
 		), called AS (
-			SELECT t.*, f.oid AS function, f.proowner, f.proconfig FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
+			SELECT t.*, f.oid AS function, f.proowner, f.proconfig, f.provolatile = 'v' AND f.pronamespace = 'pg_catalog'::regnamespace AS does_as_told FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
 				OR f.oid IN (SELECT m.match[1]::oid FROM regexp_matches(t.tgqual::text, ':(?:op)?funcid ([0-9]+)', 'g') m (match))
 			WHERE t.tgrelid IN (SELECT oid FROM tables) AND NOT t.tgisinternal AND t.tgenabled `+fires+`
 		), found (what) AS (
 			SELECT format('%s calls %s of %s. Drop it, or once you have read that, ALTER FUNCTION %2$s OWNER TO plantstore_owner', pg_describe_object('pg_trigger'::regclass, c.oid, 0), c.function::regprocedure, c.proowner::regrole)
 			FROM called c WHERE c.proowner IN (TABLE others)
+			UNION ALL SELECT format('%s calls %s in its condition, which may do what it is told to. Drop it', pg_describe_object('pg_trigger'::regclass, c.oid, 0), c.function::regprocedure)
+			FROM called c WHERE c.function <> c.tgfoid AND c.does_as_told
 			UNION ALL SELECT format('%s looks names up in schema %I, where %s may create them. ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', pg_describe_object('pg_proc'::regclass, c.function, 0), n.nspname, o.oid::regrole, c.function::regprocedure)
 			FROM called c CROSS JOIN LATERAL unnest(c.proconfig) own (path) JOIN pg_namespace n ON n.nspname = ANY (`+pathOf+`) OR '$user' = ANY (`+pathOf+`) AND n.nspname IN (current_user, session_user, pg_get_userbyid(c.proowner))
 				CROSS JOIN LATERAL (SELECT o.oid FROM others o WHERE o.oid::regrole::text <> 'pg_database_owner' AND has_schema_privilege(o.oid, n.oid, 'CREATE') ORDER BY o.oid LIMIT 1) o

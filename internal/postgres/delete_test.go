@@ -740,7 +740,7 @@ func TestPlansAreKept(t *testing.T) {
 // nothingLeft tells that no code of the store's runs at commits.
 func nothingLeft() *atCommit {
 	c := new(atCommit)
-	c.noneAt.Store(time.Now().Add(time.Hour).UnixNano())
+	c.looked.Store(&lookedAt{time.Now().Add(time.Hour), true})
 	return c
 }
 

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
@@ -560,6 +561,32 @@ func TestATriggerThatTurnsDurabilityOff(t *testing.T) {
 	}
 	if got := stringsOf(t, s.owner, `SELECT DISTINCT setting FROM public.seen`); !slices.Equal(got, []string{"on"}) {
 		t.Errorf("committed under synchronous_commit %v, want on", got)
+	}
+}
+
+// What a trigger has opened is there for those that are deferred.
+func TestACursorForADeferredTrigger(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 12)
+	s.exec(t, `CREATE FUNCTION public.opens() RETURNS trigger LANGUAGE plpgsql AS $$DECLARE c refcursor := 'store_' || old.id; BEGIN OPEN c FOR SELECT old.id; RETURN old; END$$;
+		CREATE FUNCTION public.fetches() RETURNS trigger LANGUAGE plpgsql AS $$DECLARE c refcursor := 'store_' || old.id; n bigint;
+			BEGIN FETCH c INTO n; IF n IS DISTINCT FROM old.id THEN RAISE 'fetched %', n; END IF; RETURN NULL; END$$;
+		CREATE TRIGGER opens BEFORE DELETE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.opens();
+		CREATE CONSTRAINT TRIGGER fetches AFTER DELETE ON public.plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.fetches()`)
+	for id := range int64(2) { // the second closes what the first has left
+		if _, err := s.plants.Delete(in(t, patience), deletion(id+11, "k")); err != nil {
+			t.Errorf("Delete: %v, want none", err)
+		}
+	}
+	for _, err := range s.deleteAtOnce(t, ids(1, 10)) {
+		if err != nil {
+			t.Errorf("Delete in a batch: %v, want none", err)
+		}
+	}
+	s.atCommit.looked.Store(&lookedAt{time.Now(), false})
+	if first, last := s.atCommit.keep(); len(first) != 1 || len(last) != 1 {
+		t.Errorf("a moment after a look that found triggers: %d statements before and %d after, want 1 and 1", len(first), len(last))
 	}
 }
 

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -90,36 +91,59 @@ func proves(ids []int64, principals, keys []string, work *time.Duration) stateme
 }
 
 // atCommit knows whether code of the store's may run at commits: triggers that can be
-// deferred. They may take back what commitDurably did. Without one, as after nil, they may.
+// deferred. They may take back what commitDurably did. Before the first look, as after nil, they may.
 type atCommit struct {
-	noneAt atomic.Int64 // when the database last had none, in nanoseconds since 1970
+	looked atomic.Pointer[lookedAt]
 }
 
-// noneFor is how long it is believed that there are none. To look each time, and to close the
-// transaction for nothing, would cost a lone deletion a third of its time in the database.
-const noneFor = time.Second
+type lookedAt struct {
+	at   time.Time
+	none bool
+}
 
-// close returns what closes a transaction after which code of the store's may run. PostgreSQL
-// runs the query of a cursor WITH HOLD when all deferred work is done, right before the commit.
-// The cursor outlives that, until the next of them: so those are closed first. Others that
-// outlive a transaction are of triggers, and of no use to anybody.
-func (c *atCommit) close() []statement {
+// lookEvery is how long it is believed that there are none, or some. To look each time, and to
+// keep the commit for nothing, would cost a lone deletion a third of its time in the database.
+const lookEvery = time.Second
+
+// keep returns what begins and what ends a transaction that code of the store's may run after.
+// PostgreSQL runs the query of a cursor WITH HOLD when all deferred work is done, right before the
+// commit. The cursor outlives that, until the next transaction of the kind: so that begins by
+// closing it. Others that outlive a transaction are of triggers, and of no use to anybody.
+func (c *atCommit) keep() (first, last []statement) {
 	now := time.Now()
-	if c != nil && now.Sub(time.Unix(0, c.noneAt.Load())) < noneFor {
-		return nil
-	}
-	all := []statement{{sql: `CLOSE ALL`}, {sql: `DECLARE plantstore_durable CURSOR WITH HOLD FOR SELECT ` + commitDurably}}
-	if c == nil {
-		return all
-	}
-	return append(all, statement{sql: `SELECT pg_catalog.count(*) FROM pg_catalog.pg_trigger t WHERE t.tgdeferrable AND NOT t.tgisinternal`, row: func(scan func(...any) error) error {
-		var n int64
-		err := scan(&n)
-		if err == nil && n == 0 {
-			c.noneAt.Store(now.UnixNano())
+	var known lookedAt
+	if c != nil {
+		if looked := c.looked.Load(); looked != nil && now.Sub(looked.at) < lookEvery {
+			known = *looked
 		}
-		return err
-	}})
+	}
+	if known.none {
+		return nil, nil
+	}
+	first = []statement{{sql: `CLOSE ALL`}}
+	last = []statement{{sql: `DECLARE plantstore_durable CURSOR WITH HOLD FOR SELECT ` + commitDurably}}
+	if c == nil || !known.at.IsZero() {
+		return first, last
+	}
+	return first, append(last, statement{
+		sql: `SELECT CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgdeferrable AND NOT t.tgisinternal) THEN 1::bigint ELSE 0::bigint END`,
+		row: func(scan func(...any) error) error {
+			var some int64
+			err := scan(&some)
+			if err == nil {
+				c.looked.Store(&lookedAt{now, some == 0})
+			}
+			return err
+		},
+	})
+}
+
+// run runs statements as a transaction whose commit is kept. It returns their tags only.
+func (c *atCommit) run(ctx context.Context, on runner, statements []statement) (tags []pgconn.CommandTag, err error) {
+	first, last := c.keep()
+	tags, err = on.run(ctx, slices.Concat(first, statements, last))
+	tags = tags[min(len(first), len(tags)):]
+	return tags[:min(len(statements), len(tags))], err
 }
 
 // pinned returns a queue of statements, one implicit transaction, whose names mean what
@@ -304,7 +328,7 @@ func deleteEach(ctx context.Context, on runner, deletions []turn, lockTimeout, s
 			ARRAY[ARRAY['0'], ARRAY[$1::pg_catalog.text], ARRAY[$2::pg_catalog.text], ARRAY['']]::pg_catalog.text, true)`, deletions[0].Principal, deletions[0].RequestID)
 	}
 	const apart = 3 // statements from one DELETE to the next
-	tags, err := on.run(ctx, append(statements, then.close()...))
+	tags, err := then.run(ctx, on, statements)
 	deleted = make([]bool, len(deletions))
 	for i := range deletions {
 		if n := 1 + i*apart; n < len(tags) {
@@ -338,7 +362,7 @@ func deleteTogether(ctx context.Context, on runner, deletions []turn, lockTimeou
 	ids, principals, requestIDs, keys := columns(asked)
 	budget := budgetOf(deletions[0]) // all are of one principal, or of principals without
 	deleted = make([]bool, len(deletions))
-	tags, err := on.run(ctx, append([]statement{
+	tags, err := then.run(ctx, on, []statement{
 		{bounds + `, ` + noPlanOfASmallTable + `, pg_catalog.set_config('plantstore.recorded', '', true), pg_catalog.set_config('plantstore.request', '', true),
 		pg_catalog.set_config('plantstore.batch', ARRAY[$3::bigint[]::pg_catalog.text[], $4::pg_catalog.text[], $5::pg_catalog.text[], $6::pg_catalog.text[]]::pg_catalog.text, true),
 		pg_catalog.set_config('plantstore.budget', $7::pg_catalog.text[]::pg_catalog.text, true)`,
@@ -350,7 +374,7 @@ func deleteTogether(ctx context.Context, on runner, deletions []turn, lockTimeou
 			return err
 		}},
 		proves(ids, principals, keys, &work),
-	}, then.close()...))
+	})
 	if err != nil && len(tags) == 1 {
 		err = errAtDelete{err}
 	}
@@ -549,12 +573,12 @@ func refersToPlants(ctx context.Context, conn *pgx.Conn, e *pgconn.PgError) (boo
 // several arrays is grammar: no search path finds another.)
 func refuse(ctx context.Context, conn *pgx.Conn, deletions []plant.Deletion, lockTimeout, statementTimeout time.Duration, then *atCommit) (refused []bool, err error) {
 	ids, principals, requestIDs, keys := columns(deletions)
-	_, err = single{conn}.run(ctx, append([]statement{
+	_, err = then.run(ctx, single{conn}, []statement{
 		{sql: bounds, args: []any{milliseconds(lockTimeout), milliseconds(statementTimeout)}},
 		{`SELECT ARRAY(SELECT public.plantstore_refuse(r.plant, r.principal, r.request_id, r.key) FROM unnest(
 			$1::bigint[], $2::pg_catalog.text[], $3::pg_catalog.text[], $4::pg_catalog.text[]) r (plant, principal, request_id, key)), ` + commitDurably,
 			[]any{ids, principals, requestIDs, keys}, func(scan func(...any) error) error { return scan(&refused, nil, nil) }},
-	}, then.close()...))
+	})
 	return refused, err
 }
 

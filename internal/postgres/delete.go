@@ -26,6 +26,7 @@ type Plants struct {
 	holds     holds
 	lines     lines
 	difficult memory
+	slowly    seniority // of those that are slow
 	// inFlight bounds the deletions that are tried, except those that are locked or
 	// slow: they wait for their own kind only.
 	inFlight *semaphore.Weighted
@@ -34,7 +35,7 @@ type Plants struct {
 
 // Plants returns the repository of plants. It tries up to inFlight deletions at a time.
 func (db *DB) Plants(inFlight int) *Plants {
-	p := &Plants{db: db, used: newUsedUp(), difficult: newMemory(), inFlight: semaphore.NewWeighted(int64(inFlight))}
+	p := &Plants{db: db, used: newUsedUp(), difficult: newMemory(), slowly: seniority{free: db.shares.size[slow]}, inFlight: semaphore.NewWeighted(int64(inFlight))}
 	p.group = newGroup(db, together, (*group).deleteBatch)
 	p.budgeted = newGroup(db, budgeted, (*group).deleteBatch)
 	p.refusals = newGroup(db, explained, (*group).refuseBatch)
@@ -143,7 +144,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (result plant.Res
 	}
 	defer land()
 	known := p.difficult.recall(d.Plant)
-	s := progress{deletion: d, land: land, began: began, most: remaining(ctx), what: known.what, least: known.least, spender: spender{holds: &p.holds, deletion: d}}
+	s := progress{deletion: d, land: land, began: began, most: remaining(ctx), what: known.what, least: known.least, slowSince: known.slowSince, spender: spender{holds: &p.holds, deletion: d}}
 	defer s.spender.leave()
 	pause := backoff()
 	for ; ; s.began = time.Now() {
@@ -207,8 +208,9 @@ type progress struct {
 	most     time.Duration // for all of them
 	// what is what the deletion is tried as. It turns out to be harder, never easier.
 	what purpose
-	// least is what the deletion is known to take at least: after so long the server ended an attempt.
-	least time.Duration
+	// least is what the deletion is known to take at least: after so long an attempt was ended.
+	least     time.Duration
+	slowSince time.Time // see difficulty
 	// number is that of the deletion's turn. Once that is known, a refusal of it is newer than
 	// the request, whatever clocks say.
 	number int
@@ -248,8 +250,11 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 	switch {
 	case over != nil || !open:
 	case s.what != together || s.onItsOwn:
+		began := time.Now()
 		v = p.deleteAlone(ctx, s)
-		s.least = max(s.least, v.least)
+		if took := time.Since(began) - v.waited; v.next == ask && s.unsure && took >= commitTimeout {
+			v.what, v.least = slow, took // nobody answered, for the second time: its commit may be the cause
+		}
 		p.used.note(d, v.err)
 	default:
 		g := p.group
@@ -268,6 +273,10 @@ func (p *Plants) attempt(ctx context.Context, s *progress) (v verdict) {
 		v = p.lookWithin(ctx, d, over, s.unsure)
 	}
 	p.difficult.note(d.Plant, v)
+	if v.what == slow {
+		known := p.difficult.recall(d.Plant)
+		s.least, s.slowSince = max(s.least, known.least), known.slowSince
+	}
 	s.spender.note(v)
 	if v.next == done && isDefinite(v.err) {
 		waited := v.waited
@@ -317,6 +326,7 @@ func (s *progress) learn(v verdict) (atOnce bool) {
 			}
 		}
 	case ask:
+		s.what = max(s.what, v.what)
 		s.onItsOwn = s.unsure || time.Since(s.began) >= commitTimeout // of which its commit may be the cause
 		s.unsure = true
 	}
@@ -382,23 +392,30 @@ func nth(attempt int) func(context.Context) time.Duration {
 // slowTimeout is long enough for most of those that are slow.
 const slowTimeout = 4 * time.Second
 
-// timeout is how long an attempt at the deletion may take. One that is slow would have to begin
-// anew if it was cut off. So it has twice the time in which it did not end. If that can be had,
-// or nearly, some is left for another attempt, where nobody answers.
-func (s *progress) timeout(ctx context.Context) time.Duration {
-	if s.what != slow {
-		return attemptTimeout(ctx, s.tries)
-	}
+// timeout is how long an attempt at a slow deletion may take. It would have to begin anew if it was
+// cut off. So it has twice the time in which it did not end, and if nobody waits for
+// its connection, all. If that can be had, or nearly, some is left for another attempt, where nobody
+// answers.
+func (s *progress) timeout(ctx context.Context, others bool) time.Duration {
 	left, limit := remaining(ctx), max(slowTimeout, 2*s.least)
+	if !others {
+		limit = left
+	}
 	if most := left - commitTimeout - margin; most >= max(slowTimeout, s.least*5/4) {
 		limit = min(limit, most)
 	}
 	return min(left, limit)
 }
 
-// needs is the least time with which an attempt at a slow deletion is begun while others wait. With
-// less it would keep them waiting, most likely in vain. A client that comes back has more.
-func (s *progress) needs() time.Duration { return min(2*s.least, s.most*4/5) }
+// needs is the least time with which an attempt at a slow deletion is begun. With less it would most
+// likely be in vain, and hold up those who wait or come meanwhile. A client that comes back has more,
+// and an earlier turn.
+func (s *progress) needs(others bool) time.Duration {
+	if others {
+		return min(2*s.least, s.most*4/5)
+	}
+	return min(s.least+margin, s.most*19/20)
+}
 
 // on borrows a connection for a purpose, for one attempt.
 func (p *Plants) on(ctx context.Context, what purpose, timeout func(context.Context) time.Duration, try func(context.Context, *pgx.Conn) verdict) verdict {
@@ -421,16 +438,38 @@ func (p *Plants) on(ctx context.Context, what purpose, timeout func(context.Cont
 // deleteAlone makes an attempt on a connection of what's share, or of the one for those
 // who lost answers in batches.
 func (p *Plants) deleteAlone(ctx context.Context, s *progress) verdict {
+	if s.what == slow {
+		return p.deleteSlowly(ctx, s)
+	}
 	share := s.what
 	if share == together {
 		share = lost
 	}
-	return p.on(ctx, share, s.timeout, func(attempt context.Context, conn *pgx.Conn) verdict {
-		if s.what == slow && remaining(ctx) < s.needs() && p.db.shares.waiting[slow].Load() > 0 {
-			return verdict{what: slow, err: fmt.Errorf("%w: it is slow, and too little time is left", plant.ErrBusy)}
-		}
-		return p.deleteOn(attempt, conn, s.turn(), s.what, s.unsure)
+	return p.on(ctx, share, nth(s.tries), func(ctx context.Context, conn *pgx.Conn) verdict {
+		return p.deleteOn(ctx, conn, s.turn(), s.what, s.unsure)
 	})
+}
+
+// deleteSlowly is deleteAlone in its turn among those that are slow.
+func (p *Plants) deleteSlowly(ctx context.Context, s *progress) verdict {
+	came := time.Now()
+	p.db.shares.waiting[slow].Add(1)
+	err := p.slowly.enter(ctx, s.slowSince)
+	p.db.shares.waiting[slow].Add(-1)
+	waited := time.Since(came)
+	if err != nil {
+		return verdict{next: again, err: p.db.shares.inVain(err), waited: waited}
+	}
+	defer p.slowly.leave()
+	others := p.slowly.wanted()
+	if remaining(ctx) < s.needs(others) {
+		return verdict{what: slow, err: fmt.Errorf("%w: it is slow, and too little time is left", plant.ErrBusy), waited: waited}
+	}
+	v := p.on(ctx, slow, func(ctx context.Context) time.Duration { return s.timeout(ctx, others) }, func(ctx context.Context, conn *pgx.Conn) verdict {
+		return p.deleteOn(ctx, conn, s.turn(), slow, s.unsure)
+	})
+	v.waited += waited
+	return v
 }
 
 // fate finds out what became of attempts whose answers were lost. If none of them has come to

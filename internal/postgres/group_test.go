@@ -549,27 +549,36 @@ func TestADeletionThatTakesMostOfTheTimeSucceeds(t *testing.T) {
 	t.Errorf("the second of two deletions that take 6 of 9 s: %v, want none", err)
 }
 
-// What is known to take long has more time, and leaves some for another attempt.
+// What is known to take long has more time, all if nobody waits, and leaves some for another attempt.
 func TestTheTimeOfASlowDeletion(t *testing.T) {
 	t.Parallel()
 	simulated(t, func(t *testing.T) {
+		const most = 10*time.Second - commitTimeout - margin
 		for _, tt := range []struct {
-			what              purpose
-			least, left, want time.Duration
+			least, left            time.Duration
+			beside, alone          time.Duration
+			needsBeside, needAlone time.Duration
 		}{
-			{slow, 0, 10 * time.Second, slowTimeout},
-			{slow, 0, 5 * time.Second, slowTimeout},
-			{slow, 0, 3 * time.Second, 3 * time.Second},
-			{slow, 3 * time.Second, 10 * time.Second, 6 * time.Second},
-			{slow, 6 * time.Second, 10 * time.Second, 10*time.Second - commitTimeout - margin},
-			{slow, 8 * time.Second, 10 * time.Second, 10 * time.Second},
-			{slow, 6 * time.Second, 5 * time.Second, 5 * time.Second},
-			{slow, 6 * time.Second, 3 * time.Second, 3 * time.Second},
-			{suspected, 6 * time.Second, 10 * time.Second, time.Second},
+			{0, 10 * time.Second, slowTimeout, most, 0, margin},
+			{0, 5 * time.Second, slowTimeout, 5 * time.Second, 0, margin},
+			{0, 3 * time.Second, 3 * time.Second, 3 * time.Second, 0, margin},
+			{3 * time.Second, 10 * time.Second, 6 * time.Second, most, 6 * time.Second, 3*time.Second + margin},
+			{6 * time.Second, 10 * time.Second, most, most, 8 * time.Second, 6*time.Second + margin},
+			{8 * time.Second, 10 * time.Second, 10 * time.Second, 10 * time.Second, 8 * time.Second, 8*time.Second + margin},
+			{10 * time.Second, 9 * time.Second, 9 * time.Second, 9 * time.Second, 8 * time.Second, 9500 * time.Millisecond},
 		} {
-			s := progress{what: tt.what, least: tt.least, tries: 1}
-			if got := s.timeout(in(t, tt.left)); got != tt.want {
-				t.Errorf("%v, which takes %v at least, with %v left: %v, want %v", tt.what, tt.least, tt.left, got, tt.want)
+			s := progress{what: slow, least: tt.least, most: 10 * time.Second}
+			for _, others := range []bool{true, false} {
+				want, wantNeeds := tt.alone, tt.needAlone
+				if others {
+					want, wantNeeds = tt.beside, tt.needsBeside
+				}
+				if got := s.timeout(in(t, tt.left), others); got != want {
+					t.Errorf("one that takes %v at least, with %v left, others wait: %v: it has %v, want %v", tt.least, tt.left, others, got, want)
+				}
+				if got := s.needs(others); got != wantNeeds {
+					t.Errorf("one that takes %v at least, others wait: %v: it needs %v, want %v", tt.least, others, got, wantNeeds)
+				}
 			}
 		}
 	})
@@ -591,7 +600,8 @@ func TestHowLongAPlantTakesIsRemembered(t *testing.T) {
 	}
 }
 
-// A slow deletion is not begun with less time than it is known to take, while others wait.
+// A slow deletion is not begun with less time than it is known to take, and less so while others
+// wait. That it was sent away is remembered, with how long it has been slow.
 func TestASlowDeletionDoesNotBeginInVain(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -599,10 +609,10 @@ func TestASlowDeletionDoesNotBeginInVain(t *testing.T) {
 		others  bool
 		deletes bool
 	}{
-		"too little time":                    {4 * time.Second, true, false},
-		"enough":                             {2 * time.Second, true, true},
-		"too little, and nobody waits":       {4 * time.Second, false, true},
-		"never enough, and most of the time": {defaultTimeout, true, true},
+		"too little beside others": {3 * time.Second, true, false},
+		"enough beside others":     {2 * time.Second, true, true},
+		"too little":               {6 * time.Second, false, false},
+		"enough":                   {4 * time.Second, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -612,17 +622,19 @@ func TestASlowDeletionDoesNotBeginInVain(t *testing.T) {
 				s.sample(t, 2)
 				s.plants.difficult.note(1, verdict{next: alone, what: slow, least: tt.least})
 				s.plants.difficult.note(2, verdict{next: alone, what: slow})
-				conns := s.take(t, slow)
-				wait := defaultTimeout / 2
-				if tt.least == defaultTimeout {
-					wait = defaultTimeout / 8
+				first := s.plants.difficult.recall(1)
+				places := s.shares.size[slow]
+				for range places {
+					if err := s.plants.slowly.enter(t.Context(), time.Time{}); err != nil {
+						t.Fatal(err)
+					}
 				}
 				ended := make(chan error, 2)
 				go func() {
 					_, err := s.plants.Delete(in(t, defaultTimeout), deletion(1, "k"))
 					ended <- err
 				}()
-				time.Sleep(wait)
+				time.Sleep(defaultTimeout / 2)
 				var all sync.WaitGroup
 				if tt.others {
 					all.Go(func() {
@@ -632,18 +644,57 @@ func TestASlowDeletionDoesNotBeginInVain(t *testing.T) {
 					})
 					synctest.Wait()
 				}
-				conns[0].Release() // the other stays taken
+				s.plants.slowly.leave() // the other places stay taken
 				err := <-ended
 				if deleted := err == nil; deleted != tt.deletes || s.has(t, 1) == deleted || !deleted && !errors.Is(err, plant.ErrBusy) {
 					t.Errorf("Delete: %v, the plant is there: %v; want it deleted: %v, or ErrBusy", err, s.has(t, 1), tt.deletes)
 				}
+				if got := s.plants.difficult.recall(1); !tt.deletes && (got.what != slow || got.least != tt.least || !got.slowSince.Equal(first.slowSince) || !got.until.After(first.until)) {
+					t.Errorf("remembered of it: %+v, was %+v; want it for longer", got, first)
+				}
 				all.Wait()
-				for _, conn := range conns[1:] {
-					conn.Release()
+				for range places - 1 {
+					s.plants.slowly.leave()
 				}
 			})
 		})
 	}
+}
+
+// Who has been slow the longest is next, however often he came back. Who gives up leaves no gap.
+func TestSeniority(t *testing.T) {
+	t.Parallel()
+	simulated(t, func(t *testing.T) {
+		q := seniority{free: 1}
+		began := time.Now()
+		if err := q.enter(t.Context(), began); err != nil || q.wanted() {
+			t.Fatalf("the first: %v, somebody waits: %v; want it let in", err, q.wanted())
+		}
+		var came []int
+		var all sync.WaitGroup
+		enter := func(ctx context.Context, name, since int) {
+			all.Go(func() {
+				if err := q.enter(ctx, began.Add(time.Duration(since)*time.Second)); err == nil {
+					came = append(came, name)
+					q.leave()
+				}
+			})
+			synctest.Wait()
+		}
+		gone, give := context.WithCancel(t.Context())
+		enter(t.Context(), 3, 30)
+		enter(t.Context(), 1, 10)
+		enter(gone, 0, 0)
+		enter(t.Context(), 4, 30)
+		enter(t.Context(), 2, 20)
+		give()
+		synctest.Wait()
+		q.leave()
+		all.Wait()
+		if want := []int{1, 2, 3, 4}; !slices.Equal(came, want) || q.free != 1 || q.wanted() {
+			t.Errorf("let in: %v, room for %d, somebody waits: %v; want %v, and room for 1", came, q.free, q.wanted(), want)
+		}
+	})
 }
 
 // Those who find no row look together for what became of their plants, and each is told its

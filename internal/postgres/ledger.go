@@ -361,8 +361,9 @@ const patientLockTimeout = "30s"
 
 // transact runs do in a transaction without a time limit of its own: a ledger may be
 // large, and an operator can wait. Names are looked up in pg_catalog, a backslash in
-// our SQL is one, and the driver can read moments that come as text. Rows that row level security hides are an error, not missing. A crash takes
-// nothing back that was told.
+// our SQL is one, and the driver can read moments that come as text. Rows that row level
+// security hides are an error, not missing. A crash takes nothing back that was told, whatever
+// triggers do, see atCommit.
 func transact(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `
@@ -373,10 +374,15 @@ func transact(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pg
 			SET LOCAL idle_in_transaction_session_timeout = '5min';
 			SET LOCAL row_security = off;
 			SET LOCAL datestyle = 'ISO, YMD';
+			CLOSE ALL;
 			SELECT `+ourEncoding+`, `+noTransactionTimeout+`, `+commitDurably); err != nil {
 			return err
 		}
-		return do(tx)
+		if err := do(tx); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, keepCommit)
+		return err
 	})
 }
 

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -151,9 +152,10 @@ type memory struct {
 }
 
 type difficulty struct {
-	what  purpose
-	least time.Duration // see verdict
-	until time.Time
+	what      purpose
+	least     time.Duration // see verdict
+	slowSince time.Time     // when it was first seen to be slow: where it stands among those
+	until     time.Time
 }
 
 func newMemory() memory {
@@ -180,8 +182,12 @@ func (m memory) recall(id plant.ID) difficulty {
 // note remembers what a verdict tells of a plant.
 func (m memory) note(id plant.ID, v verdict) {
 	switch {
-	case v.next == alone, v.next == done && refused(v.err):
-		m.cache.Add(id, difficulty{max(retried, v.what), max(v.least, m.recall(id).least), time.Now().Add(rememberFor)})
+	case v.next == alone, v.next == done && refused(v.err), v.what == slow:
+		now, known := time.Now(), m.recall(id)
+		if v.what == slow && known.slowSince.IsZero() {
+			known.slowSince = now
+		}
+		m.cache.Add(id, difficulty{max(retried, v.what), max(v.least, known.least), known.slowSince, now.Add(rememberFor)})
 	case v.next == done && v.err == nil:
 		m.cache.Remove(id)
 	}
@@ -192,4 +198,68 @@ func (m memory) note(id plant.ID, v verdict) {
 func refused(err error) bool {
 	_, referenced := errors.AsType[*plant.ReferencedError](err)
 	return referenced || errors.Is(err, plant.ErrStoreRule) || errors.Is(err, plant.ErrHindered)
+}
+
+// seniority lets so many in at a time. Of those who wait, whoever has the earliest since is next.
+type seniority struct {
+	mu      sync.Mutex
+	free    int
+	waiting []*waiter
+}
+
+type waiter struct {
+	since time.Time
+	let   chan struct{} // closed when it is let in
+}
+
+// enter waits until its caller is let in, who then has to leave; or until ctx ends.
+func (q *seniority) enter(ctx context.Context, since time.Time) error {
+	w := &waiter{since, make(chan struct{})}
+	q.mu.Lock()
+	at, _ := slices.BinarySearchFunc(q.waiting, since, func(other *waiter, since time.Time) int {
+		if other.since.After(since) {
+			return 1
+		}
+		return -1 // behind those of the same time
+	})
+	q.waiting = slices.Insert(q.waiting, at, w)
+	q.let()
+	q.mu.Unlock()
+	select {
+	case <-w.let:
+		return nil
+	case <-ctx.Done():
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if at := slices.Index(q.waiting, w); at >= 0 {
+		q.waiting = slices.Delete(q.waiting, at, at+1)
+	} else { // it was let in meanwhile
+		q.free++
+		q.let()
+	}
+	return ctx.Err()
+}
+
+func (q *seniority) leave() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.free++
+	q.let()
+}
+
+// let lets in who is next, if there is room. It is called with mu held.
+func (q *seniority) let() {
+	for q.free > 0 && len(q.waiting) > 0 {
+		q.free--
+		close(q.waiting[0].let)
+		q.waiting = slices.Delete(q.waiting, 0, 1)
+	}
+}
+
+// wanted reports whether somebody waits.
+func (q *seniority) wanted() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.waiting) > 0
 }

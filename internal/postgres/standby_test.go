@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"plantstore/internal/auth"
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
@@ -172,6 +173,47 @@ func TestTriggersThatComeLaterDoNotHurryCommits(t *testing.T) {
 	s.atCommit.looked.Store(&lookedAt{time.Now().Add(-lookEvery), true}) // as if it had been so long ago
 	if _, err := s.plants.Delete(in(t, 2*time.Second), deletion(2, "k")); err == nil || isDefinite(err) {
 		t.Errorf("Delete without the standby: %v, want nothing definite", err)
+	}
+}
+
+// Nor do triggers hurry the commits of what owners write.
+func TestWhatOwnersWriteIsDurable(t *testing.T) {
+	t.Parallel()
+	database, _ := ownStore(t, nil)
+	s := storeOn(t, database, "")
+	s.sample(t, 1)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+		t.Fatal(err)
+	}
+	s.hurry(t)
+	l := ledgerOf(t, database)
+	tokens := l.db.Tokens(0)
+	if _, err := tokens.Create(t.Context(), "shop", []string{auth.ScopeDelete}, time.Time{}, plant.Budget{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, table := range []string{"plants", "api_tokens"} {
+		for name, when := range map[string]string{"at_once": "NOT DEFERRABLE", "late": "DEFERRABLE INITIALLY DEFERRED"} {
+			s.exec(t, `CREATE CONSTRAINT TRIGGER `+name+` AFTER INSERT OR UPDATE ON public.`+table+` `+when+` FOR EACH ROW EXECUTE FUNCTION public.hurry()`)
+		}
+	}
+	requireStandby(t, pgtest.Pool(t, database.Super), "nobody")
+	for name, write := range map[string]func(context.Context) error{
+		"Restore": func(ctx context.Context) error {
+			_, err := l.Restore(ctx, []int64{1}, RestoreOptions{RunTriggers: true})
+			return err
+		},
+		"Create": func(ctx context.Context) error {
+			_, err := tokens.Create(ctx, "ada", []string{auth.ScopeDelete}, time.Time{}, plant.Budget{})
+			return err
+		},
+		"Revoke": func(ctx context.Context) error { _, err := tokens.Revoke(ctx, "shop"); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if err := write(in(t, 2*time.Second)); err == nil {
+				t.Error("it is said to be done, though it is not on the standby")
+			}
+		})
 	}
 }
 

@@ -105,6 +105,9 @@ type lookedAt struct {
 // keep the commit for nothing, would cost a lone deletion a third of its time in the database.
 const lookEvery = time.Second
 
+// keepCommit makes a commit a durable one, whatever deferred triggers do. See keep.
+const keepCommit = `DECLARE plantstore_durable CURSOR WITH HOLD FOR SELECT ` + commitDurably
+
 // keep returns what begins and what ends a transaction that code of the store's may run after.
 // PostgreSQL runs the query of a cursor WITH HOLD when all deferred work is done, right before the
 // commit. The cursor outlives that, until the next transaction of the kind: so that begins by
@@ -121,7 +124,7 @@ func (c *atCommit) keep() (first, last []statement) {
 		return nil, nil
 	}
 	first = []statement{{sql: `CLOSE ALL`}}
-	last = []statement{{sql: `DECLARE plantstore_durable CURSOR WITH HOLD FOR SELECT ` + commitDurably}}
+	last = []statement{{sql: keepCommit}}
 	if c == nil || !known.at.IsZero() {
 		return first, last
 	}

@@ -65,7 +65,7 @@ type verdict struct {
 	err error
 	// unparsed: not even the statements could be prepared.
 	unparsed bool
-	// least is after how long the server ended an attempt that the deletion had for itself.
+	// least is after how long an attempt was ended that the deletion had for itself.
 	least time.Duration
 	// held: the budget of the deletion's principal is held by another transaction.
 	held bool

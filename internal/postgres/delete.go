@@ -458,7 +458,7 @@ func (p *Plants) deleteSlowly(ctx context.Context, s *progress) verdict {
 	p.db.shares.waiting[slow].Add(-1)
 	waited := time.Since(came)
 	if err != nil {
-		return verdict{next: again, err: p.db.shares.inVain(err), waited: waited}
+		return verdict{next: again, what: slow, err: p.db.shares.inVain(err), waited: waited} // so that it is remembered
 	}
 	defer p.slowly.leave()
 	others := p.slowly.wanted()

@@ -661,6 +661,30 @@ func TestASlowDeletionDoesNotBeginInVain(t *testing.T) {
 	}
 }
 
+// Whoever waits in vain, for as long as his requests have, keeps his place for the next.
+func TestASlowDeletionThatWaitsKeepsItsPlace(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		for range s.shares.size[slow] {
+			if err := s.plants.slowly.enter(t.Context(), time.Time{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.plants.difficult.note(1, verdict{next: alone, what: slow, least: time.Second})
+		first := s.plants.difficult.recall(1)
+		for range 2 * rememberFor / defaultTimeout {
+			if _, err := s.plants.Delete(in(t, defaultTimeout), deletion(1, "k")); !errors.Is(err, plant.ErrBusy) {
+				t.Errorf("Delete: %v, want ErrBusy", err)
+			}
+		}
+		if got := s.plants.difficult.recall(1); got.what != slow || got.least != first.least || !got.slowSince.Equal(first.slowSince) {
+			t.Errorf("after a minute: %+v, want it slow, for at least %v, since %v", got, first.least, first.slowSince)
+		}
+	})
+}
+
 // Who has been slow the longest is next, however often he came back. Who gives up leaves no gap.
 func TestSeniority(t *testing.T) {
 	t.Parallel()

@@ -157,7 +157,7 @@ func TestLanesFollowTheRoad(t *testing.T) {
 		{100 * time.Microsecond, 80 * time.Microsecond, 8, 0.75, false},
 		{100 * time.Microsecond, 80 * time.Microsecond, 128, 0.95, false},
 		{100 * time.Microsecond, 2 * time.Millisecond, 8, 0.9, false},
-		{100 * time.Microsecond, 2 * time.Millisecond, 128, 0.75, false},
+		{100 * time.Microsecond, 2 * time.Millisecond, 128, 0.65, false},
 		{time.Millisecond, 80 * time.Microsecond, 8, 0.85, false},
 		{time.Millisecond, 80 * time.Microsecond, 32, 0.75, false},
 		{time.Millisecond, 80 * time.Microsecond, 128, 0.85, false},

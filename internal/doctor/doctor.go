@@ -67,9 +67,6 @@ type Target struct {
 	Limits   Limits
 }
 
-// history are the tables that tell what was migrated.
-var history = []string{"goose_db_version", "plantstore_migrations"}
-
 // serviceRole is what deploy/postgres/roles.sql calls the service's role.
 const serviceRole = "plantstore_app"
 
@@ -117,10 +114,10 @@ func (e *examination) run(ctx context.Context) []Finding {
 		check{name: "primary", look: e.primary},
 		check{name: "connections", look: e.connections},
 		check{name: "transactions", look: e.transactions},
-		check{name: "schema", look: e.schema, reads: history, without: true},
-		check{name: "plants", look: e.hindrances("plants", "nothing keeps them from being deleted, recorded and restored"), reads: history, without: true},
-		check{name: "rights", look: e.hindrances("rights", "the owner can do its job, and nobody else can touch what is ours"), reads: history, without: true},
-		check{name: "names", look: e.hindrances("names", "nobody else has names of ours"), reads: history, without: true},
+		check{name: "schema", look: e.schema, reads: migrate.History, without: true},
+		check{name: "plants", look: e.hindrances("plants", "nothing keeps them from being deleted, recorded and restored"), reads: migrate.History, without: true},
+		check{name: "rights", look: e.hindrances("rights", "the owner can do its job, and nobody else can touch what is ours"), reads: migrate.History, without: true},
+		check{name: "names", look: e.hindrances("names", "nobody else has names of ours"), reads: migrate.History, without: true},
 	)
 	if !e.foreign && haveTables(ctx, conn) {
 		e.look(ctx, conn,

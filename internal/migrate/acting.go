@@ -46,8 +46,8 @@ func ActingReferences(tables string) string {
 	WHERE EXISTS (SELECT FROM (` + others + `) o WHERE o.oid = c.relowner OR has_table_privilege(o.oid, c.oid, 'TRIGGER'))`
 }
 
-// HistoryTables are those that each migration writes, as an array in SQL.
-const HistoryTables = `'{goose_db_version,plantstore_migrations}'::text[]`
+// HistoryTables are those of History, as an array in SQL.
+const HistoryTables = `'{` + history + `}'::text[]`
 
 // refuseOthers returns an error where writing down what was migrated would run others' code
 // with our rights.

@@ -189,9 +189,9 @@ func (r *runner) refuseHindered(ctx context.Context, session *pgx.Conn, work []M
 // tables are those that a run reads or writes. Down looks for what would be lost.
 func (r *runner) tables() []string {
 	if r.up {
-		return history
+		return History
 	}
-	return slices.Concat(ownTables, history)
+	return slices.Concat(ownTables, History)
 }
 
 // unlock gives the lock back. The end of the session would, too, but the server

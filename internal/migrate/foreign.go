@@ -64,7 +64,7 @@ func refuseForeignTables(ctx context.Context, tx statements) error {
 		FROM unnest($1::text[]) t (name) CROSS JOIN LATERAL (SELECT to_regclass('public.' || quote_ident(t.name))::oid) today (oid)
 			LEFT JOIN pg_class c ON c.oid = today.oid LEFT JOIN pg_roles r ON r.oid = c.relowner
 		WHERE today.oid IS NOT NULL AND `+trusted+` IS NOT TRUE
-		ORDER BY 1 LIMIT 1`, slices.Concat(ownTables, ownSequences, history)).Scan(&e.Table, &e.Owner)
+		ORDER BY 1 LIMIT 1`, slices.Concat(ownTables, ownSequences, History)).Scan(&e.Table, &e.Owner)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil

@@ -10,8 +10,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// history are the tables that tell what was migrated.
-var history = []string{"goose_db_version", "plantstore_migrations"}
+const history = "goose_db_version,plantstore_migrations"
+
+// History are the tables that tell what was migrated. Each migration writes them.
+var History = strings.Split(history, ",")
 
 // errMoved says that what a name means has changed while we looked.
 var errMoved = errors.New("schema public, or a table of ours in it, is gone or has just got another name: run this again")
@@ -153,7 +155,7 @@ func lockTables(ctx context.Context, tx statements, tables []string, mode string
 // hold is for a transaction of a run's: until it ends, what is read and written stays ours, and
 // nobody else's code runs with it. See Holding.
 func (r *runner) hold(ctx context.Context) error {
-	lock := func() error { return lockTables(ctx, r.session, history, "ROW EXCLUSIVE") } // keeps more triggers out
+	lock := func() error { return lockTables(ctx, r.session, History, "ROW EXCLUSIVE") } // keeps more triggers out
 	var err error
 	if !r.super {
 		err = lock()

@@ -26,7 +26,7 @@ func (s Set) Status(ctx context.Context, databaseURL string) (states []State, tr
 		return nil, nil, err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	err = Holding(ctx, conn, history, func(tx pgx.Tx) error {
+	err = Holding(ctx, conn, History, func(tx pgx.Tx) error {
 		states, troubles, err = s.StatusIn(ctx, tx)
 		return err
 	})
@@ -72,7 +72,7 @@ type condition struct {
 
 // inspect finds out what the database has, and what is wrong with it.
 func (s Set) inspect(ctx context.Context, conn *pgx.Conn) (c condition, err error) {
-	err = Holding(ctx, conn, history, func(tx pgx.Tx) error {
+	err = Holding(ctx, conn, History, func(tx pgx.Tx) error {
 		c, err = s.inspectIn(ctx, tx)
 		return err
 	})

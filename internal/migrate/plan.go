@@ -61,7 +61,7 @@ func (s Set) Plan(ctx context.Context, databaseURL string) (Plan, error) {
 	defer conn.Close(context.WithoutCancel(ctx))
 
 	p := Plan{Database: conn.Config().Database, Pending: []PendingMigration{}}
-	err = Holding(ctx, conn, history, func(tx pgx.Tx) error {
+	err = Holding(ctx, conn, History, func(tx pgx.Tx) error {
 		c, err := s.inspectIn(ctx, tx)
 		if err != nil {
 			return err

@@ -330,25 +330,23 @@ func TestPoolSettingsAreLeftOut(t *testing.T) {
 // choose what sessions in it begin with.
 func TestWhileSchemasAreRenamed(t *testing.T) {
 	t.Parallel()
-	for _, setting := range []string{"", "default_transaction_read_only = on", "role = plantstore_owner", "role = plantstore_app"} {
-		t.Run(setting, func(t *testing.T) {
-			t.Parallel()
-			database := pgtest.New(t)
-			stop := pgtest.SwapSchemas(t, database)
-			if setting != "" {
-				exec(t, pgtest.Connect(t, database.Super), `ALTER DATABASE `+pgx.Identifier{database.Name}.Sanitize()+` SET `+setting)
-			}
-			set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nSELECT 1;\n", "00102_b.sql": "-- +goose NO TRANSACTION\n-- +goose Up\nSELECT 1;\n"})
-			for range 10 {
-				_, _, _ = set.Status(t.Context(), database.Super)
-				_, _ = set.Plan(t.Context(), database.Super)
-				_, _ = set.Up(t.Context(), database.Super, migrate.Options{})
-				_, _ = set.DownTo(t.Context(), database.Super, 6, migrate.Options{})
-			}
-			if ran := stop(); ran > 0 {
-				t.Errorf("others' code was run %d times", ran)
-			}
-		})
+	pgtest.WhileSchemasSwap(t, func(t *testing.T, database pgtest.Database) {
+		migrateUnheard(t, database, 10, true)
+	})
+}
+
+// migrateUnheard has a superuser look at a database and, if writes, migrate it, so many times. Whether
+// that succeeds is of no interest.
+func migrateUnheard(t *testing.T, database pgtest.Database, times int, writes bool) {
+	t.Helper()
+	set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nSELECT 1;\n", "00102_b.sql": "-- +goose NO TRANSACTION\n-- +goose Up\nSELECT 1;\n"})
+	for range times {
+		_, _, _ = set.Status(t.Context(), database.Super)
+		_, _ = set.Plan(t.Context(), database.Super)
+		if writes {
+			_, _ = set.Up(t.Context(), database.Super, migrate.Options{})
+			_, _ = set.DownTo(t.Context(), database.Super, 6, migrate.Options{})
+		}
 	}
 }
 
@@ -366,18 +364,8 @@ func TestWhileTablesAreReplaced(t *testing.T) {
 			t.Parallel()
 			database := pgtest.New(t)
 			stop := pgtest.SwapSchemas(t, database, swap...)
-			set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nSELECT 1;\n", "00102_b.sql": "-- +goose NO TRANSACTION\n-- +goose Up\nSELECT 1;\n"})
-			for range 30 {
-				_, _, _ = set.Status(t.Context(), database.Super)
-				_, _ = set.Plan(t.Context(), database.Super)
-				if name == "moved" {
-					_, _ = set.Up(t.Context(), database.Super, migrate.Options{})
-					_, _ = set.DownTo(t.Context(), database.Super, 6, migrate.Options{})
-				}
-			}
-			if ran := stop(); ran > 0 {
-				t.Errorf("others' code was run %d times", ran)
-			}
+			migrateUnheard(t, database, 30, name == "moved")
+			stop()
 		})
 	}
 }

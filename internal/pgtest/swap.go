@@ -16,8 +16,8 @@ import (
 // to do so, and to undo it, may be given.
 //
 // stop ends that, with the schemas as they were, waits for the end of the sessions whose
-// application is one of ours, and returns how often the function was run.
-func SwapSchemas(t testing.TB, db Database, swap ...string) (stop func() int) {
+// application is one of ours, and fails the test if the function was run.
+func SwapSchemas(t testing.TB, db Database, swap ...string) (stop func()) {
 	t.Helper()
 	if len(swap) == 0 {
 		swap = []string{`ALTER SCHEMA public RENAME TO genuine; ALTER SCHEMA other RENAME TO public`, `ALTER SCHEMA public RENAME TO other; ALTER SCHEMA genuine RENAME TO public`}
@@ -55,7 +55,7 @@ func SwapSchemas(t testing.TB, db Database, swap ...string) (stop func() int) {
 			}
 		}
 	}()
-	return func() (ran int) {
+	return func() {
 		t.Helper()
 		defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 		close(quit)
@@ -67,10 +67,32 @@ func SwapSchemas(t testing.TB, db Database, swap ...string) (stop func() int) {
 				t.Fatal(err)
 			}
 		}
+		var ran int
 		if err := conn.QueryRow(ctx, `SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions WHERE schemaname = 'other'`).Scan(&ran); err != nil {
 			t.Fatal(err)
 		}
-		return ran
+		if ran > 0 {
+			t.Errorf("others' code was run %d times", ran)
+		}
+	}
+}
+
+// WhileSchemasSwap has a superuser do something beside SwapSchemas, also where who owns the database
+// has chosen what sessions in it begin with.
+func WhileSchemasSwap(t *testing.T, do func(t *testing.T, db Database)) {
+	for _, setting := range []string{"", "default_transaction_read_only = on", "role = plantstore_owner", "role = plantstore_app"} {
+		t.Run(setting, func(t *testing.T) {
+			t.Parallel()
+			db := New(t)
+			stop := SwapSchemas(t, db)
+			if setting != "" {
+				if _, err := Connect(t, db.Super).Exec(t.Context(), `ALTER DATABASE `+quote(db.Name)+` SET `+setting); err != nil {
+					t.Fatal(err)
+				}
+			}
+			do(t, db)
+			stop()
+		})
 	}
 }
 

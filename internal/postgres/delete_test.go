@@ -688,7 +688,7 @@ func TestALargeTableIsNotMeasured(t *testing.T) {
 		least := time.Hour
 		for range 100 {
 			id++
-			deleted, work, _, err := deleteEach(t.Context(), single{conn.Conn()}, []turn{{Deletion: deletion(id, "k")}}, time.Second, time.Minute, nil)
+			deleted, work, _, err := deleteEach(t.Context(), single{conn.Conn()}, []turn{{Deletion: deletion(id, "k")}}, time.Second, time.Minute, new(atCommit))
 			if err != nil || !deleted[0] {
 				t.Fatalf("plant %d deleted: %v, %v; want true, none", id, deleted, err)
 			}
@@ -801,7 +801,7 @@ func TestALoadedTableIsNotScanned(t *testing.T) {
 						for n := range at {
 							turns = append(turns, turn{Deletion: deletion(first+i*at+n, "k")})
 						}
-						deleted, _, _, err := deleting(turns)(t.Context(), single{conn.Conn()}, turns, time.Second, time.Minute, nil)
+						deleted, _, _, err := deleting(turns)(t.Context(), single{conn.Conn()}, turns, time.Second, time.Minute, new(atCommit))
 						if got := len(slices.DeleteFunc(deleted, func(d bool) bool { return !d })); err != nil || got != want {
 							t.Errorf("%d plants deleted, %v; want %d", got, err, want)
 						}

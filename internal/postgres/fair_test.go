@@ -889,7 +889,7 @@ func testALockedTable(t *testing.T, lock string, prepared bool) {
 		for _, conn := range conns {
 			for _, del := range []deleteFunc{deleteTogether, deleteEach} {
 				turns := []turn{{Deletion: deletion(98, "k")}, {Deletion: deletion(99, "k")}}
-				if _, _, _, err := del(in(t, patience), single{conn.Conn.Conn()}, turns, patience, patience, nil); err != nil {
+				if _, _, _, err := del(in(t, patience), single{conn.Conn.Conn()}, turns, patience, patience, new(atCommit)); err != nil {
 					t.Fatal(err)
 				}
 			}

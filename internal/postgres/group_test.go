@@ -312,7 +312,7 @@ func TestWhoseDeletionIsRefused(t *testing.T) {
 	}
 	for want, d := range all {
 		s.exec(t, `INSERT INTO order_items VALUES ($1)`, int64(d.Plant))
-		if _, _, at, err := deleteEach(t.Context(), single{conn.Conn()}, all, patience, patience, nil); at != want || sqlState(err) != "23503" {
+		if _, _, at, err := deleteEach(t.Context(), single{conn.Conn()}, all, patience, patience, new(atCommit)); at != want || sqlState(err) != "23503" {
 			t.Errorf("plant %d is in order_items: %v at %d, want a violation at %d", d.Plant, err, at, want)
 		}
 		s.exec(t, `DELETE FROM order_items`)

@@ -374,15 +374,10 @@ func transact(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pg
 			SET LOCAL idle_in_transaction_session_timeout = '5min';
 			SET LOCAL row_security = off;
 			SET LOCAL datestyle = 'ISO, YMD';
-			CLOSE ALL;
 			SELECT `+ourEncoding+`, `+noTransactionTimeout+`, `+commitDurably); err != nil {
 			return err
 		}
-		if err := do(tx); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, keepCommit)
-		return err
+		return durably(ctx, tx, do)
 	})
 }
 

@@ -70,7 +70,7 @@ func TestAnswersOnAPipelineAreNotMixedUp(t *testing.T) {
 				refused = refused || want[n] && id%22 == 0
 			}
 			batch := turns(ids...)
-			deleted, work, at, err := deleting(batch)(t.Context(), p, batch, patience, patience, nil)
+			deleted, work, at, err := deleting(batch)(t.Context(), p, batch, patience, patience, new(atCommit))
 			switch {
 			case refused && sqlState(err) != "23503":
 				t.Errorf("batch %v: %v, want a foreign key violation", ids, err)
@@ -112,7 +112,7 @@ func TestABrokenPipelineLosesAllThatIsOnTheRoad(t *testing.T) {
 					next++
 					go func() {
 						defer p.leave()
-						_, _, _, err := deleteEach(context.Background(), p, all, patience, patience, nil)
+						_, _, _, err := deleteEach(context.Background(), p, all, patience, patience, new(atCommit))
 						if err == nil {
 							t.Errorf("plant %d: no error, want one", all[0].Plant)
 							verdicts <- verdict{}
@@ -162,7 +162,7 @@ func TestALateAnswerIsNobodys(t *testing.T) {
 		both.Go(func() {
 			defer p.leave()
 			var deleted []bool
-			if deleted, _, _, told[i] = deleteEach(t.Context(), p, turns(int64(i+1)), patience, patience, nil); told[i] == nil {
+			if deleted, _, _, told[i] = deleteEach(t.Context(), p, turns(int64(i+1)), patience, patience, new(atCommit)); told[i] == nil {
 				gone[i] = deleted[0]
 			}
 		})
@@ -190,7 +190,7 @@ func TestAPeerThatTakesNothingMore(t *testing.T) {
 		began := time.Now()
 		var told [2]verdict
 		for i := range told {
-			_, _, _, err := deleteEach(context.Background(), p, turns(int64(i+1)), patience, patience, nil)
+			_, _, _, err := deleteEach(context.Background(), p, turns(int64(i+1)), patience, patience, new(atCommit))
 			told[i] = judge(err, true)
 			p.leave()
 		}
@@ -272,7 +272,7 @@ func TestEveryFaultOnAPipeline(t *testing.T) {
 				all.Go(func() {
 					defer p.leave()
 					var deleted []bool
-					if deleted, _, _, told[i] = deleteEach(context.Background(), p, turns(id), patience, patience, nil); told[i] == nil {
+					if deleted, _, _, told[i] = deleteEach(context.Background(), p, turns(id), patience, patience, new(atCommit)); told[i] == nil {
 						gone[i] = deleted[0]
 					}
 				})
@@ -445,9 +445,9 @@ func TestStatementsAreParsedAgain(t *testing.T) {
 	next := int64(0)
 	both := func() error {
 		next += 3
-		_, _, _, err := deleteTogether(t.Context(), p, turns(next-2, next-1), patience, patience, nil)
+		_, _, _, err := deleteTogether(t.Context(), p, turns(next-2, next-1), patience, patience, new(atCommit))
 		if err == nil {
-			_, _, _, err = deleteEach(t.Context(), p, turns(next), patience, patience, nil)
+			_, _, _, err = deleteEach(t.Context(), p, turns(next), patience, patience, new(atCommit))
 		}
 		return err
 	}
@@ -585,7 +585,7 @@ func testSlowCommit(t *testing.T, then string) {
 	var slowErr error // on a busy machine it may have no answer in time
 	slow.Go(func() {
 		defer p.leave()
-		_, _, _, slowErr = deleteEach(t.Context(), p, turns(1), patience, patience, nil)
+		_, _, _, slowErr = deleteEach(t.Context(), p, turns(1), patience, patience, new(atCommit))
 	})
 	came := time.Now() // of the slow one, or after
 	p.awaitSent(sent)
@@ -621,7 +621,7 @@ func TestCommitsThatGetSlowAreNoticed(t *testing.T) {
 	defer p.leave()
 	remove := func(ids ...int64) {
 		for _, id := range ids {
-			if _, _, _, err := deleteEach(t.Context(), p, turns(id), patience, patience, nil); err != nil {
+			if _, _, _, err := deleteEach(t.Context(), p, turns(id), patience, patience, new(atCommit)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -671,7 +671,7 @@ func TestWarningsThatSayNothingOfTheCommit(t *testing.T) {
 			}
 			s := storeOn(t, database, "")
 			remove := func(on runner, id int64) {
-				if deleted, _, _, err := deleteEach(in(t, patience), on, turns(id), patience, patience, nil); err != nil || !deleted[0] {
+				if deleted, _, _, err := deleteEach(in(t, patience), on, turns(id), patience, patience, new(atCommit)); err != nil || !deleted[0] {
 					t.Errorf("by a %T: deleted %v, %v; want that it is, without an error", on, deleted, err)
 				}
 			}
@@ -748,7 +748,7 @@ func TestWhatAPipelineLeavesBehind(t *testing.T) {
 	s.exec(t, `CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN IF old.id = 3 THEN PERFORM pg_catalog.pg_sleep(600); END IF; RETURN old; END$$;
 		CREATE TRIGGER dawdle BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION public.dawdle()`)
 	remove := func(p *pipeline, id int64) error {
-		_, _, _, err := deleteEach(t.Context(), p, turns(id), 10*patience, 10*patience, nil)
+		_, _, _, err := deleteEach(t.Context(), p, turns(id), 10*patience, 10*patience, new(atCommit))
 		return err
 	}
 	kept := s.pipelineOn(t) // by a batch that was refused

@@ -37,7 +37,7 @@ func (s store) late(t *testing.T, d plant.Deletion, number int) (deleted bool, e
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	ids, _, _, err := deleteEach(t.Context(), single{conn.Conn()}, []turn{{Deletion: d, number: number}}, patience, patience, nil)
+	ids, _, _, err := deleteEach(t.Context(), single{conn.Conn()}, []turn{{Deletion: d, number: number}}, patience, patience, new(atCommit))
 	return err == nil && ids[0], err
 }
 
@@ -348,7 +348,7 @@ func TestRefusalsAreDurable(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if refused, err := refuse(ctx, conn.Conn(), []plant.Deletion{keyed(1, "k")}, patience, patience, nil); err != nil || !refused[0] {
+	if refused, err := refuse(ctx, conn.Conn(), []plant.Deletion{keyed(1, "k")}, patience, patience, new(atCommit)); err != nil || !refused[0] {
 		t.Fatalf("refuse = %v, %v; want true, none", refused, err)
 	}
 	if diff := cmp.Diff([]string{"on"}, stringsOf(t, s.owner, `SELECT mode FROM commits`)); diff != "" {
@@ -375,7 +375,7 @@ func TestARequestDoesNotPassANewerRefusal(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if refused, err := refuse(in(t, patience), conn.Conn(), []plant.Deletion{keyed(1, "k")}, patience, patience, nil); err != nil || !refused[0] {
+	if refused, err := refuse(in(t, patience), conn.Conn(), []plant.Deletion{keyed(1, "k")}, patience, patience, new(atCommit)); err != nil || !refused[0] {
 		t.Fatalf("refuse = %v, %v; want true, none", refused, err)
 	}
 	unlock()
@@ -389,7 +389,7 @@ func TestARequestDoesNotPassANewerRefusal(t *testing.T) {
 	s.plant(t, 2)
 	early := keyed(2, "k")
 	early.Came = time.Now()
-	if refused, err := refuse(in(t, patience), conn.Conn(), []plant.Deletion{early}, patience, patience, nil); err != nil || !refused[0] {
+	if refused, err := refuse(in(t, patience), conn.Conn(), []plant.Deletion{early}, patience, patience, new(atCommit)); err != nil || !refused[0] {
 		t.Fatalf("refuse = %v, %v; want true, none", refused, err)
 	}
 	if _, err := s.plants.Delete(in(t, patience), early); !errors.Is(err, plant.ErrBusy) || !s.has(t, 2) {

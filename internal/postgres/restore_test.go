@@ -1431,14 +1431,14 @@ func TestNobodyRenamesTheSchemaWhileASuperuserReads(t *testing.T) {
 func TestASuperuserReadsNothingUnderAnotherName(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
+	s := storeOn(t, database, "")
 	reads := func(parameters string) error {
 		return readTables(t.Context(), pgtest.Pool(t, pgtest.WithParameters(database.Super, parameters)), pgx.ReadCommitted, func(pgx.Tx) error { return nil }, "plant_deletions")
 	}
 	if err := reads("default_transaction_read_only=on"); sqlState(err) != readOnlyTransaction {
 		t.Errorf("where transactions may only read: %v; want SQLSTATE %s", err, readOnlyTransaction)
 	}
-	super := pgtest.Pool(t, database.Super)
-	tx, err := super.Begin(t.Context())
+	tx, err := pgtest.Pool(t, database.Super).Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1448,11 +1448,7 @@ func TestASuperuserReadsNothingUnderAnotherName(t *testing.T) {
 	}
 	read := make(chan error, 1)
 	go func() { read <- reads("") }()
-	for waiting := false; !waiting; {
-		if err := super.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waiting); err != nil {
-			t.Fatal(err)
-		}
-	}
+	s.seeWaits(t, 1)
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -184,7 +184,7 @@ func TestColumnsAreLookedAtOnce(t *testing.T) {
 	}
 	for id := range int64(many) {
 		turns := []turn{{Deletion: deletion(id+1, "k")}}
-		if deleted, _, _, err := deleteEach(t.Context(), single{conn.Conn()}, turns, time.Second, time.Minute, nil); err != nil || !deleted[0] {
+		if deleted, _, _, err := deleteEach(t.Context(), single{conn.Conn()}, turns, time.Second, time.Minute, new(atCommit)); err != nil || !deleted[0] {
 			t.Fatalf("deleteEach: %v, %v; want a deletion", deleted, err)
 		}
 	}
@@ -216,7 +216,7 @@ func TestATableThatInheritsNoMore(t *testing.T) {
 			}
 			defer conn.Release()
 			remove := func() error {
-				_, _, _, err := deleting(turns)(t.Context(), single{conn.Conn()}, turns, time.Minute, time.Minute, nil)
+				_, _, _, err := deleting(turns)(t.Context(), single{conn.Conn()}, turns, time.Minute, time.Minute, new(atCommit))
 				return err
 			}
 			if err := remove(); sqlState(err) != unrecorded {

@@ -91,7 +91,7 @@ func proves(ids []int64, principals, keys []string, work *time.Duration) stateme
 }
 
 // atCommit knows whether code of the store's may run at commits: triggers that can be
-// deferred. They may take back what commitDurably did. Before the first look, as after nil, they may.
+// deferred. They may take back what commitDurably did. Before the first look, they may.
 type atCommit struct {
 	looked atomic.Pointer[lookedAt]
 }
@@ -105,8 +105,24 @@ type lookedAt struct {
 // keep the commit for nothing, would cost a lone deletion a third of its time in the database.
 const lookEvery = time.Second
 
-// keepCommit makes a commit a durable one, whatever deferred triggers do. See keep.
-const keepCommit = `DECLARE plantstore_durable CURSOR WITH HOLD FOR SELECT ` + commitDurably
+// keepCommit makes a commit a durable one, whatever deferred triggers do, in a transaction that
+// began with closeKept. See keep.
+const (
+	closeKept  = `CLOSE ALL`
+	keepCommit = `DECLARE plantstore_durable CURSOR WITH HOLD FOR SELECT ` + commitDurably
+)
+
+// durably runs do, and has the commit that follows be a durable one.
+func durably(ctx context.Context, tx pgx.Tx, do func(pgx.Tx) error) error {
+	if _, err := tx.Exec(ctx, closeKept); err != nil {
+		return err
+	}
+	if err := do(tx); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, keepCommit)
+	return err
+}
 
 // keep returns what begins and what ends a transaction that code of the store's may run after.
 // PostgreSQL runs the query of a cursor WITH HOLD when all deferred work is done, right before the
@@ -114,18 +130,14 @@ const keepCommit = `DECLARE plantstore_durable CURSOR WITH HOLD FOR SELECT ` + c
 // closing it. Others that outlive a transaction are of triggers, and of no use to anybody.
 func (c *atCommit) keep() (first, last []statement) {
 	now := time.Now()
-	var known lookedAt
-	if c != nil {
-		if looked := c.looked.Load(); looked != nil && now.Sub(looked.at) < lookEvery {
-			known = *looked
-		}
-	}
-	if known.none {
+	looked := c.looked.Load()
+	known := looked != nil && now.Sub(looked.at) < lookEvery
+	if known && looked.none {
 		return nil, nil
 	}
-	first = []statement{{sql: `CLOSE ALL`}}
+	first = []statement{{sql: closeKept}}
 	last = []statement{{sql: keepCommit}}
-	if c == nil || !known.at.IsZero() {
+	if known {
 		return first, last
 	}
 	return first, append(last, statement{

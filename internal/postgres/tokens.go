@@ -393,20 +393,13 @@ var tokenTables = []string{"api_principals", "api_tokens", "plantstore_budgets"}
 // It waits for those who are about to commit. A crash takes no revocation back.
 func (t *Tokens) inTx(ctx context.Context, do func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, t.db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `CLOSE ALL`); err != nil {
-			return err
-		}
 		if _, err := tx.Exec(ctx, `SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('lock_timeout', '8s', true), `+commitDurably); err != nil {
 			return err
 		}
 		if err := refuseReplaced(ctx, tx, toWrite, tokenTables...); err != nil {
 			return err
 		}
-		if err := do(tx); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, keepCommit)
-		return err
+		return durably(ctx, tx, do)
 	})
 }
 

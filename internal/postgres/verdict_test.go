@@ -25,7 +25,7 @@ func TestASessionThatEndsWhileItParses(t *testing.T) {
 	}
 	defer conn.Release()
 	l.arm([]breach{{direction: toService, way: byFatal}})
-	_, _, _, err = deleteEach(in(t, patience), single{conn.Conn.Conn()}, turns(1), patience, patience, nil)
+	_, _, _, err = deleteEach(in(t, patience), single{conn.Conn.Conn()}, turns(1), patience, patience, new(atCommit))
 	if _, left := l.up(); left > 0 {
 		t.Fatalf("the session did not end: %v", err)
 	}

@@ -178,6 +178,9 @@ func (e *examination) look(ctx context.Context, conn *pgx.Conn, checks ...check)
 			e.foreign = true
 			found = []Finding{Finding{Grade: Problem, Message: fmt.Sprintf("%s belongs to role %s, and could run its code with our rights: nothing of it was examined", foreign.Table, foreign.Owner),
 				Remedy: foreign.Remedy()}.legible()}
+		} else if errors.Is(err, migrate.ErrNoSchema) {
+			e.foreign = true // whatever comes by that name
+			found = []Finding{{Grade: Problem, Message: "there is no schema public", Remedy: "CREATE SCHEMA public;"}}
 		} else if err != nil {
 			found = []Finding{{Grade: Warning, Message: "could not be examined: " + postgres.Explain(err),
 				Remedy: "Connect as the owner of the service's tables, see PLANTSTORE_MIGRATE_DATABASE_URL."}}

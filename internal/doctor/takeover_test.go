@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"plantstore/internal/pgtest"
 )
 
@@ -113,5 +115,16 @@ func TestDoctorLeavesAForeignHistoryAlone(t *testing.T) {
 	found := troubles(t, examinationOf(database.Super, database.App))
 	if len(found) != 1 || found[0].Check != "schema" || !strings.HasPrefix(found[0].Message, "public.goose_db_version belongs to role plantstore_app, ") {
 		t.Errorf("%+v, want only whose goose_db_version is", found)
+	}
+}
+
+// Where there is no schema, a superuser is told that, and not to try again.
+func TestDoctorWithoutTheSchema(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Empty(t)
+	script(t, database.Super, `DROP SCHEMA public;`)
+	want := []Finding{{Check: "schema", Grade: Problem, Message: "there is no schema public", Remedy: "CREATE SCHEMA public;"}}
+	if diff := cmp.Diff(want, troubles(t, examinationOf(database.Super, database.App))); diff != "" {
+		t.Errorf("found (-want +got):\n%s", diff)
 	}
 }

@@ -18,6 +18,9 @@ var History = strings.Split(history, ",")
 // errMoved says that what a name means has changed while we looked.
 var errMoved = errors.New("schema public, or a table of ours in it, is gone or has just got another name: run this again")
 
+// ErrNoSchema says that there is no place for our tables.
+var ErrNoSchema = errors.New("there is no schema public: CREATE SCHEMA public")
+
 // statements are sent in a transaction, by whoever has begun it.
 type statements interface {
 	Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error)
@@ -117,20 +120,29 @@ func asSuperuser(ctx context.Context, tx statements, do func() error) error {
 	return become(role)
 }
 
-// lockSchema keeps schema public's name until the transaction ends. It returns errMoved where
-// it could not lock that very schema: one that is renamed while we wait is none, and
-// PostgreSQL may lock nothing then, and say nothing.
+// lockSchema keeps schema public's name until the transaction ends. It returns ErrNoSchema where
+// there is none, and errMoved where it could not lock that very schema: one that is renamed while
+// we wait is none, and PostgreSQL may lock nothing then, and say nothing.
 func lockSchema(ctx context.Context, tx statements) error {
 	tag, err := tx.Exec(ctx, `SELECT FROM pg_namespace WHERE nspname = 'public' FOR KEY SHARE`)
 	const serializationFailure = "40001" // renamed since the snapshot, or given rights
 	pg, refused := errors.AsType[*pgconn.PgError](err)
 	switch {
-	case err == nil && tag.RowsAffected() != 1, refused && pg.Code == serializationFailure:
+	case refused && pg.Code == serializationFailure:
 		return errMoved
 	case err != nil:
 		return fmt.Errorf("lock the name of schema public: %w", err)
+	case tag.RowsAffected() == 1:
+		return nil
 	}
-	return nil
+	var there bool
+	if err := tx.QueryRow(ctx, `SELECT to_regnamespace('public') IS NOT NULL`).Scan(&there); err != nil {
+		return fmt.Errorf("look for schema public: %w", err)
+	}
+	if !there {
+		return ErrNoSchema
+	}
+	return errMoved
 }
 
 // lockTables keeps those of the tables that are there as they are.

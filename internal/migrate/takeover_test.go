@@ -335,6 +335,21 @@ func TestWhileSchemasAreRenamed(t *testing.T) {
 	})
 }
 
+// Where there is no schema, a superuser is told that, and not to try again.
+func TestASuperuserWithoutTheSchema(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Empty(t)
+	exec(t, pgtest.Connect(t, database.Super), `DROP SCHEMA public`)
+	_, _, status := migrate.Service().Status(t.Context(), database.Super)
+	_, plan := migrate.Service().Plan(t.Context(), database.Super)
+	_, up := migrate.Service().Up(t.Context(), database.Super, migrate.Options{})
+	for name, err := range map[string]error{"status": status, "plan": plan, "up": up} {
+		if !errors.Is(err, migrate.ErrNoSchema) {
+			t.Errorf("%s: %v, want %v", name, err, migrate.ErrNoSchema)
+		}
+	}
+}
+
 // migrateUnheard has a superuser look at a database and, if writes, migrate it, so many times. Whether
 // that succeeds is of no interest.
 func migrateUnheard(t *testing.T, database pgtest.Database, times int, writes bool) {

@@ -31,7 +31,7 @@ type runner struct {
 	// ours are the checksums of migrations that this run or an earlier one of ours
 	// applied, as they were then.
 	ours       map[int64]string
-	unrecorded bool // something else applied a migration of which there is no record yet
+	unrecorded bool // something else applied a migration of which there is no record yet, and up makes one
 
 	observer *pgx.Conn  // the second session; nil until needed
 	notifies sync.Mutex // held during Options.Notify
@@ -67,7 +67,7 @@ func (s Set) change(ctx context.Context, databaseURL string, o Options, up bool,
 		return nil, err
 	}
 	defer r.unlock(ctx)
-	if up && r.unrecorded {
+	if r.unrecorded {
 		if err := r.guarded(ctx, func() error { return r.record(ctx, db) }); err != nil {
 			return nil, err
 		}
@@ -151,11 +151,25 @@ func (r *runner) prepare(ctx context.Context, session *pgx.Conn, pick func(*runn
 	if err != nil {
 		return nil, err
 	}
-	if err := r.refuseHindered(ctx, session, work); err != nil {
-		return nil, err
+	r.ours, r.unrecorded = c.ours, r.up && len(c.unrecorded) > 0
+	if len(work) > 0 || r.unrecorded {
+		if err := refuseReadOnly(ctx, session); err != nil {
+			return nil, err
+		}
 	}
-	r.ours, r.unrecorded = c.ours, len(c.unrecorded) > 0
-	return work, nil
+	return work, r.refuseHindered(ctx, session, work)
+}
+
+// refuseReadOnly returns ErrReadOnly where transactions of the session can't write.
+func refuseReadOnly(ctx context.Context, session *pgx.Conn) error {
+	var readOnly bool
+	if err := session.QueryRow(ctx, `SELECT current_setting('transaction_read_only')::boolean`).Scan(&readOnly); err != nil {
+		return fmt.Errorf("look whether we may write: %w", err)
+	}
+	if readOnly {
+		return ErrReadOnly
+	}
+	return nil
 }
 
 // refuseHindered returns a HinderedError where something stands in the way of work.

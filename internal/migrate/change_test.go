@@ -563,6 +563,37 @@ func TestHindrancesComeFirst(t *testing.T) {
 	}
 }
 
+// A run where nothing can be written ends before it looks for anything else, if it has something to do.
+func TestARunOnAReadOnlyDatabase(t *testing.T) {
+	t.Parallel()
+	const readOnly = "default_transaction_read_only=on"
+	empty, migrated, unrecorded := pgtest.Empty(t), pgtest.New(t), pgtest.New(t)
+	exec(t, pgtest.Connect(t, unrecorded.Super), `TRUNCATE plantstore_migrations`)
+	for name, url := range map[string]func(pgtest.Database) string{
+		"the owner":   func(d pgtest.Database) string { return d.Owner },
+		"a superuser": func(d pgtest.Database) string { return d.Super },
+	} {
+		run := func(database pgtest.Database, do func(migrate.Set, context.Context, string, migrate.Options) ([]migrate.Change, error)) error {
+			set := migrate.Service()
+			set.Hindrances = func(context.Context, pgx.Tx, bool, []migrate.Migration) ([]migrate.Trouble, error) { return nil, nil }
+			_, err := do(set, t.Context(), pgtest.WithParameters(url(database), readOnly), migrate.Options{})
+			return err
+		}
+		for what, err := range map[string]error{
+			"Up of an empty database":     run(empty, migrate.Set.Up),
+			"Up with nothing recorded":    run(unrecorded, migrate.Set.Up),
+			"Down of a migrated database": run(migrated, migrate.Set.Down),
+		} {
+			if !errors.Is(err, migrate.ErrReadOnly) {
+				t.Errorf("%s, %s: %v, want ErrReadOnly", name, what, err)
+			}
+		}
+		if err := run(migrated, migrate.Set.Up); err != nil {
+			t.Errorf("%s, nothing to do: %v, want none", name, err)
+		}
+	}
+}
+
 func TestDownOfSomebodyElses(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)

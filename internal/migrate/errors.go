@@ -1,10 +1,15 @@
 package migrate
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
 )
+
+// ErrReadOnly is the reason not to begin a run where nothing can be written.
+var ErrReadOnly = errors.New("nothing was changed: the database is read-only: a standby, or default_transaction_read_only is on. " +
+	"Connect to the primary, or see 'plantstore doctor'")
 
 // A HinderedError says what stands in the way. Nothing was changed.
 type HinderedError struct{ Troubles []Trouble }

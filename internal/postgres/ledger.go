@@ -390,29 +390,5 @@ func (l *Ledger) inWords(doing string, err error) error {
 	case err == nil, errors.Is(err, ErrNoDeletion), refused, strangers:
 		return err
 	}
-	return fmt.Errorf("%s: %w", doing, l.explain(err))
-}
-
-// explain is explainToOwner with what is the matter with the database or the way to it, and
-// will be the next time. What a function of the store's tells is about what that has met.
-func (l *Ledger) explain(err error) error {
-	if hidden(err) {
-		return fmt.Errorf("%s: give role %s BYPASSRLS, or connect as the table's owner where it has no FORCE ROW LEVEL SECURITY", Explain(err), l.db.role)
-	}
-	if pg := pgError(err); pg != nil && pg.Where == "" {
-		switch pg.Code {
-		case readOnlyTransaction:
-			return fmt.Errorf("the database at %s is read-only: a standby, or default_transaction_read_only is on. Connect to the primary, or see 'plantstore doctor': %s", l.db.host, Explain(err))
-		case "42P05", "26000": // duplicate_prepared_statement, invalid_sql_statement_name
-			return fmt.Errorf("a pooler in transaction mode is between, which mixes up the prepared statements of its clients. Connect to the server itself, see PLANTSTORE_MIGRATE_DATABASE_URL: %s", Explain(err))
-		}
-	}
-	return l.db.explainToOwner(err)
-}
-
-// hidden reports whether row level security of some table would hide rows, which has the code of
-// a right that is lacking. Only the routine tells them apart.
-func hidden(err error) bool {
-	pg := pgError(err)
-	return pg != nil && pg.Code == insufficientPrivilege && pg.Routine == "check_enable_rls"
+	return fmt.Errorf("%s: %w", doing, l.db.explainToOwner(err))
 }

@@ -518,15 +518,34 @@ func (db *DB) explain(err error) error {
 	return errors.New(ExplainFor(err, db.setting))
 }
 
-// explainToOwner is explain for a command of the owner's, who may have come as the service.
+// explainToOwner is explain for a command of the owner's, who may have come as the service, or
+// to the wrong server.
 func (db *DB) explainToOwner(err error) error {
-	switch sqlState(err) {
-	case insufficientPrivilege:
+	pg := pgError(err)
+	if pg == nil {
+		return db.explain(err)
+	}
+	switch {
+	case hidden(err):
+		return fmt.Errorf("%s: give role %s BYPASSRLS, or connect as the table's owner where it has no FORCE ROW LEVEL SECURITY", Explain(err), db.role)
+	case pg.Code == insufficientPrivilege:
 		return fmt.Errorf("%s: connect as the owner, see PLANTSTORE_MIGRATE_DATABASE_URL", Explain(err))
-	case lockNotAvailable:
+	case pg.Code == lockNotAvailable:
 		return fmt.Errorf("somebody else holds a lock that is needed, try again: %s", Explain(err))
+	case pg.Where != "": // of something that a function of the store's has met
+	case pg.Code == readOnlyTransaction:
+		return fmt.Errorf("the database at %s is read-only: a standby, or default_transaction_read_only is on. Connect to the primary, or see 'plantstore doctor': %s", db.host, Explain(err))
+	case pg.Code == "42P05", pg.Code == "26000": // duplicate_prepared_statement, invalid_sql_statement_name
+		return fmt.Errorf("a pooler in transaction mode is between, which mixes up the prepared statements of its clients. Connect to the server itself, see PLANTSTORE_MIGRATE_DATABASE_URL: %s", Explain(err))
 	}
 	return db.explain(err)
+}
+
+// hidden reports whether row level security of some table would hide rows, which has the code of
+// a right that is lacking. Only the routine tells them apart.
+func hidden(err error) bool {
+	pg := pgError(err)
+	return pg != nil && pg.Code == insufficientPrivilege && pg.Routine == "check_enable_rls"
 }
 
 // several reports whether a configuration has more than one server.

@@ -1928,6 +1928,9 @@ func TestAReadOnlyDatabase(t *testing.T) {
 		if _, _, err := l.List(t.Context(), LedgerFilter{}, 9, true); err != nil {
 			t.Errorf("%s: List: %v; want none", name, err)
 		}
+		if _, err := l.db.Tokens(0).Create(t.Context(), "ann", []string{"plants:delete"}, time.Time{}, plant.Budget{}); err == nil || !strings.HasPrefix(err.Error(), "create token: "+want) {
+			t.Errorf("%s: Create: %v; want %s", name, err, want)
+		}
 	}
 }
 

@@ -633,6 +633,22 @@ func TestARunThatLostItsLockEnds(t *testing.T) {
 	}
 }
 
+// Where goose can't make its table, the reason is told, and not that of its second try.
+func TestWhyGooseCannotMakeItsTable(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct{ event, does, want string }{
+		"the table":         {"ddl_command_start", `RAISE EXCEPTION 'no tables today'`, "no tables today"},
+		"the row of zeroes": {"ddl_command_end", `ALTER TABLE public.goose_db_version ADD CONSTRAINT positive CHECK (version_id > 0)`, `violates check constraint "positive"`},
+	} {
+		database := pgtest.Empty(t)
+		exec(t, pgtest.Connect(t, database.Super), `CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN `+tt.does+`; END $$;
+			CREATE EVENT TRIGGER refuse ON `+tt.event+` WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION refuse()`)
+		if _, err := migrate.Service().Up(t.Context(), database.Owner, migrate.Options{}); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: Up: %v; want that it %s", name, err, tt.want)
+		}
+	}
+}
+
 // A run that can't record what others have applied ends before it applies more.
 func TestChecksumsThatCannotBeRecorded(t *testing.T) {
 	t.Parallel()

@@ -22,7 +22,7 @@ func (r *runner) provider(db *sql.DB) (*goose.Provider, error) {
 		return nil, errors.New("goose's store does not tell whether its table exists")
 	}
 	p, err := goose.NewProvider(goose.DialectCustom, db, r.set.Files,
-		goose.WithStore(recorder{extended, r}), goose.WithDisableGlobalRegistry(true))
+		goose.WithStore(&recorder{StoreExtender: extended, runner: r}), goose.WithDisableGlobalRegistry(true))
 	if err != nil {
 		return nil, fmt.Errorf("goose provider: %w", err)
 	}
@@ -33,9 +33,24 @@ func (r *runner) provider(db *sql.DB) (*goose.Provider, error) {
 type recorder struct {
 	database.StoreExtender
 	*runner
+	failed error // to make goose's table
 }
 
-func (r recorder) GetMigration(ctx context.Context, db database.DBTxConn, version int64) (result *database.GetMigrationResult, err error) {
+// TableExists returns why goose could not make its table. It would try again, and tell of the
+// last try only, which has met nothing but that our transaction is aborted.
+func (r *recorder) TableExists(ctx context.Context, db database.DBTxConn) (bool, error) {
+	if r.whole && r.failed != nil {
+		return false, r.failed
+	}
+	return r.StoreExtender.TableExists(ctx, db)
+}
+
+func (r *recorder) CreateVersionTable(ctx context.Context, db database.DBTxConn) error {
+	r.failed = r.StoreExtender.CreateVersionTable(ctx, db)
+	return r.failed
+}
+
+func (r *recorder) GetMigration(ctx context.Context, db database.DBTxConn, version int64) (result *database.GetMigrationResult, err error) {
 	err = r.guarded(ctx, func() error {
 		result, err = r.StoreExtender.GetMigration(ctx, db, version)
 		return err
@@ -43,11 +58,15 @@ func (r recorder) GetMigration(ctx context.Context, db database.DBTxConn, versio
 	return result, err
 }
 
-func (r recorder) Insert(ctx context.Context, db database.DBTxConn, request database.InsertRequest) error {
-	return r.guarded(ctx, func() error { return r.insert(ctx, db, request) })
+func (r *recorder) Insert(ctx context.Context, db database.DBTxConn, request database.InsertRequest) error {
+	err := r.guarded(ctx, func() error { return r.insert(ctx, db, request) })
+	if request.Version == 0 { // the first row of goose's table
+		r.failed = err
+	}
+	return err
 }
 
-func (r recorder) insert(ctx context.Context, db database.DBTxConn, request database.InsertRequest) error {
+func (r *recorder) insert(ctx context.Context, db database.DBTxConn, request database.InsertRequest) error {
 	if err := r.StoreExtender.Insert(ctx, db, request); err != nil {
 		return err
 	}
@@ -64,7 +83,7 @@ func (r recorder) insert(ctx context.Context, db database.DBTxConn, request data
 	return nil
 }
 
-func (r recorder) Delete(ctx context.Context, db database.DBTxConn, version int64) error {
+func (r *recorder) Delete(ctx context.Context, db database.DBTxConn, version int64) error {
 	return r.guarded(ctx, func() error {
 		if err := r.StoreExtender.Delete(ctx, db, version); err != nil {
 			return err

@@ -17,7 +17,9 @@ CREATE TABLE public.api_tokens (
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     expires_at timestamptz,
     revoked_at timestamptz,
-    last_used_at timestamptz
+    last_used_at timestamptz,
+    -- The service knows no other moments: it would take an infinite one for none.
+    CONSTRAINT api_tokens_finite CHECK (isfinite(expires_at) AND isfinite(revoked_at))
 );
 COMMENT ON COLUMN public.api_tokens.digest IS 'SHA-256 of the token.';
 COMMENT ON COLUMN public.api_tokens.expires_at IS 'Null: never.';

@@ -40,6 +40,7 @@ const (
 		('api_tokens', 'api_tokens_pkey', 'PRIMARY KEY (id)'),
 		('api_tokens', 'api_tokens_digest_key', 'UNIQUE (digest)'),
 		('api_tokens', 'api_tokens_digest_check', 'CHECK ((octet_length(digest) = 32))'),
+		('api_tokens', 'api_tokens_finite', 'CHECK ((isfinite(expires_at) AND isfinite(revoked_at)))'),
 		('api_tokens', 'api_tokens_principal_fkey', 'FOREIGN KEY (principal) REFERENCES public.api_principals(name)'),
 		('plantstore_budgets', 'plantstore_budgets_pkey', 'PRIMARY KEY (principal)'),
 		('plantstore_budgets', 'plantstore_budgets_most_check', 'CHECK ((most > 0))'),

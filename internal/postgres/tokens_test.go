@@ -661,3 +661,17 @@ func TestAPrincipalIsNoRole(t *testing.T) {
 		}
 	}
 }
+
+// What would be read as no moment at all would make a token valid for ever.
+func TestATokenEndsAtAMomentThatThereIs(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	create(t, issuer(t, database), "shop", time.Time{})
+	super := pgtest.Connect(t, database.Super)
+	for _, moment := range []string{"expires_at = 'infinity'", "expires_at = '-infinity'", "revoked_at = 'infinity'", "revoked_at = '-infinity', expires_at = now()"} {
+		_, err := super.Exec(t.Context(), `UPDATE public.api_tokens SET `+moment)
+		if want := "api_tokens_finite"; pgError(err) == nil || pgError(err).ConstraintName != want {
+			t.Errorf("SET %s: %v, want constraint %s violated", moment, err, want)
+		}
+	}
+}

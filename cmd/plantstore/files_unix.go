@@ -23,8 +23,9 @@ func clientConnections(limit int, pool int32) (int, error) {
 		return 0, fmt.Errorf("how many files may be open: %w", err)
 	}
 	spared := uint64(server.AdminConnections) + uint64(pool) + otherFiles
-	if files.Cur <= spared {
-		return 0, fmt.Errorf("the process may open %d files and needs more than %d: raise that (ulimit -n, LimitNOFILE), or lower pool_max_conns in DATABASE_URL", files.Cur, spared)
+	most := uint64(files.Cur) // signed on some systems
+	if most <= spared {
+		return 0, fmt.Errorf("the process may open %d files and needs more than %d: raise that (ulimit -n, LimitNOFILE), or lower pool_max_conns in DATABASE_URL", most, spared)
 	}
-	return int(min(uint64(limit), files.Cur-spared)), nil
+	return int(min(uint64(limit), most-spared)), nil
 }

@@ -79,7 +79,7 @@ func apart(public, admin string) error {
 	host, port, err := net.SplitHostPort(public)
 	otherHost, otherPort, otherErr := net.SplitHostPort(admin)
 	same := host == otherHost || isEveryHost(host) || isEveryHost(otherHost)
-	if err != nil || otherErr != nil || strings.Trim(port, "0") != strings.Trim(otherPort, "0") || strings.Trim(port, "0") == "" || !same {
+	if err != nil || otherErr != nil || strings.TrimLeft(port, "0") != strings.TrimLeft(otherPort, "0") || strings.TrimLeft(port, "0") == "" || !same {
 		return nil
 	}
 	return fmt.Errorf("--addr (PLANTSTORE_ADDR) is %q and --admin-addr (PLANTSTORE_ADMIN_ADDR) is %q: each listener needs an address of its own", public, admin)
@@ -217,14 +217,19 @@ func inOrder(since, until moment) error {
 // A budget is a deletion budget on the command line.
 type budget plant.Budget
 
-// UnmarshalText reads a budget.
+// UnmarshalText reads a budget, or none. It refuses an empty one: a script whose variable is
+// not set does not mean to have no brake.
 func (b *budget) UnmarshalText(text []byte) error {
+	if string(text) == "none" {
+		*b = budget{}
+		return nil
+	}
 	parsed, err := plant.ParseBudget(string(text))
 	*b = budget(parsed)
 	return err
 }
 
-// String is what UnmarshalText reads, and "none" for none.
+// String is what UnmarshalText reads.
 func (b budget) String() string { return plant.Budget(b).String() }
 
 // An age is a duration on the command line that may be in days.

@@ -71,6 +71,14 @@ type migrateDown struct {
 	To         *int64 `help:"Version that shall be the newest afterwards; 0 takes everything back. Default: one step." placeholder:"VERSION"`
 }
 
+// Validate refuses values that can't work.
+func (c *migrateDown) Validate() error {
+	if c.To != nil && *c.To < 0 {
+		return fmt.Errorf("--to is %d: it must be at least 0", *c.To)
+	}
+	return c.lockFlags.Validate()
+}
+
 // Run takes migrations back.
 func (c *migrateDown) Run(ctx context.Context, console *console) error {
 	progress := newProgress(console, "took back", isTerminal(console.err))

@@ -57,7 +57,7 @@ type tokenCreate struct {
 	lifetime   `embed:""`
 	Name       string   `arg:"" help:"Who the token is for: recorded with each deletion."`
 	Scope      []string `default:"${scope}" enum:"${scope}" help:"What it allows: ${enum}."`
-	Budget     string   `default:"none" placeholder:"BUDGET" help:"How many plants it may delete in a time, as 500/1h or 10000/7d."`
+	Budget     budget   `default:"none" placeholder:"BUDGET" help:"How many plants it may delete in a time, as 500/1h or 10000/7d."`
 }
 
 // Validate refuses values that can't work.
@@ -74,12 +74,8 @@ func (c *tokenCreate) Run(ctx context.Context, console *console) error {
 		return errTokenNowhere
 	}
 	expires := c.end()
-	budget, err := parseBudget(c.Budget)
-	if err != nil {
-		return err
-	}
 	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
-		token, err := tokens.Create(ctx, c.Name, slices.Compact(slices.Sorted(slices.Values(c.Scope))), expires, budget)
+		token, err := tokens.Create(ctx, c.Name, slices.Compact(slices.Sorted(slices.Values(c.Scope))), expires, plant.Budget(c.Budget))
 		switch {
 		case errors.Is(err, postgres.ErrPrincipalExists):
 			return fmt.Errorf("there is a principal %q already: 'plantstore token rotate %s' gives it another token", c.Name, c.Name)
@@ -259,9 +255,9 @@ func principalsAsJSON(list []postgres.PrincipalTokens) []principalJSON {
 
 type tokenBudget struct {
 	ownerFlags `embed:""`
-	Name       string `arg:"" help:"The principal; oidc:SUBJECT if it comes with JWTs."`
-	Budget     string `arg:"" optional:"" help:"How many plants it may delete in a time, as 500/1h or 10000/7d, or none. What it has deleted under another budget counts; a lift ends."`
-	Lift       *age   `placeholder:"AGE" help:"Let it delete as if it had no budget, for that time, as 30m; 0s ends that."`
+	Name       string  `arg:"" help:"The principal; oidc:SUBJECT if it comes with JWTs."`
+	Budget     *budget `arg:"" optional:"" help:"How many plants it may delete in a time, as 500/1h or 10000/7d, or none. What it has deleted under another budget counts; a lift ends."`
+	Lift       *age    `placeholder:"AGE" help:"Let it delete as if it had no budget, for that time, as 30m; 0s ends that."`
 }
 
 // Help adds to the command's help.
@@ -277,23 +273,22 @@ A principal that comes with JWTs has the budget that services have for those
 without that setting do not look at its budget.`
 }
 
-// Run sets or lifts a budget.
-func (c *tokenBudget) Run(ctx context.Context, console *console) error {
-	if c.Budget == "" && c.Lift == nil {
+// Validate refuses what says nothing, or two things.
+func (c *tokenBudget) Validate() error {
+	if c.Budget == nil && c.Lift == nil {
 		return fmt.Errorf("say what the deletion budget of %q is to be, as 500/1h or none, or lift it, as --lift 30m", c.Name)
 	}
-	var budget plant.Budget
-	if c.Budget != "" {
-		var err error
-		if budget, err = parseBudget(c.Budget); err != nil {
-			return err
-		}
-		if budget == (plant.Budget{}) && c.Lift != nil && !auth.ComesWithJWT(c.Name) {
-			return errors.New("a principal without a budget has none that could be lifted: leave out --lift")
-		}
+	if c.Budget != nil && *c.Budget == (budget{}) && c.Lift != nil && !auth.ComesWithJWT(c.Name) {
+		return errors.New("a principal without a budget has none that could be lifted: leave out --lift")
 	}
+	return nil
+}
+
+// Run sets or lifts a budget.
+func (c *tokenBudget) Run(ctx context.Context, console *console) error {
 	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
-		if c.Budget != "" {
+		if c.Budget != nil {
+			budget := plant.Budget(*c.Budget)
 			if err := c.told(tokens.SetBudget(ctx, c.Name, budget)); err != nil {
 				return err
 			}
@@ -331,15 +326,6 @@ func (c *tokenBudget) told(err error) error {
 		return fmt.Errorf("%q has no deletion budget that could be lifted", c.Name)
 	}
 	return err
-}
-
-// parseBudget reads a budget on the command line. It refuses an empty one: a script whose
-// variable is not set does not mean to have no brake.
-func parseBudget(s string) (plant.Budget, error) {
-	if s == "none" {
-		return plant.Budget{}, nil
-	}
-	return plant.ParseBudget(s)
 }
 
 type tokenRevoke struct {

@@ -594,6 +594,23 @@ func TestARunOnAReadOnlyDatabase(t *testing.T) {
 	}
 }
 
+// A version is a number, not a moment: what was applied later may have a lower one.
+func TestDownToAMigrationThatCameLate(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	files := map[string]string{"00101_a.sql": "-- +goose Up\nSELECT 1;\n", "00102_b.sql": "-- +goose Up\nSELECT 1;\n", "00103_c.sql": "-- +goose Up\nSELECT 1;\n"}
+	set := extended(t, files)
+	exec(t, pgtest.Connect(t, database.Super), `INSERT INTO goose_db_version (version_id, is_applied) VALUES (102, true), (101, true), (103, true)`)
+	changes, err := set.DownTo(t.Context(), database.Owner, 101, migrate.Options{})
+	var names []string
+	for _, c := range changes {
+		names = append(names, c.Name)
+	}
+	if want := []string{"00103_c.sql", "00102_b.sql"}; err != nil || !slices.Equal(names, want) {
+		t.Errorf("DownTo(101) = %v, %v; want %v", names, err, want)
+	}
+}
+
 func TestDownOfSomebodyElses(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)

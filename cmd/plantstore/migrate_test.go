@@ -356,7 +356,7 @@ func TestIsTerminal(t *testing.T) {
 
 func TestBytesAndThousands(t *testing.T) {
 	t.Parallel()
-	for n, want := range map[int64]string{0: "0 kB", 8192: "8 kB", 1_500_000: "1.43 MB", 64 << 30: "64 GB", 3 << 40: "3 TB"} {
+	for n, want := range map[int64]string{0: "0 kB", 8192: "8 kB", 999 << 10: "999 kB", 1023 << 10: "0.999 MB", 127936 << 13: "0.976 GB", 1_500_000: "1.43 MB", 64 << 30: "64 GB", 3 << 40: "3 TB"} {
 		if got := byteSize(n); got != want {
 			t.Errorf("byteSize(%d) = %s, want %s", n, got, want)
 		}

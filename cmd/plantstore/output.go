@@ -162,7 +162,7 @@ func thousands(n int64) string {
 func byteSize(n int64) string {
 	size, unit := float64(n)/1024, "kB"
 	for _, larger := range []string{"MB", "GB", "TB"} {
-		if size < 1000 {
+		if size < 999.5 { // which would be written as 1e+03
 			break
 		}
 		size, unit = size/1024, larger

@@ -255,7 +255,7 @@ func TestDoctorFindsAndTellsWhatHelps(t *testing.T) {
 			`deleting a plant also empties columns of public.plants, .*`, true, nil},
 
 		{"read-only", `ALTER DATABASE @db SET default_transaction_read_only = on`, "primary", Problem, "transactions are read-only by default: .*", true, nil},
-		{"read-only for the service", `ALTER ROLE plantstore_app IN DATABASE @db SET default_transaction_read_only = on`, "primary", Problem, "transactions are read-only by default: .*", true, nil},
+		{"read-only for the service", `ALTER ROLE plantstore_app IN DATABASE @db SET default_transaction_read_only = Yes`, "primary", Problem, "transactions are read-only by default: .*", true, nil},
 		{"few connections to the database", `ALTER DATABASE @db CONNECTION LIMIT 3`, "connections", Problem, `the service opens up to \d+ connections .*, the database takes 3`, true, nil},
 	}
 	for _, tt := range tests {

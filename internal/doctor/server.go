@@ -42,16 +42,17 @@ func (e *examination) primary(ctx context.Context, tx pgx.Tx) ([]Finding, error)
 			Remedy: "Name every server in DATABASE_URL, with target_session_attrs=read-write. If this one shall be the primary:\nSELECT pg_promote();"}}, nil
 	}
 	// Where a transaction is read-only by default: for the service's role, in
-	// this database, in the settings file.
+	// this database, on the server.
 	rows, err := tx.Query(ctx, `
 		SELECT E'SET default_transaction_read_only = off;\n' || `+alterSetting+` || ' RESET default_transaction_read_only;'
-		FROM pg_db_role_setting s LEFT JOIN pg_roles r ON r.oid = s.setrole
+		FROM pg_db_role_setting s LEFT JOIN pg_roles r ON r.oid = s.setrole, unnest(s.setconfig) c
 		WHERE s.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
 			AND (s.setrole = 0 OR r.rolname IN ($1, current_user))
-			AND s.setconfig && '{default_transaction_read_only=on,default_transaction_read_only=true}'
+			AND CASE WHEN c LIKE 'default_transaction_read_only=%' THEN split_part(c, '=', 2)::boolean END
 		UNION ALL
-		SELECT 'ALTER SYSTEM RESET default_transaction_read_only;' || E'\nSELECT pg_reload_conf();'
-		FROM pg_settings WHERE name = 'default_transaction_read_only' AND source = 'configuration file' AND setting = 'on'`, serviceRole)
+		SELECT CASE WHEN source = 'configuration file' THEN E'ALTER SYSTEM RESET default_transaction_read_only;\nSELECT pg_reload_conf();'
+			ELSE 'Take default_transaction_read_only out of what the server is started with.' END
+		FROM pg_settings WHERE name = 'default_transaction_read_only' AND source IN ('configuration file', 'command line', 'environment variable') AND setting = 'on'`, serviceRole)
 	if err != nil {
 		return nil, err
 	}

@@ -122,15 +122,14 @@ const changedTables = `
 	SELECT CASE n WHEN 7 THEN 'warning' ELSE 'problem' END, message, remedy FROM found WHERE n = 1 OR @current::boolean ORDER BY n, message`
 
 // What counts is the setting of the sessions that delete, and of the server itself:
-// autovacuum goes by these counts, too. Who examines may have another. Of the values that
-// PostgreSQL takes, these and their beginnings mean off.
+// autovacuum goes by these counts, too. Who examines may have another.
 const uncountedRows = `
 	WITH settings AS (
 		SELECT 1 AS n, CASE WHEN s.setrole <> 0 THEN format(' for role %I', r.rolname) WHEN s.setdatabase = 0 THEN ' for all roles' ELSE ' in this database' END AS who,
 			` + alterSetting + ` || ' RESET track_counts;' AS remedy
 		FROM pg_db_role_setting s LEFT JOIN pg_roles r ON r.oid = s.setrole, unnest(s.setconfig) c
 		WHERE s.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database())) AND (s.setrole = 0 OR r.rolname = @app::text)
-			AND lower(c) ~ '^track_counts=(off?|f(a(l(se?)?)?)?|no?|0)$'
+			AND CASE WHEN c LIKE 'track_counts=%' THEN NOT split_part(c, '=', 2)::boolean END
 		UNION ALL
 		SELECT 2, ' on this server', CASE WHEN source = 'configuration file' THEN E'ALTER SYSTEM SET track_counts = on;\nSELECT pg_reload_conf();' ELSE 'Take track_counts out of what the server is started with.' END
 		FROM pg_settings WHERE name = 'track_counts' AND setting = 'off' AND source IN ('configuration file', 'command line', 'environment variable')

@@ -63,7 +63,7 @@ func refuseOthers(ctx context.Context, tx statements) error {
 	var grade, message, remedy string
 	var messages, remedies []string
 	_, err = pgx.ForEachRow(rows, []any{&grade, &message, &remedy}, func() error {
-		messages, remedies = append(messages, oneLine(message)), append(remedies, oneLine(remedy))
+		messages, remedies = append(messages, printable(message)), append(remedies, printable(remedy))
 		return nil
 	})
 	switch {

@@ -72,9 +72,18 @@ func blockers(ctx context.Context, conn *pgx.Conn, pids string, args ...any) ([]
 	})
 }
 
-// oneLine makes text from others fit for a terminal: blanks for white space,
-// nothing else that is not printable, 80 characters at most.
+// oneLine makes text from others fit for a terminal, as printable does, of 80 characters
+// at most.
 func oneLine(s string) string {
+	short := []rune(printable(s))
+	if len(short) > 80 {
+		return string(short[:79]) + "…"
+	}
+	return string(short)
+}
+
+// printable has blanks for white space, and nothing else that is not printable.
+func printable(s string) string {
 	s = strings.Map(func(r rune) rune {
 		switch {
 		case unicode.IsSpace(r):
@@ -84,9 +93,5 @@ func oneLine(s string) string {
 		}
 		return r
 	}, s)
-	short := []rune(strings.Join(strings.Fields(s), " "))
-	if len(short) > 80 {
-		return string(short[:79]) + "…"
-	}
-	return string(short)
+	return strings.Join(strings.Fields(s), " ")
 }

@@ -397,6 +397,7 @@ func TestTriggersOfOthers(t *testing.T) {
 		{"that somebody may make", hush + `GRANT TRIGGER ON goose_db_version TO plantstore_app; CREATE TRIGGER hush AFTER INSERT OR DELETE ON goose_db_version EXECUTE FUNCTION hush('x')`, `DROP TRIGGER hush ON public.goose_db_version;`},
 		{"of a table that refers to it", spy + `CREATE TABLE log (id int CONSTRAINT "To us" REFERENCES goose_db_version ON DELETE CASCADE); ALTER TABLE log OWNER TO plantstore_app;
 			INSERT INTO log SELECT id FROM goose_db_version; CREATE TRIGGER spy BEFORE DELETE ON log EXECUTE FUNCTION spy()`, `ALTER TABLE public.log DROP CONSTRAINT "To us";`},
+		{"with long names", spy + `CREATE TRIGGER ` + strings.Repeat("long", 15) + ` AFTER INSERT OR DELETE ON goose_db_version EXECUTE FUNCTION spy()`, `DROP TRIGGER ` + strings.Repeat("long", 15) + ` ON public.goose_db_version;`},
 		{"that are trusted", hush + `CREATE TRIGGER hush AFTER INSERT OR DELETE ON goose_db_version EXECUTE FUNCTION hush()`, ""},
 		{"that are disabled", spy + `CREATE TRIGGER spy AFTER INSERT OR DELETE ON goose_db_version EXECUTE FUNCTION spy(); ALTER TABLE goose_db_version DISABLE TRIGGER spy`, ""},
 	} {

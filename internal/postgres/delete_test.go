@@ -194,20 +194,25 @@ func TestDeleteOfAMissingPlant(t *testing.T) {
 
 func TestDeleteOfAReferredToPlant(t *testing.T) {
 	t.Parallel()
-	tests := []struct{ name, column string }{
-		{"restrict", "plant_id bigint REFERENCES plants ON DELETE RESTRICT"},
-		{"no action", "plant_id bigint REFERENCES plants"},
-		{"deferred to the commit", "plant_id bigint REFERENCES plants DEFERRABLE INITIALLY DEFERRED"},
-		{"set default that a check refuses", "plant_id bigint DEFAULT 7 CHECK (plant_id <> 7) REFERENCES plants ON DELETE SET DEFAULT"},
-		{"set null that may not be null", "plant_id bigint NOT NULL REFERENCES plants ON DELETE SET NULL"},
+	tests := []struct{ name, schema, column string }{
+		{"restrict", "public", "plant_id bigint REFERENCES plants ON DELETE RESTRICT"},
+		{"no action", "public", "plant_id bigint REFERENCES plants"},
+		{"deferred to the commit", "public", "plant_id bigint REFERENCES plants DEFERRABLE INITIALLY DEFERRED"},
+		{"set default that a check refuses", "public", "plant_id bigint DEFAULT 7 CHECK (plant_id <> 7) REFERENCES plants ON DELETE SET DEFAULT"},
+		{"set null that may not be null", "public", "plant_id bigint NOT NULL REFERENCES plants ON DELETE SET NULL"},
+		{"from a schema that the service has no right on", `"Our Sales"`, "plant_id bigint REFERENCES plants"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			s := newStore(t)
+			database := pgtest.New(t)
+			s := storeOn(t, database, "")
 			s.plant(t, 1)
-			s.exec(t, `CREATE TABLE order_items (`+tt.column+`)`)
-			s.exec(t, `INSERT INTO order_items VALUES (1)`)
+			if _, err := pgtest.Connect(t, database.Super).Exec(t.Context(), `CREATE SCHEMA IF NOT EXISTS `+tt.schema+` AUTHORIZATION plantstore_owner`); err != nil {
+				t.Fatal(err)
+			}
+			s.exec(t, `CREATE TABLE `+tt.schema+`.order_items (`+tt.column+`)`)
+			s.exec(t, `INSERT INTO `+tt.schema+`.order_items VALUES (1)`)
 			_, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
 			var referenced *plant.ReferencedError
 			if !errors.As(err, &referenced) || referenced.Table != "order_items" {

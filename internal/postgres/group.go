@@ -174,7 +174,7 @@ func (g *group) lane(due time.Time) {
 }
 
 // goAlone runs a batch of one. If others wait then, a lane goes on with them, also after
-// a panic: that ends the request only.
+// a panic, which ends the request only. (That of a lane ends the process.)
 func (g *group) goAlone(ctx context.Context, due time.Time) {
 	defer func() {
 		if due, opened := g.nextLane(due); opened {

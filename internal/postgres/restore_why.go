@@ -16,7 +16,7 @@ import (
 // aboutRows reports whether an error can be due to the rows that were inserted,
 // and not to the moment, the server or our rights only.
 func aboutRows(pg *pgconn.PgError) bool {
-	switch pg.Code[:2] {
+	switch class(pg) {
 	case "08", "25", "28", "40", "53", "55", "57", "58":
 		return false
 	}

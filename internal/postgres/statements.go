@@ -571,11 +571,13 @@ func columns(deletions []plant.Deletion) (ids []int64, principals, requestIDs, k
 func refersToPlants(ctx context.Context, conn *pgx.Conn, e *pgconn.PgError) (bool, error) {
 	var refers bool
 	// A foreign key refuses by itself. With SET NULL or SET DEFAULT it changes the
-	// row that refers, which then breaks any constraint of its table.
+	// row that refers, which then breaks any constraint of its table. (to_regclass would
+	// ask for a right on the table's schema, which the service's role need not have.)
 	err := queryRow(ctx, conn, []any{&refers}, `
 		WITH RECURSIVE referring AS (`+referring+`)
 		SELECT EXISTS (SELECT FROM referring r
-			WHERE r.conrelid = to_regclass(format('%I.%I', $1::pg_catalog.text, $2::pg_catalog.text))
+			JOIN pg_class c ON c.oid = r.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+			WHERE n.nspname = $1::pg_catalog.text AND c.relname = $2::pg_catalog.text
 				AND (r.conname = $3::pg_catalog.text OR r.confdeltype IN ('n', 'd')))`,
 		e.SchemaName, e.TableName, e.ConstraintName)
 	return refers, err

@@ -48,6 +48,9 @@ func sqlState(err error) string {
 	return ""
 }
 
+// class is the first two characters of an error's code. That of a proxy may have none.
+func class(pg *pgconn.PgError) string { return pg.Code[:min(2, len(pg.Code))] }
+
 // A verdict is what came of an attempt at a deletion.
 type verdict struct {
 	next step
@@ -160,7 +163,7 @@ func judge(err error, sent bool) verdict {
 		// Never got as far as a statement. A role that may not log in or a missing
 		// database will be refused again; everything else may pass, also a password
 		// that is being changed: it is read again for each connection.
-		if pg := pgError(connect); pg != nil && pg.Code != invalidPassword && (pg.Code[:2] == "28" || pg.Code[:2] == "3D") {
+		if pg := pgError(connect); pg != nil && pg.Code != invalidPassword && (class(pg) == "28" || class(pg) == "3D") {
 			return unavailable(done)
 		}
 		return unavailable(again)
@@ -171,7 +174,8 @@ func judge(err error, sent bool) verdict {
 		return unavailable(again)
 	case pg == nil,
 		endsSession(pg),
-		pg.Code[:2] == "08" && !isElsewhere(pg):
+		pg.Code == "", // not PostgreSQL's
+		class(pg) == "08" && !isElsewhere(pg):
 		return unavailable(ask)
 	}
 	_, atDelete := errors.AsType[errAtDelete](err)
@@ -200,7 +204,7 @@ func (e errAtDelete) Unwrap() error { return e.error }
 // so, and names no routine. 08P01 (protocol_violation) is about ours.
 func isElsewhere(pg *pgconn.PgError) bool {
 	if pg.Where == "" {
-		return pg.Code[:2] == "08" && pg.Code != "08P01" && pg.Routine != ""
+		return class(pg) == "08" && pg.Code != "08P01" && pg.Routine != ""
 	}
 	switch pg.Code {
 	case "57P01", "57P02", "57P03": // see judgeError
@@ -208,7 +212,7 @@ func isElsewhere(pg *pgconn.PgError) bool {
 	case readOnlyTransaction, "42P05", "26000":
 		return !ourFunction.MatchString(pg.Where)
 	}
-	switch pg.Code[:2] {
+	switch class(pg) {
 	case "08":
 		return true
 	case "53", "58":
@@ -246,7 +250,7 @@ func judgeError(pg *pgconn.PgError, atDelete bool) verdict {
 	case "0A000": // feature_not_supported: a rule that does not go together with RETURNING
 		return rule
 	}
-	switch pg.Code[:2] {
+	switch class(pg) {
 	case "23": // integrity constraint violation
 		if isLedgers(pg) {
 			return judgeLedger(pg)
@@ -255,7 +259,7 @@ func judgeError(pg *pgconn.PgError, atDelete bool) verdict {
 	case "42": // access rule violation: a right or a name is missing, ours or in a condition of a policy or trigger
 		return hindered
 	case "08", "53", "58": // connection, insufficient resources, system error: a full disk may be mended
-		if atDelete && pg.Code[:2] == "58" { // a file that an expression of the store's reads, or the page of one plant
+		if atDelete && class(pg) == "58" { // a file that an expression of the store's reads, or the page of one plant
 			return verdict{next: alone, what: retried, err: wrap(plant.ErrUnavailable, pg)}
 		}
 		return verdict{next: again, err: wrap(plant.ErrUnavailable, pg)}
@@ -270,7 +274,7 @@ func judgeError(pg *pgconn.PgError, atDelete bool) verdict {
 		return rule
 	}
 	switch {
-	case pg.Code[:2] == "55" && pg.Where == "": // object not in prerequisite state: its deletions can't be published
+	case class(pg) == "55" && pg.Where == "": // object not in prerequisite state: its deletions can't be published
 		return hindered
 	case stores:
 		return rule
@@ -306,7 +310,7 @@ func judgeLedger(pg *pgconn.PgError) verdict {
 func blame(ctx context.Context, conn *pgx.Conn, err error) verdict {
 	v := judge(err, true)
 	pg := pgError(err)
-	if pg == nil || !errors.Is(v.err, plant.ErrStoreRule) || pg.Code[:2] != "23" || pg.TableName == "" {
+	if pg == nil || !errors.Is(v.err, plant.ErrStoreRule) || class(pg) != "23" || pg.TableName == "" {
 		return v
 	}
 	refers, askErr := refersToPlants(ctx, conn, pg)
@@ -370,7 +374,7 @@ func onlyLooked(err error) verdict {
 
 // permanent reports whether a server that answered will say the same again.
 func permanent(pg *pgconn.PgError) bool {
-	switch pg.Code[:2] {
+	switch class(pg) {
 	case "28", "3D", "42":
 		return true
 	}

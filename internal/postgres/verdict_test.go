@@ -97,6 +97,8 @@ func TestJudge(t *testing.T) {
 		{"connection_failure of a connection that a trigger made", within("08006"), true, plant.ErrHindered, alone},
 		{"connection_failure of a connection that a rule or policy made", errAtDelete{others("08006")}, true, plant.ErrHindered, alone},
 		{"protocol_violation, as of a pooler that mixes sessions up", errAtDelete{others("08P01")}, true, plant.ErrUnavailable, ask},
+		{"an error of a proxy without a code", sql(""), true, plant.ErrUnavailable, ask},
+		{"the same, of one that refuses a connection", sql(""), false, plant.ErrUnavailable, again},
 		{"disk_full where a trigger writes", within("53100"), true, plant.ErrHindered, alone},
 		{"disk_full where the ledger is written", ours("53100"), true, plant.ErrUnavailable, again},
 		{"io_error at a DELETE", errAtDelete{sql("58030")}, true, plant.ErrUnavailable, alone},

@@ -5,6 +5,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -254,7 +255,8 @@ func renew(c *pgx.ConnConfig, setting string, read func() (string, error)) error
 		return errors.New(ExplainFor(err, setting))
 	}
 	now := fresh.ConnConfig
-	if now.Database != c.Database || hosts(&now.Config) != hosts(&c.Config) {
+	c.Database = cmp.Or(c.Database, c.User) // whoever names none means the one that is called like the role
+	if cmp.Or(now.Database, now.User) != c.Database || hosts(&now.Config) != hosts(&c.Config) {
 		return fmt.Errorf("%s names another server or database than at the start: restart the service for that", setting)
 	}
 	c.User, c.Password, c.TLSConfig, c.Fallbacks = now.User, now.Password, now.TLSConfig, now.Fallbacks

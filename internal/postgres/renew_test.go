@@ -120,3 +120,27 @@ func TestAFileThatIsNotTakenIsToldOf(t *testing.T) {
 		}
 	}
 }
+
+// A URL without a database means one that is called like the role, and that is another for another role.
+func TestRenewKeepsTheDatabaseOfARole(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		before, now string
+		taken       bool
+		database    string
+	}{
+		{"host=h user=a password=x", "host=h user=a password=y", true, "a"},
+		{"host=h user=a password=x", "host=h user=b password=y", false, "a"},
+		{"host=h user=a password=x", "host=h user=b password=y dbname=a", true, "a"},
+		{"host=h user=a password=x dbname=store", "host=h user=b password=y dbname=store", true, "store"},
+	} {
+		c, err := pgx.ParseConfig(tt.before)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = renew(c, "DATABASE_URL", func() (string, error) { return tt.now, nil })
+		if taken := err == nil && c.Password == "y"; taken != tt.taken || c.Database != tt.database {
+			t.Errorf("%s, then %s: %v, password %s, database %s; want it taken: %v, and database %s", tt.before, tt.now, err, c.Password, c.Database, tt.taken, tt.database)
+		}
+	}
+}

@@ -380,6 +380,10 @@ func (t *Tokens) issue(ctx context.Context, doing, principal string, expires tim
 			principal, digest[:], scopes, orNull(expires))
 		return err
 	})
+	if err != nil && judge(err, true).next == ask {
+		doing += ": the connection was lost, and the commit may have come before that. " +
+			"'plantstore token list' tells whether there is a new token, which nobody has: rotate or revoke it then"
+	}
 	if err != nil {
 		return "", t.inWords(doing, err)
 	}

@@ -120,8 +120,9 @@ const (
 
 // watch shows in the metrics whether the service is ready. It logs when it becomes so
 // and, while it is not, why: again only when the reason changes. It returns when ctx
-// ends.
+// ends: the service drains then.
 func (s *Server) watch(ctx context.Context) {
+	defer s.metrics.readiness(reasonDraining)
 	last := "unknown"
 	for {
 		once, cancel := context.WithTimeout(ctx, watchTimeout)

@@ -302,6 +302,9 @@ func TestMetricsOfReadiness(t *testing.T) {
 		}
 		cancel()
 		<-done
+		if got := counted(t, s, "plantstore_not_ready"); len(got) != 1 || !strings.Contains(got[0], "shutting_down") {
+			t.Errorf("after the end: %v, want one that is shutting down", got)
+		}
 		// Each once, and the same text is the same reason: the log is about the database.
 		if no, yes := strings.Count(log.String(), `msg="not ready"`), strings.Count(log.String(), "msg=ready"); no != 1 || yes != 2 {
 			t.Errorf("the log says %d times that it is not ready and %d times that it is, want 1 and 2:\n%s", no, yes, &log)

@@ -205,7 +205,6 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 
 	<-failed.Done()
 	s.draining.Store(true)
-	s.metrics.readiness(reasonDraining)
 	if ctx.Err() != nil {
 		// Where nobody takes the line, the drain goes on.
 		group.Go(func() error {

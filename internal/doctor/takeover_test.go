@@ -1,12 +1,14 @@
 package doctor
 
 import (
+	"context"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 
 	"plantstore/internal/pgtest"
 )
@@ -126,5 +128,39 @@ func TestDoctorWithoutTheSchema(t *testing.T) {
 	want := []Finding{{Check: "schema", Grade: Problem, Message: "there is no schema public", Remedy: "CREATE SCHEMA public;"}}
 	if diff := cmp.Diff(want, troubles(t, examinationOf(database.Super, database.App))); diff != "" {
 		t.Errorf("found (-want +got):\n%s", diff)
+	}
+}
+
+// Where a table is somebody else's, what else is wrong is told all the same.
+func TestDoctorBesideAForeignTable(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	script(t, database.Super, `DROP TABLE api_tokens CASCADE; CREATE TABLE api_tokens (n int); ALTER TABLE api_tokens OWNER TO plantstore_app;
+		ALTER TABLE plants SET UNLOGGED; CREATE SCHEMA plantstore_app AUTHORIZATION pg_monitor;`)
+	var got []string
+	for _, f := range troubles(t, examinationOf(database.Super, database.App)) {
+		got = append(got, f.Check+": "+f.Message)
+	}
+	for _, want := range []string{"^schema: public.api_tokens belongs to role plantstore_app, ", "^plants: public.plants is unlogged", "^names: schema plantstore_app, which belongs to pg_monitor"} {
+		if all := strings.Join(got, "\n"); !regexp.MustCompile("(?m)" + want).MatchString(all) {
+			t.Errorf("found:\n%s\nwant %s", all, want)
+		}
+	}
+}
+
+// Nothing is looked for in tables of which one is not there: another may come by its name.
+func TestNothingIsLookedForInTablesThatAreNotThere(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	script(t, database.Super, `DROP TABLE api_tokens CASCADE;`)
+	for _, url := range []string{database.Super, database.Owner} {
+		e, looked := examinationOf(database.Super, ""), false
+		e.look(t.Context(), pgtest.Connect(t, url), check{name: "tokens", reads: []string{"api_tokens", "plant_deletions"}, look: func(context.Context, pgx.Tx) ([]Finding, error) {
+			looked = true
+			return nil, nil
+		}})
+		if looked || len(e.findings) != 1 || !strings.Contains(e.findings[0].Message, "could not be examined: one of api_tokens, plant_deletions is not there") {
+			t.Errorf("looked: %v, found %+v; want that a table is not there", looked, e.findings)
+		}
 	}
 }

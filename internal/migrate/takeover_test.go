@@ -398,6 +398,14 @@ func TestTriggersOfOthers(t *testing.T) {
 		{"of a table that refers to it", spy + `CREATE TABLE log (id int CONSTRAINT "To us" REFERENCES goose_db_version ON DELETE CASCADE); ALTER TABLE log OWNER TO plantstore_app;
 			INSERT INTO log SELECT id FROM goose_db_version; CREATE TRIGGER spy BEFORE DELETE ON log EXECUTE FUNCTION spy()`, `ALTER TABLE public.log DROP CONSTRAINT "To us";`},
 		{"with long names", spy + `CREATE TRIGGER ` + strings.Repeat("long", 15) + ` AFTER INSERT OR DELETE ON goose_db_version EXECUTE FUNCTION spy()`, `DROP TRIGGER ` + strings.Repeat("long", 15) + ` ON public.goose_db_version;`},
+		{"with a condition of others", hush + `CREATE FUNCTION fine(int) RETURNS boolean LANGUAGE sql AS 'SELECT true'; CREATE TRIGGER hush AFTER INSERT ON goose_db_version FOR EACH ROW WHEN (fine(NEW.id)) EXECUTE FUNCTION hush(); ALTER FUNCTION fine OWNER TO plantstore_app`,
+			`DROP TRIGGER hush ON public.goose_db_version;`},
+		{"with a condition that somebody may make", hush + `GRANT TRIGGER ON goose_db_version TO plantstore_app; CREATE TRIGGER hush AFTER INSERT ON goose_db_version FOR EACH ROW WHEN (NEW.id > 0) EXECUTE FUNCTION hush()`,
+			`DROP TRIGGER hush ON public.goose_db_version;`},
+		{"of a table that others may make triggers on", `CREATE TABLE log (id int CONSTRAINT to_us REFERENCES goose_db_version ON DELETE SET DEFAULT); GRANT TRIGGER ON log TO plantstore_app`,
+			`ALTER TABLE public.log DROP CONSTRAINT to_us;`},
+		{"of a table whose owner took his own rights", `CREATE TABLE log (id int CONSTRAINT to_us REFERENCES goose_db_version ON DELETE CASCADE); ALTER TABLE log OWNER TO plantstore_app; REVOKE ALL ON log FROM plantstore_app`,
+			`ALTER TABLE public.log DROP CONSTRAINT to_us;`},
 		{"that are trusted", hush + `CREATE TRIGGER hush AFTER INSERT OR DELETE ON goose_db_version EXECUTE FUNCTION hush()`, ""},
 		{"that are disabled", spy + `CREATE TRIGGER spy AFTER INSERT OR DELETE ON goose_db_version EXECUTE FUNCTION spy(); ALTER TABLE goose_db_version DISABLE TRIGGER spy`, ""},
 	} {
@@ -521,5 +529,123 @@ func TestMigrationsThatGrantOnTheSchema(t *testing.T) {
 	}
 	if _, err := set.DownTo(t.Context(), database.Super, 0, migrate.Options{}); err != nil {
 		t.Error(err)
+	}
+}
+
+// While a migration runs nobody makes a trigger on what it is written down in, whoever migrates; and
+// while one is taken back by a superuser, no table of ours becomes somebody else's.
+func TestARunKeepsTheTablesAsTheyAre(t *testing.T) {
+	t.Parallel()
+	const wait = `SELECT pg_catalog.pg_advisory_xact_lock(1);`
+	triggers := []string{}
+	for _, table := range migrate.History {
+		triggers = append(triggers, `CREATE TRIGGER plantstore_spy AFTER INSERT ON `+table+` EXECUTE FUNCTION spy()`)
+	}
+	moves := []string{`ALTER TABLE api_tokens RENAME TO elsewhere`, `ALTER TABLE plant_deletions OWNER TO plantstore_app`, `DROP TABLE plantstore_budgets`}
+	for _, tt := range []struct {
+		name  string
+		super bool
+		up    bool
+		keeps []string
+	}{
+		{"up by the owner", false, true, triggers},
+		{"up by a superuser", true, true, append(triggers, `ALTER SCHEMA public RENAME TO elsewhere`)},
+		{"down by the owner", false, false, triggers},
+		{"down by a superuser", true, false, append(triggers, append(moves, `ALTER SCHEMA public RENAME TO elsewhere`)...)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.New(t)
+			other := pgtest.Connect(t, database.Super)
+			exec(t, other, `CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'`)
+			set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\n" + wait + "\n-- +goose Down\n" + wait + "\n"})
+			url := database.Owner
+			if tt.super {
+				url = database.Super
+			}
+			run := set.Up
+			if !tt.up {
+				if _, err := set.Up(t.Context(), url, migrate.Options{}); err != nil {
+					t.Fatal(err)
+				}
+				run = set.Down
+			}
+			exec(t, other, `SELECT pg_advisory_lock(1)`)
+			done := make(chan error, 1)
+			go func() {
+				_, err := run(t.Context(), url, migrate.Options{LockTimeout: time.Minute})
+				done <- err
+			}()
+			for len(query(t, other, `SELECT pid::text FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)) == 0 {
+				select {
+				case err := <-done:
+					t.Fatalf("the run has ended before it waited: %v", err)
+				case <-time.After(10 * time.Millisecond):
+				}
+			}
+			exec(t, other, `SET lock_timeout = '100ms'`)
+			for _, sql := range tt.keeps {
+				if _, err := other.Exec(t.Context(), sql); !migrate.IsLockTimeout(err) {
+					t.Errorf("%s: %v, want it to wait", sql, err)
+				}
+			}
+			exec(t, other, `SELECT pg_advisory_unlock(1)`)
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// What becomes somebody else's after it was looked at, before a migration or by one, is neither
+// read nor written.
+func TestAHistoryThatIsReplacedDuringARun(t *testing.T) {
+	t.Parallel()
+	const replace = ` ALTER TABLE public.goose_db_version RENAME TO genuine; CREATE TABLE public.goose_db_version (LIKE public.genuine INCLUDING ALL);
+		INSERT INTO public.goose_db_version SELECT * FROM public.genuine; ALTER TABLE public.goose_db_version OWNER TO plantstore_app; GRANT ALL ON public.goose_db_version TO PUBLIC;`
+	const nothing = "-- +goose Up\nSELECT 1;\n-- +goose Down\nSELECT 1;\n"
+	const byItself = "-- +goose Up\n-- +goose StatementBegin\nDO $$BEGIN IF current_setting('test.up', true) = 'yes' THEN" + replace + " END IF; END$$;\n-- +goose StatementEnd\n" +
+		"-- +goose Down\n-- +goose StatementBegin\nDO $$BEGIN" + replace + "END$$;\n-- +goose StatementEnd\n"
+	const outside = "-- +goose NO TRANSACTION\n"
+	for _, tt := range []struct {
+		name, file string
+		super      bool // who migrates
+	}{
+		{"before it begins", nothing, false},
+		{"before it begins, with a superuser", nothing, true},
+		{"before it begins, outside of a transaction", outside + nothing, false},
+		{"before it begins, outside of a transaction, with a superuser", outside + nothing, true},
+		{"by itself", byItself, true},
+		{"by itself, outside of a transaction", outside + byItself, true},
+	} {
+		for _, up := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, up %t", tt.name, up), func(t *testing.T) {
+				t.Parallel()
+				database := pgtest.New(t)
+				super := pgtest.Connect(t, database.Super)
+				set, url := extended(t, map[string]string{"00101_a.sql": tt.file}), database.Owner
+				if tt.super {
+					url = database.Super
+				}
+				run := set.Up
+				if up {
+					exec(t, super, `ALTER DATABASE `+database.Name+` SET test.up = 'yes'`)
+				} else {
+					run = set.Down
+					if _, err := set.Up(t.Context(), url, migrate.Options{}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				seen := events{on: func(e migrate.Event) {
+					if e.Kind == migrate.Started && strings.Contains(tt.file, nothing) {
+						exec(t, super, replace)
+					}
+				}}
+				const want = "public.goose_db_version belongs to role plantstore_app"
+				if _, err := run(t.Context(), url, migrate.Options{Notify: seen.notify}); err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%v; want it refused, as %s", err, want)
+				}
+			})
+		}
 	}
 }

@@ -685,6 +685,97 @@ func TestASlowDeletionThatWaitsKeepsItsPlace(t *testing.T) {
 	})
 }
 
+// Whoever comes back has the place that his plant has got: whoever waits, and came before, has none.
+func TestWhoComesBackToBeSlowHasItsPlace(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		s := storeOn(t, database, "")
+		s.sample(t, 2)
+		places := s.shares.size[slow]
+		for range places {
+			if err := s.plants.slowly.enter(t.Context(), time.Time{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, id := range []plant.ID{1, 2} {
+			s.plants.difficult.note(id, verdict{next: alone, what: slow})
+			time.Sleep(time.Second)
+		}
+		var all sync.WaitGroup
+		for _, id := range []int64{2, 1} { // who is slow the longest comes last
+			all.Go(func() {
+				if _, err := s.plants.Delete(in(t, defaultTimeout), deletion(id, "k")); err != nil {
+					t.Errorf("Delete of %d: %v, want none", id, err)
+				}
+			})
+			synctest.Wait()
+		}
+		s.plants.slowly.leave() // the other places stay taken
+		all.Wait()
+		if got := s.ledger(t); len(got) != 2 || got[0].PlantID != 1 {
+			t.Errorf("deleted: %+v, want plant 1 first", got)
+		}
+		for range places - 1 {
+			s.plants.slowly.leave()
+		}
+	})
+}
+
+// A deletion that turns out to be slow goes on with what was learnt of it: how long it takes at least,
+// and since when it is slow.
+func TestWhatIsLearntOfASlowDeletion(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 1)
+	s.dawdles(t, "5")
+	d := deletion(1, "k")
+	p := progress{deletion: d, land: func() {}, began: time.Now(), most: patience, what: suspected, spender: spender{holds: &s.plants.holds, deletion: d}}
+	v := s.plants.attempt(in(t, patience), &p)
+	known := s.plants.difficult.recall(1)
+	if v.next != alone || v.what != slow || p.least < leastStatementTimeout || p.least > 2*batchStatementTimeout || p.least != known.least {
+		t.Errorf("attempt: %+v, at least %v, remembered: %v; want it slow, for at least what it had, and that remembered", v, p.least, known.least)
+	}
+	if p.slowSince.IsZero() || !p.slowSince.Equal(known.slowSince) {
+		t.Errorf("slow since %v, remembered: %v; want the same", p.slowSince, known.slowSince)
+	}
+}
+
+// Who gives up at the moment that he is let in leaves his place to the next.
+func TestWhoGivesUpWhenLetInLeavesNoGap(t *testing.T) {
+	t.Parallel()
+	simulated(t, func(t *testing.T) {
+		for range 200 {
+			q := seniority{free: 1}
+			if err := q.enter(t.Context(), time.Time{}); err != nil {
+				t.Fatal(err)
+			}
+			gone, give := context.WithCancel(t.Context())
+			var all sync.WaitGroup
+			all.Go(func() {
+				if q.enter(gone, time.Now()) == nil {
+					q.leave()
+				}
+			})
+			synctest.Wait()
+			all.Go(func() {
+				if err := q.enter(in(t, time.Second), time.Now()); err != nil {
+					t.Errorf("the next: %v, want it let in", err)
+					return
+				}
+				q.leave()
+			})
+			synctest.Wait()
+			give() // and before he notices it
+			q.leave()
+			all.Wait()
+			if q.free != 1 || q.wanted() {
+				t.Fatalf("room for %d, somebody waits: %v; want room for 1", q.free, q.wanted())
+			}
+		}
+	})
+}
+
 // Who has been slow the longest is next, however often he came back. Who gives up leaves no gap.
 func TestSeniority(t *testing.T) {
 	t.Parallel()

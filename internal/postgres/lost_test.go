@@ -629,3 +629,31 @@ func TestASlowDeletionOnAConnectionThatFallsSilent(t *testing.T) {
 		l.deliver()
 	})
 }
+
+// One lost answer does not make a deletion slow: it may be the connection. A second does, and the
+// deletion goes on as such.
+func TestALostAnswerIsNoSlowness(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	simulated(t, func(t *testing.T) {
+		defer time.Sleep(time.Minute) // until the driver has closed what it gave up
+		s, l := newLink(t, database, places, nil)
+		s.sample(t, 2)
+		s.plants.difficult.note(2, verdict{next: alone, what: retried}) // its statements are parsed there
+		if _, err := s.plants.Delete(in(t, defaultTimeout), deletion(2, "k")); err != nil {
+			t.Fatal(err)
+		}
+		l.arm([]breach{{direction: toServer, way: bySilence}})
+		d := deletion(1, "k")
+		p := progress{deletion: d, land: func() {}, began: time.Now(), most: defaultTimeout, what: retried, spender: spender{holds: &s.plants.holds, deletion: d}}
+		v := s.plants.attempt(in(t, defaultTimeout), &p)
+		if v.next != ask || v.what == slow || s.plants.difficult.recall(1).what == slow {
+			t.Errorf("an attempt that nobody answered: %+v, want its fate unknown, and that it is not slow", v)
+		}
+		l.deliver()
+	})
+	p := progress{what: retried, unsure: true, began: time.Now()}
+	if p.learn(verdict{next: ask, what: slow}); p.what != slow {
+		t.Errorf("after what made it slow it goes on as %v, want slow", p.what)
+	}
+}

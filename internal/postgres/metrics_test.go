@@ -295,8 +295,8 @@ func TestWhatIsBrokenOffIsNoFault(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	ctx, cancel := context.WithCancel(in(t, patience))
-	time.AfterFunc(50*time.Millisecond, cancel)
 	err := s.lend(ctx, watched, func(conn *pgx.Conn) error {
+		time.AfterFunc(50*time.Millisecond, cancel)
 		_, err := conn.Exec(ctx, `SELECT pg_catalog.pg_sleep(60)`)
 		return err
 	})

@@ -1522,6 +1522,16 @@ func TestWhoseCodeRunsWhenOurTablesAreWritten(t *testing.T) {
 			"table rep.s may have triggers of plantstore_app. ALTER TABLE rep.s DROP CONSTRAINT s_id_fkey"},
 		"a trigger of others on rows that leave with ours": {audit + child + `ON DELETE CASCADE); CREATE TRIGGER t AFTER DELETE ON rep.r FOR EACH ROW EXECUTE FUNCTION audit(); ALTER FUNCTION audit() OWNER TO plantstore_app`,
 			"trigger t on table rep.r calls public.audit() of plantstore_app. Drop it, or once you have read that, ALTER FUNCTION public.audit() OWNER TO plantstore_owner"},
+		"rows of others that get their default": {child + `ON DELETE SET DEFAULT); GRANT TRIGGER ON rep.r TO plantstore_app`,
+			"table rep.r may have triggers of plantstore_app. ALTER TABLE rep.r DROP CONSTRAINT r_id_fkey"},
+		"rows of others who took their own rights": {child + `ON DELETE CASCADE); ALTER TABLE rep.r OWNER TO plantstore_app; REVOKE ALL ON rep.r FROM plantstore_app`,
+			"table rep.r may have triggers of plantstore_app. ALTER TABLE rep.r DROP CONSTRAINT r_id_fkey"},
+		"the search path of its owner": {audit + `ALTER FUNCTION audit() SET search_path = "$user"; ALTER FUNCTION audit() OWNER TO plantstore_owner; CREATE SCHEMA plantstore_owner; GRANT CREATE ON SCHEMA plantstore_owner TO plantstore_app; ` + trigger + `EXECUTE FUNCTION audit()`,
+			"function public.audit() looks names up in schema plantstore_owner, where plantstore_app may create them. ALTER FUNCTION public.audit() SET search_path = pg_catalog, pg_temp"},
+		"the search path of who runs it": {audit + `ALTER FUNCTION audit() SET search_path = "$user"; ALTER FUNCTION audit() OWNER TO plantstore_owner; CREATE SCHEMA postgres; GRANT CREATE ON SCHEMA postgres TO plantstore_app; ` + trigger + `EXECUTE FUNCTION audit()`,
+			"function public.audit() looks names up in schema postgres, where plantstore_app may create them. ALTER FUNCTION public.audit() SET search_path = pg_catalog, pg_temp"},
+		"an odd search path": {audit + `CREATE SCHEMA "My ""Shop"; ALTER FUNCTION audit() SET search_path = pg_catalog, "My ""Shop"; GRANT CREATE ON SCHEMA "My ""Shop" TO plantstore_app; ` + trigger + `EXECUTE FUNCTION audit()`,
+			`function public.audit() looks names up in schema "My ""Shop", where plantstore_app may create them. ALTER FUNCTION public.audit() SET search_path = pg_catalog, pg_temp`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -1916,6 +1926,14 @@ func TestAReadOnlyDatabase(t *testing.T) {
 	}
 	t.Cleanup(func() { standby.Close() })
 	readOnly := pgtest.WithParameters(database.Owner, "default_transaction_read_only=on")
+	// On a standby nobody can keep the schema's name, and a superuser reads all the same.
+	super := ledgerAt(t, standby.URL("postgres", "plantstore"))
+	if _, _, err := super.List(t.Context(), LedgerFilter{}, 9, true); err != nil {
+		t.Errorf("a superuser on a standby: List: %v; want none", err)
+	}
+	if _, err := super.db.Tokens(0).List(t.Context()); err != nil {
+		t.Errorf("a superuser on a standby: List of tokens: %v; want none", err)
+	}
 	for name, url := range map[string]string{"a standby": standby.URL("plantstore_owner", "plantstore"), "read-only by default": readOnly} {
 		l := ledgerAt(t, url)
 		want := "the database at " + l.db.host + " is read-only: a standby, or default_transaction_read_only is on. Connect to the primary, or see 'plantstore doctor'"

@@ -234,3 +234,35 @@ func TestACommitThatIsCutOffWasWaitedFor(t *testing.T) {
 		t.Errorf("%v waits for commits after %d batches, the last of which was cut off: want as many", got, batches)
 	}
 }
+
+// What may run at a commit need not be on plants.
+func TestATriggerOnAnotherTableMayHurryCommits(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	s.sample(t, 1)
+	s.exec(t, `CREATE FUNCTION public.hurry() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN SET LOCAL synchronous_commit = off; RETURN NULL; END$$;
+		CREATE CONSTRAINT TRIGGER hurry AFTER INSERT ON public.plant_deletions DEFERRABLE FOR EACH ROW EXECUTE FUNCTION public.hurry()`)
+	if _, err := s.plants.Delete(in(t, patience), deletion(1, "k")); err != nil {
+		t.Fatal(err)
+	}
+	if looked := s.atCommit.looked.Load(); looked == nil || looked.none {
+		t.Errorf("looked: %+v, want that something may run", looked)
+	}
+}
+
+// Triggers that are deferred do not hurry the commits of refusals, of several or of one.
+func TestTriggersDoNotHurryRefusals(t *testing.T) {
+	t.Parallel()
+	database, _ := ownStore(t, nil)
+	s := storeOn(t, database, "")
+	s.sample(t, 2)
+	s.exec(t, `CREATE TABLE public.baskets (plant bigint REFERENCES public.plants); INSERT INTO public.baskets VALUES (1), (2)`)
+	s.hurry(t)
+	requireStandby(t, pgtest.Pool(t, database.Super), "nobody")
+	if _, err := s.plants.Delete(in(t, 2*time.Second), keyed(1, "k")); err == nil || isDefinite(err) {
+		t.Errorf("Delete of what is referred to, without the standby: %v, want nothing definite", err)
+	}
+	if v := s.plants.sayNo(in(t, 2*time.Second), keyed(2, "k"), &plant.ReferencedError{}, true); v.err == nil || isDefinite(v.err) {
+		t.Errorf("a no after a lost answer, without the standby: %+v, want nothing definite", v)
+	}
+}

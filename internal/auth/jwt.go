@@ -201,15 +201,7 @@ func ComesWithJWT(principal string) bool {
 
 // isSubject reports whether a principal of that name fits into every database and log.
 func isSubject(s string) bool {
-	if len(s) < 1 || len(s) > maxSubject {
-		return false
-	}
-	for i := range len(s) {
-		if s[i] < ' ' || s[i] > '~' {
-			return false
-		}
-	}
-	return true
+	return len(s) >= 1 && len(s) <= maxSubject && !strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c > '~' })
 }
 
 // scopesOf reads the claim scope (RFC 9068, 2.2.3: a text, divided by blanks) or scp,

@@ -17,15 +17,15 @@ import (
 // Plants deletes plants.
 type Plants struct {
 	db        *DB
-	group     *group
-	budgeted  *group // of those whose principals have a budget: others don't wait for them
-	refusals  *group
-	looks     *group
-	fates     *group
-	used      usedUp
-	holds     holds
-	lines     lines
-	difficult memory
+	group     *group    // of deletions
+	budgeted  *group    // of those whose principals have a budget: others don't wait for them
+	refusals  *group    // of refusals that are written down, see sayNo
+	looks     *group    // of looks at the ledger: why there was nothing to delete
+	fates     *group    // of looks for what became of attempts whose answer was lost
+	used      usedUp    // budgets that are known to be used up
+	holds     holds     // budgets that other transactions hold
+	lines     lines     // of those who want the same plant
+	difficult memory    // of plants that can't be deleted in a batch
 	slowly    seniority // of those that are slow
 	// inFlight bounds the deletions that are tried, except those that are locked or
 	// slow: they wait for their own kind only.
@@ -341,12 +341,7 @@ func rest(ctx context.Context, pause retry.Backoff) bool {
 		return false
 	}
 	wait, _ := pause.Next()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(min(wait, left/2)):
-		return true
-	}
+	return sleep(ctx, min(wait, left/2)) == nil
 }
 
 func remaining(ctx context.Context) time.Duration {

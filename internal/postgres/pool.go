@@ -344,10 +344,12 @@ func prepareSession(ctx context.Context, conn *pgx.Conn) error {
 	// statements are parsed before, at first use, and that waits for locks of the
 	// table, too: it has to give up before an attempt does (see attemptTimeout), or the
 	// attempt would end with its fate unknown. The keep-alives let the server notice
-	// within 8 s that we are gone. To compile a statement takes longer than any of ours:
-	// where the server compiles cheap ones, too, a deletion took 10 s.
-	// Where each error ended its session, nobody would know that it took a deletion back.
-	// And where errors came with the parameters, they would look as if a function had raised them.
+	// within 8 s that we are gone. jit: to compile a statement takes longer than any of ours;
+	// where the server compiles cheap ones, too, a deletion took 10 s. exit_on_error: where each
+	// error ended its session, nobody would know that it took a deletion back.
+	// log_parameter_max_length_on_error: where errors came with the parameters, they would look
+	// as if a function had raised them.
+	//
 	// pgxpool sets no limit: a peer that falls silent now would keep the
 	// connection's place in the pool.
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)

@@ -82,7 +82,8 @@ const (
 type shares struct {
 	size  [purposes]int
 	parts [purposes]*semaphore.Weighted // each first come, first served
-	// inUse and waiting are for the metrics.
+	// inUse and waiting count connections and who waits for one, for the metrics and for who
+	// wants to know whether one is free.
 	inUse, waiting [purposes]atomic.Int64
 	// trouble is why the last connection that was opened could not be had; nil since one
 	// was given back in order. One that is lost says nothing: whether it was the database

@@ -142,10 +142,8 @@ func lookUp(ctx context.Context, through *lookupQueue, digest auth.Digest) (auth
 			return auth.Token{}, wrap(plant.ErrUnavailable, asked.err)
 		}
 		wait, _ := pause.Next()
-		select {
-		case <-ctx.Done():
+		if sleep(ctx, wait) != nil {
 			return auth.Token{}, wrap(plant.ErrUnavailable, asked.err)
-		case <-time.After(wait):
 		}
 	}
 }

@@ -124,13 +124,8 @@ func idempotencyKey(h http.Header) (key string, sent bool, err error) {
 	if len(key) >= 2 && strings.HasPrefix(key, `"`) && strings.HasSuffix(key, `"`) {
 		key = key[1 : len(key)-1]
 	}
-	if len(key) < 1 || len(key) > 255 {
+	if len(key) < 1 || len(key) > 255 || strings.ContainsFunc(key, func(c rune) bool { return c < '!' || c > '~' }) {
 		return "", true, errBadKey
-	}
-	for i := range len(key) {
-		if key[i] < '!' || key[i] > '~' {
-			return "", true, errBadKey
-		}
 	}
 	if auth.HasSecret(key) || auth.IsJWT(key) && auth.HasToken(key) {
 		return "", true, errBadKey // pasted there by mistake: the ledger would keep it

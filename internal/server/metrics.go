@@ -64,7 +64,7 @@ const (
 	otherPrincipals = "(other)"
 )
 
-// notReadyReasons are the values of a label: those of package postgres, and hindered.
+// notReadyReasons are the values of a label: those of package postgres, and shutting_down.
 var notReadyReasons = [...]string{reasonUnreachable, "read_only", "schema_behind", "standby_missing", reasonHindered, reasonDraining}
 
 const (

@@ -227,18 +227,13 @@ func requestID(r *http.Request, traced trace.SpanContext) string {
 }
 
 func isRequestID(s string) bool {
-	if len(s) < 1 || len(s) > 128 {
-		return false
-	}
-	for i := range len(s) {
-		c := s[i]
+	return len(s) >= 1 && len(s) <= 128 && !strings.ContainsFunc(s, func(c rune) bool {
 		switch {
 		case 'A' <= c && c <= 'Z', 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '.', c == '_', c == '-':
-		default:
 			return false
 		}
-	}
-	return true
+		return true
+	})
 }
 
 // Nobody is let in by an id, so its random bits may lie in memory before they are used:

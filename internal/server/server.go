@@ -44,8 +44,8 @@ type tokenStore interface {
 	Knows(token string) bool
 }
 
-// Config is what a Server needs. All of it is required; JWTs, Metrics, Tracer, Profiles,
-// Certificate, DrainDelay, ShutdownTimeout, RateLimit and TrustedProxies may be zero.
+// Config is what a Server needs. JWTs, Metrics, Tracer, Profiles, Certificate, DrainDelay,
+// ShutdownTimeout, RateLimit and TrustedProxies may be zero; the rest is required.
 type Config struct {
 	Plants plantRepository
 	Tokens tokenStore

@@ -288,6 +288,18 @@ func TestDownRunsNothingOfATableThatClaimsToBeOurs(t *testing.T) {
 	}
 }
 
+// What the owner's migrations made goes, too, where a superuser takes them back.
+func TestDownByASuperuser(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	if _, err := migrate.Service().DownTo(t.Context(), database.Super, 0, migrate.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := query(t, pgtest.Connect(t, database.Super), `SELECT relname::text FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'`); !cmp.Equal(got, []string{"goose_db_version"}) {
+		t.Errorf("tables that stay: %v, want that of goose only", got)
+	}
+}
+
 func TestEncodings(t *testing.T) {
 	t.Parallel()
 	for _, encoding := range []string{"LATIN1", "SQL_ASCII", "UTF8"} {

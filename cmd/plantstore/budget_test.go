@@ -127,19 +127,19 @@ func TestBudgetCommands(t *testing.T) {
 		"9e99/1h":     `"9e99/1h" is no deletion budget: .*`,
 		"5/99999999d": `"5/99999999d" is no deletion budget: .*`,
 	} {
-		expect(1, "", "plantstore: "+why+"\n", "token", "create", "shop", "--budget="+budget)
+		expect(2, "", "plantstore: --budget: "+why+"\n", "token", "create", "shop", "--budget="+budget)
 		if !strings.HasPrefix(budget, "-") { // which would be a flag
-			expect(1, "", "plantstore: "+why+"\n", "token", "budget", "shop", budget)
+			expect(2, "", `plantstore: \[<budget>\]: `+why+"\n", "token", "budget", "shop", budget)
 		}
 	}
-	const unset = `plantstore: "" is no deletion budget: want one as 500/1h or 10000/7d\n`
-	expect(1, "", unset, "token", "create", "shop", "--budget=")
-	expect(1, "", `plantstore: say what the deletion budget of "shop" is to be, .*\n`, "token", "budget", "shop", "")
+	const unset = `"" is no deletion budget: want one as 500/1h or 10000/7d\n`
+	expect(2, "", `plantstore: --budget: `+unset, "token", "create", "shop", "--budget=")
+	expect(2, "", `plantstore: \[<budget>\]: `+unset, "token", "budget", "shop", "")
 	expect(1, "", `plantstore: there is no principal "shop": .*\n`, "token", "budget", "shop", "500/1h")
 	expect(0, `pst_.*\n`, `.*\n`, "token", "create", "shop")
 	expect(1, "", `plantstore: "shop" has no deletion budget that could be lifted\n`, "token", "budget", "shop", "--lift=30m")
-	expect(1, "", `plantstore: a principal without a budget has none that could be lifted: leave out --lift\n`, "token", "budget", "shop", "none", "--lift=5m")
-	expect(1, "", `plantstore: say what the deletion budget of "shop" is to be, as 500/1h or none, or lift it, as --lift 30m\n`, "token", "budget", "shop")
+	expect(2, "", `plantstore: token budget: a principal without a budget has none that could be lifted: leave out --lift\n`, "token", "budget", "shop", "none", "--lift=5m")
+	expect(2, "", `plantstore: token budget: say what the deletion budget of "shop" is to be, as 500/1h or none, or lift it, as --lift 30m\n`, "token", "budget", "shop")
 	expect(0, `the deletion budget of "shop" is 500/1h30m\n`, "", "token", "budget", "shop", "500/90m")
 	expect(0, `.* 500/1h30m, 0 used\n`, "", "token", "list")
 	expect(0, `the deletion budget of "shop" is 20/7d\nthe deletion budget of "shop" is lifted for 30m0s\n`, "", "token", "budget", "shop", "20/168h", "--lift=30m")

@@ -14,12 +14,14 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
 	"github.com/alecthomas/kong"
 
 	"plantstore/internal/auth"
+	"plantstore/internal/migrate"
 )
 
 func main() {
@@ -126,7 +128,8 @@ const devAddr, devAdminAddr = "127.0.0.1:8080", "127.0.0.1:9090"
 
 // helpVariables are what the texts of help take from the code.
 func helpVariables() kong.Vars {
-	return kong.Vars{"scope": auth.ScopeDelete, "version": versionText(), "dev_addr": devAddr, "dev_admin_addr": devAdminAddr}
+	return kong.Vars{"scope": auth.ScopeDelete, "version": versionText(), "dev_addr": devAddr, "dev_admin_addr": devAdminAddr,
+		"lock_timeout": migrate.DefaultLockTimeout.String(), "lock_attempts": strconv.Itoa(migrate.DefaultLockAttempts)}
 }
 
 // run runs the command that args name. Configuration comes from flags and the

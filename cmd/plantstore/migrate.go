@@ -27,8 +27,8 @@ type migrateCommand struct {
 
 // lockFlags say how hard a migration tries to get its locks.
 type lockFlags struct {
-	LockTimeout  time.Duration `env:"PLANTSTORE_MIGRATE_LOCK_TIMEOUT" default:"1s" help:"How long a statement may wait for a lock; clients may have to wait behind it as long."`
-	LockAttempts int           `env:"PLANTSTORE_MIGRATE_LOCK_ATTEMPTS" default:"10" help:"How often a migration is tried that did not get its lock; the pauses double, up to 10s."`
+	LockTimeout  time.Duration `env:"PLANTSTORE_MIGRATE_LOCK_TIMEOUT" default:"${lock_timeout}" help:"How long a statement may wait for a lock; clients may have to wait behind it as long."`
+	LockAttempts int           `env:"PLANTSTORE_MIGRATE_LOCK_ATTEMPTS" default:"${lock_attempts}" help:"How often a migration is tried that did not get its lock; the pauses double, up to 10s."`
 }
 
 // Validate refuses values that can't work.

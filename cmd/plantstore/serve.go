@@ -266,8 +266,8 @@ type service struct {
 	secrets       []any               // which are set, for the log
 }
 
-// lastTimeout is how long the end may take beyond its two time limits: the last traces are
-// sent, and the database's connections closed.
+// lastTimeout is how long the end may take beyond its two time limits, in which the last
+// traces are sent. The database's connections are closed after that.
 const lastTimeout = tracesTimeout + 3*time.Second
 
 // serve runs the service until ctx ends. A log whose reader stalls holds up whoever

@@ -61,6 +61,7 @@ func hindrances() []hindrance {
 		{"the rights that recording takes", "rights", byDoctor | ready, recordingRights},
 		{"a superuser's ledger", "rights", byDoctor, superusersLedger},
 		{"the rights to make tables", "rights", beforeUp, schemaRights},
+		{"the rights to use languages", "rights", beforeUp | beforeDown, languageRights},
 		{"the service's role", "rights", beforeUp, missingRole},
 		{"the rights of the service", "rights", ready, serviceRights},
 		{"rights of others", "rights", byDoctor, rightsOfOthers},

@@ -90,6 +90,8 @@ var before = []provocation{
 	{"nothing to pass on", `REVOKE GRANT OPTION FOR DELETE ON plants FROM plantstore_owner`, "rights", Problem, `plantstore_owner lacks DELETE WITH GRANT OPTION on public.plants, .*`, true, nil},
 	{"no right to make tables", `REVOKE CREATE ON SCHEMA public FROM plantstore_owner`, "rights", Problem,
 		`plantstore_owner may not make tables in schema public, which its owner pg_database_owner can allow`, true, nil},
+	{"no right to use a language", `REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC`, "rights", Problem, `plantstore_owner may not use language plpgsql`, true, nil},
+	{"no language", `DROP EXTENSION plpgsql CASCADE`, "rights", Problem, `there is no language plpgsql`, true, nil},
 	{"an event trigger", eventTrigger("log_ddl", "ddl_command_end"), "rights", Warning, `event trigger log_ddl runs public.log_ddl\(\) with statements of the migration, and can refuse or change what they make`, true, nil},
 	{"an event trigger of somebody's", eventTrigger("\"Own\"", "ddl_command_start WHEN TAG IN ('DROP VIEW', 'GRANT')") + "\nALTER FUNCTION \"Own\"() OWNER TO pg_monitor;\nALTER EVENT TRIGGER \"Own\" ENABLE ALWAYS", "rights", Warning,
 		`event trigger "Own" runs public."Own"\(\) with .*; the function belongs to pg_monitor, and has the rights of plantstore_owner then`, true, nil},

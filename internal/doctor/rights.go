@@ -66,6 +66,14 @@ const schemaRights = `
 	WHERE r.rolname = @owner::text AND r.rolname <> @app::text AND cardinality(@work::bigint[]) > 0
 		AND NOT coalesce(has_schema_privilege(r.oid, n.oid, 'USAGE') AND has_schema_privilege(r.oid, n.oid, 'CREATE'), false)`
 
+// The migrations are written in these, and so are the functions that they make.
+const languageRights = `
+	SELECT 'problem', CASE WHEN l.oid IS NULL THEN format('there is no language %s', n.name) ELSE format('%s may not use language %s', @owner::text, n.name) END,
+		CASE WHEN l.oid IS NULL THEN format('CREATE EXTENSION %I;', n.name) ELSE format('GRANT USAGE ON LANGUAGE %I TO %I;', n.name, @owner::text) END
+	FROM (VALUES ('plpgsql'), ('sql')) n (name) JOIN pg_roles r ON r.rolname = @owner::text LEFT JOIN pg_language l ON l.lanname = n.name
+	WHERE cardinality(@work::bigint[]) > 0 AND NOT coalesce(has_language_privilege(r.oid, l.oid, 'USAGE'), false)
+	ORDER BY 1, 2`
+
 const missingRole = `
 	SELECT 'warning', format('role %s does not exist: nothing will be granted to it', @app::text), 'Run deploy/postgres/roles.sql before.'
 	WHERE 6 = ANY (@work::bigint[]) AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = @app::text)`

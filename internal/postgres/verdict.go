@@ -59,8 +59,9 @@ type verdict struct {
 	replayed bool
 	// turn is the number to go on with, if next is alone.
 	turn int
-	// what is what the deletion goes on as, if next is alone. If held, it is locked: that
-	// is why the attempt failed.
+	// what is what the deletion is, if the attempt has shown that: it goes on as such if next
+	// is alone, and its plant is remembered for it. If held, it is locked: that is why the
+	// attempt failed.
 	what purpose
 	// err is what the caller is told if there is no further attempt: a sentinel
 	// or type of package plant around the driver's text, or an error of no kind

@@ -47,6 +47,7 @@ func hindrances() []hindrance {
 		{"an id that is not fit", "plants", byDoctor | beforeUp | ready, unfitID},
 		{"children and parents", "plants", byDoctor | beforeUp | ready, relatives},
 		{"row level security", "plants", byDoctor | beforeUp | ready, rowSecurity},
+		{"the rights of who owns what refers", "plants", byDoctor | beforeUp, referringRights},
 		{"rules", "plants", byDoctor | beforeUp, rules},
 		{"triggers", "plants", byDoctor | beforeUp, foreignTriggers},
 		{"code that a restore runs", "plants", byDoctor | beforeUp, restoredCode()},

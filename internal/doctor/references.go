@@ -43,6 +43,22 @@ func (e *examination) foreignKeys(ctx context.Context, tx pgx.Tx) ([]Finding, er
 	return orFine(found, "every table that refers to plants has an index for it"), err
 }
 
+// PostgreSQL looks for rows that refer to a plant, and deletes or changes them, with the rights
+// of their table's owner, who may lack some: its own on the table, or one on the schema. Then
+// nobody can delete a plant, not even one that nothing refers to.
+const referringRights = `
+	SELECT 'warning', format('PostgreSQL refuses to delete plants: foreign key %I of %s works as %s, who lacks %s ON %s', c.conname, t.oid::regclass, o.rolname, m.privilege, m.object),
+		format('GRANT %s ON %s TO %I;', m.privilege, m.object, o.rolname)
+	FROM pg_constraint c JOIN pg_class t ON t.oid = c.conrelid JOIN pg_namespace n ON n.oid = t.relnamespace JOIN pg_roles o ON o.oid = t.relowner,
+		LATERAL (VALUES
+			('USAGE', format('SCHEMA %I', n.nspname), has_schema_privilege(o.oid, n.oid, 'USAGE')),
+			('SELECT', t.oid::regclass::text, has_any_column_privilege(o.oid, t.oid, 'SELECT')),
+			('DELETE', t.oid::regclass::text, c.confdeltype <> 'c' OR has_table_privilege(o.oid, t.oid, 'DELETE')),
+			('UPDATE', t.oid::regclass::text, c.confdeltype = 'c' OR has_any_column_privilege(o.oid, t.oid, 'UPDATE'))
+		) m (privilege, object, granted)
+	WHERE c.contype = 'f' AND c.confrelid = to_regclass('public.plants') AND c.conparentid = 0 AND to_jsonb(c) ->> 'conenforced' IS DISTINCT FROM 'false' AND NOT m.granted
+	ORDER BY 2, 3`
+
 // cascades finds what a deletion does to other tables, which no ledger records.
 func (e *examination) cascades(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	// Rows of plants that a cascade removes are in the ledger. The number of

@@ -483,8 +483,19 @@ func TestDoctorOnWhatTheServiceConnectsWith(t *testing.T) {
 	database := pgtest.New(t)
 	e := examinationOf(database.Super, database.Owner)
 	found := troubles(t, e)
-	if len(found) != 1 || found[0].Check != "service connection" || found[0].Message != "the service connects as plantstore_owner and may do all that plantstore_owner may" {
+	const nothing = "the service connects as plantstore_owner, who is no member of plantstore_app: "
+	if len(found) != 1 || found[0].Check != "service connection" || found[0].Grade != Problem || found[0].Message != nothing+"nothing can be deleted" {
 		t.Errorf("%+v, want the service's role to be wrong", found)
+	}
+	if why := unready(t, database.Owner); !strings.HasPrefix(why, nothing) {
+		t.Errorf("not ready: %q; want %s …", why, nothing)
+	}
+	if why := unready(t, database.Super); why != "" {
+		t.Errorf("as a superuser, not ready: %q; want ready", why)
+	}
+	e.Service = database.Super
+	if found := troubles(t, e); len(found) != 1 || found[0].Grade != Warning || found[0].Message != "the service connects as postgres and may do all that postgres may" {
+		t.Errorf("%+v, want a warning of what the service may do", found)
 	}
 	e.Service = ""
 	if found := troubles(t, e); len(found) != 1 || found[0].Message != "not examined: DATABASE_URL is not set" {

@@ -65,6 +65,7 @@ func hindrances() []hindrance {
 		{"the rights to use languages", "rights", beforeUp | beforeDown, languageRights},
 		{"the service's role", "rights", beforeUp, missingRole},
 		{"the rights of the service", "rights", ready, serviceRights},
+		{"the service as somebody else", "rights", ready, otherService},
 		{"rights of others", "rights", byDoctor, rightsOfOthers},
 		{"others' tables that change with ours", "rights", byDoctor, migrate.ActingReferences(allTables)},
 		{"others' triggers where migrations are recorded", "rights", beforeUp | beforeDown, migrate.ActingTriggers(migrate.HistoryTables)},

@@ -869,7 +869,7 @@ func TestReady(t *testing.T) {
 	if _, err := s.owner.Exec(t.Context(), `REVOKE SELECT ON public.goose_db_version FROM plantstore_app`); err != nil {
 		t.Fatal(err)
 	}
-	const unseen = "the schema is behind: the migration that lets the service see which are applied is missing; apply it with 'plantstore migrate up'"
+	const unseen = "the schema is behind: the migration that lets the service see which are applied is missing, or its rights were taken away: see 'plantstore doctor', or apply it with 'plantstore migrate up'"
 	if err := s.Ready(in(t, patience), []int64{1, 2}); err == nil || err.Error() != unseen {
 		t.Errorf("Ready where the versions can't be read: %v, want %s", err, unseen)
 	}

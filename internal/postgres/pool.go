@@ -502,7 +502,7 @@ func missingOf(ctx context.Context, conn *pgx.Conn, versions []int64) (string, e
 				AND NOT EXISTS (SELECT FROM public.goose_db_version g WHERE g.version_id = v AND g.is_applied) ORDER BY v)`, versions)
 	switch sqlState(err) {
 	case insufficientPrivilege:
-		return "the migration that lets the service see which are applied is missing; apply it", nil
+		return "the migration that lets the service see which are applied is missing, or its rights were taken away: see 'plantstore doctor', or apply it", nil
 	case undefinedTable: // never migrated
 		for _, v := range versions {
 			missing = append(missing, strconv.FormatInt(v, 10))

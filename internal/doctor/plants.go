@@ -122,14 +122,20 @@ const rules = `
 	WHERE c.oid = to_regclass('public.plants') AND c.relkind = 'r' AND r.ev_type = '4' AND r.ev_enabled IN ('O', 'A')`
 
 // A trigger's function runs with the rights of whoever deletes, unless it is SECURITY
-// DEFINER. What it does can't be known, only what its text names. tgtype: 8 is DELETE.
+// DEFINER. What it does can't be known, only what its text names. tgtype: 2 is before,
+// 8 DELETE, 16 UPDATE. So do triggers after what a foreign key does further down; those before
+// it, and since PostgreSQL 18 all of them, have the rights of who owns the table there.
 const foreignTriggers = `
-	WITH theirs AS (
-		SELECT t.tgname, p.oid, p.prosrc, n.nspname, o.rolname, app.oid AS app,
+	WITH RECURSIVE reached (relation, event) AS (
+		SELECT to_regclass('public.plants')::oid, 8
+		UNION SELECT c.conrelid, CASE c.confdeltype WHEN 'c' THEN 8 ELSE 16 END FROM reached r JOIN pg_constraint c ON c.confrelid = r.relation
+		WHERE r.event = 8 AND c.contype = 'f' AND c.conparentid = 0 AND c.confdeltype IN ('c', 'n', 'd') AND current_setting('server_version_num')::int < 180000
+	), theirs AS (
+		SELECT t.tgname, t.tgrelid::regclass AS relation, p.oid, p.prosrc, n.nspname, o.rolname, app.oid AS app,
 			NOT (o.rolsuper OR o.rolname = @owner::text) AS foreign_code, l.lanname IN ('plpgsql', 'sql') AS readable
-		FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace n ON n.oid = p.pronamespace
+		FROM reached JOIN pg_trigger t ON t.tgrelid = reached.relation JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace n ON n.oid = p.pronamespace
 			JOIN pg_roles o ON o.oid = p.proowner JOIN pg_language l ON l.oid = p.prolang LEFT JOIN pg_roles app ON app.rolname = @app::text
-		WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled IN ('O', 'A') AND t.tgtype & 8 <> 0
+		WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'A') AND t.tgtype & reached.event <> 0 AND (t.tgrelid = to_regclass('public.plants') OR t.tgtype & 2 = 0)
 			AND NOT p.prosecdef AND NOT (n.nspname = 'public' AND p.proname = ANY (@names::text[]))
 	), judged AS (
 		SELECT *, (
@@ -140,7 +146,7 @@ const foreignTriggers = `
 					AND (has_table_privilege(app, c.oid, 'SELECT, INSERT, UPDATE, DELETE') OR has_any_column_privilege(app, c.oid, 'SELECT, INSERT, UPDATE')))
 		) AS closed FROM theirs
 	)
-	SELECT 'warning', format('trigger %I of public.plants runs %s', tgname, oid::regprocedure) || CASE WHEN foreign_code
+	SELECT 'warning', format('trigger %I of %s runs %s', tgname, relation, oid::regprocedure) || CASE WHEN foreign_code
 			THEN format(', which belongs to %I, with the rights of %s when a plant is deleted', rolname, @app::text) ELSE '' END
 			|| CASE WHEN closed IS NULL THEN '' ELSE format('; it names %s, where %s may do nothing: deletions may fail', closed, @app::text) END,
 		format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, %s%s, pg_temp;', oid::regprocedure, quote_ident(nspname), CASE nspname WHEN 'public' THEN '' ELSE ', public' END)

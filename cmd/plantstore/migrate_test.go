@@ -170,14 +170,15 @@ func TestMigrateUpNamesTheBlocker(t *testing.T) {
 		`idle in transaction, transaction open for \S+: INSERT INTO plants VALUES \(2000\)\n`
 	// On a slow machine, lines of progress come between.
 	const progress = `(?:\[\d+/\d+\] \S+ has been running for \d+s\n)*`
-	stdout, stderr, code := command(t, "migrate", "up", "--lock-timeout=2s", "--lock-attempts=2", url)
+	// And there it takes seconds to connect and look who is in the way.
+	stdout, stderr, code := command(t, "migrate", "up", "--lock-timeout=10s", "--lock-attempts=2", url)
 	if code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
 	matches(t, "standard output", stdout, `applied 00001_plants.sql \(\S+s\)\napplied 00002_ledger.sql \(\S+s\)\n`)
 	matches(t, "standard error", stderr, blocked+progress+
 		`00003_record_deletions.sql did not get SHARE ROW EXCLUSIVE on public.plants and lets others through: attempt 2 of 2 in \S+s\n`+
-		progress+blocked+progress+`plantstore: migration 00003_record_deletions.sql: no lock SHARE ROW EXCLUSIVE on public.plants within 2s, in 2 attempts: rolled back; `+
+		progress+blocked+progress+`plantstore: migration 00003_record_deletions.sql: no lock SHARE ROW EXCLUSIVE on public.plants within 10s, in 2 attempts: rolled back; `+
 		`blocked by pid \d+, application till, .*; end what is in the way, or try again with a larger --lock-attempts\n`)
 
 	// The sale ends when the migration says that it waits for it.

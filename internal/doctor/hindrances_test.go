@@ -812,7 +812,7 @@ func TestDownThatCantLook(t *testing.T) {
 			if _, err := conn.Exec(t.Context(), tt.sql); err != nil {
 				t.Fatal(err)
 			}
-			_, err := service().DownTo(t.Context(), database.Owner, 1, migrate.Options{LockTimeout: 2 * time.Second, LockAttempts: 1})
+			_, err := service().DownTo(t.Context(), database.Owner, 1, migrate.Options{LockTimeout: 15 * time.Second, LockAttempts: 1})
 			hindered, refused := errors.AsType[*migrate.HinderedError](err)
 			blocked, waited := errors.AsType[*migrate.BlockedError](err)
 			switch {

@@ -206,7 +206,7 @@ func TestUpGivesUp(t *testing.T) {
 	var seen events
 	set := extended(t, map[string]string{"00101_a.sql": "-- +goose Up\nCREATE TABLE public.a ();\n", "00102_colour.sql": takesAccessExclusive})
 	changes, err := set.Up(t.Context(), database.Owner,
-		migrate.Options{LockTimeout: 2 * time.Second, LockAttempts: 3, Notify: seen.notify})
+		migrate.Options{LockTimeout: 5 * time.Second, LockAttempts: 3, Notify: seen.notify})
 	failed, ok := errors.AsType[*migrate.FailedError](err)
 	blocked, blockedToo := errors.AsType[*migrate.BlockedError](err)
 	if !ok || failed.Name != "00102_colour.sql" || !blockedToo || blocked.Attempts != 3 || blocked.Blockers[0].PID != int32(pid) {
@@ -228,7 +228,7 @@ func TestHiddenBlocker(t *testing.T) {
 	pid := conn.PgConn().PID()
 	exec(t, conn, `BEGIN; LOCK TABLE plants IN ACCESS SHARE MODE`)
 	_, err := extended(t, map[string]string{"00101_colour.sql": takesAccessExclusive}).
-		Up(t.Context(), database.Owner, migrate.Options{LockTimeout: 3 * time.Second, LockAttempts: 1})
+		Up(t.Context(), database.Owner, migrate.Options{LockTimeout: 15 * time.Second, LockAttempts: 1})
 	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("blocked by pid %d", pid)) {
 		t.Errorf("Up: %v, want it to name pid %d", err, pid)
 	}

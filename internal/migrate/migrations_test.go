@@ -256,7 +256,7 @@ func TestADownThatIsBlockedTakesNothingBack(t *testing.T) {
 			t.Errorf("locks %v while it waits for the plants, want none", locked)
 		}
 	}}
-	changes, err := migrate.Service().DownTo(t.Context(), database.Owner, 2, migrate.Options{LockTimeout: 2 * time.Second, LockAttempts: 2, Notify: seen.notify})
+	changes, err := migrate.Service().DownTo(t.Context(), database.Owner, 2, migrate.Options{LockTimeout: 8 * time.Second, LockAttempts: 2, Notify: seen.notify})
 	if len(seen.of(migrate.Blocked)) == 0 {
 		t.Error("not told that it waits")
 	}

@@ -1285,7 +1285,11 @@ func TestABudgetWhoseErrorIsCaught(t *testing.T) {
 			END$$;
 			CREATE TRIGGER z AFTER DELETE ON public.plants REFERENCING OLD TABLE AS old_table FOR EACH STATEMENT EXECUTE FUNCTION public.along()`)
 		refused := 0
-		for i, err := range s.inABatch(t, s.plants.budgeted, batchBy("a", 7, budget)) {
+		batch := batchBy("a", 7, budget)
+		for i, err := range s.inABatch(t, s.plants.budgeted, batch) {
+			if errors.Is(err, plant.ErrBusy) { // the machine is: a batch has a time limit
+				_, err = s.plants.Delete(in(t, patience), batch[i].deletion)
+			}
 			if isOver(err) {
 				refused++
 			} else if err != nil {

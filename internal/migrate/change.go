@@ -266,6 +266,7 @@ func (r *runner) apply(ctx context.Context, db *sql.DB, step []Event) (Migration
 		retry.Kind, retry.Lock, retry.Blockers = Retrying, seen.Lock, seen.Blockers
 		retry.Attempt, retry.Attempts, retry.Pause = attempt, r.options.LockAttempts, pause(r.options.LockTimeout, attempt)
 		r.notify(retry)
+		_ = r.openObserver(ctx) // nobody waits for us now: a look has less time for it
 		select {
 		case <-ctx.Done():
 			return event.Migration, ctx.Err()

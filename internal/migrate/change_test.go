@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -217,6 +220,38 @@ func TestUpGivesUp(t *testing.T) {
 	}
 	if got := len(plan(t, set, database.Owner).Pending); got != 1 {
 		t.Errorf("%d pending, want 1", got)
+	}
+}
+
+// To connect may take longer than a look may. Who is in the way is told all the same.
+func TestUpGivesUpWhereConnectingIsSlow(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	pid, release := hold(t, database)
+	defer release()
+	to, err := url.Parse(pgtest.Pooler(t, database.Owner, pgtest.SessionMode))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var clients atomic.Int64
+	slow := pgtest.Proxy(t, to.String(), func(client net.Conn) {
+		if clients.Add(1) > 1 { // the first is the run's own
+			time.Sleep(1500 * time.Millisecond)
+		}
+		server, err := net.Dial("tcp", to.Host)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer server.Close()
+		go func() { _, _ = io.Copy(server, client); server.Close() }()
+		_, _ = io.Copy(client, server)
+	})
+	_, err = extended(t, map[string]string{"00101_colour.sql": takesAccessExclusive}).
+		Up(t.Context(), slow, migrate.Options{LockTimeout: 5 * time.Second, LockAttempts: 2})
+	blocked, ok := errors.AsType[*migrate.BlockedError](err)
+	if !ok || len(blocked.Blockers) != 1 || blocked.Blockers[0].PID != int32(pid) {
+		t.Errorf("Up: %v, want it to name pid %d", err, pid)
 	}
 }
 

@@ -57,10 +57,8 @@ func (r *runner) watch(ctx context.Context, event Event) (stop func() sighting) 
 func (r *runner) look(ctx context.Context) (seen sighting, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	if r.observer == nil || r.observer.IsClosed() {
-		if r.observer, err = pgx.ConnectConfig(ctx, r.config); err != nil {
-			return seen, err
-		}
+	if err := r.openObserver(ctx); err != nil {
+		return seen, err
 	}
 	if seen.Blockers, err = blockers(ctx, r.observer, `SELECT unnest(pg_blocking_pids($1))`, r.pid); err != nil || len(seen.Blockers) == 0 {
 		return seen, err
@@ -80,6 +78,14 @@ func (r *runner) look(ctx context.Context) (seen sighting, err error) {
 		seen.Lock = modeName(mode) + " on " + *table
 	}
 	return seen, nil
+}
+
+// openObserver connects the second session, unless it is.
+func (r *runner) openObserver(ctx context.Context) (err error) {
+	if r.observer == nil || r.observer.IsClosed() {
+		r.observer, err = pgx.ConnectConfig(ctx, r.config)
+	}
+	return err
 }
 
 func (r *runner) closeObserver() {

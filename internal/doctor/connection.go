@@ -48,20 +48,16 @@ func (e *examination) serviceConnection(ctx context.Context) []Finding {
 	defer conn.Close(context.WithoutCancel(ctx))
 	found := []Finding{e.security(conn, e.ServiceSetting)}
 	if user := config.User; user != serviceRole {
-		other := Finding{Grade: Warning, Message: fmt.Sprintf("the service connects as %s and may do all that %s may", user, user),
-			Remedy: "Name the role " + serviceRole + " in DATABASE_URL."}
-		err := migrate.Reading(ctx, conn, func(tx pgx.Tx) error {
-			var may bool
-			if err := tx.QueryRow(ctx, `SELECT `+isService).Scan(&may); err != nil || may {
-				return err
-			}
-			other.Grade, other.Message = Problem, fmt.Sprintf("the service connects as %s, who is no member of %s: nothing can be deleted", user, serviceRole)
-			return nil
+		var other []Finding
+		err := migrate.Reading(ctx, conn, func(tx pgx.Tx) (err error) {
+			other, err = look(ctx, tx, otherService, nil)
+			return err
 		})
-		if err != nil {
-			other.Message += ". Whether it can delete could not be examined: " + postgres.Explain(err)
+		if err != nil || len(other) == 0 {
+			other = []Finding{{Grade: Warning, Message: fmt.Sprintf("the service connects as %s and may do all that %s may", user, user),
+				Remedy: "Name the role " + serviceRole + " in DATABASE_URL."}}
 		}
-		found = append(found, other)
+		found = append(found, other...)
 	}
 	pooler, err := migrate.FindPooler(ctx, conn)
 	e.pooled = pooler != migrate.NoPooler

@@ -484,7 +484,7 @@ func TestDoctorOnWhatTheServiceConnectsWith(t *testing.T) {
 	e := examinationOf(database.Super, database.Owner)
 	found := troubles(t, e)
 	const nothing = "the service connects as plantstore_owner, who is no member of plantstore_app: "
-	if len(found) != 1 || found[0].Check != "service connection" || found[0].Grade != Problem || found[0].Message != nothing+"nothing can be deleted" {
+	if len(found) != 1 || found[0].Check != "service connection" || found[0].Grade != Problem || found[0].Message != nothing+"what it deletes would be recorded in the name of that role, and is taken back" {
 		t.Errorf("%+v, want the service's role to be wrong", found)
 	}
 	if why := unready(t, database.Owner); !strings.HasPrefix(why, nothing) {

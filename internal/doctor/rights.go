@@ -93,14 +93,12 @@ const serviceRights = `
 		('EXECUTE', 'FUNCTION public.plantstore_token(bytea)', has_function_privilege(@app::text, to_regprocedure('public.plantstore_token(bytea)')::oid, 'EXECUTE'))
 	) rights (privilege, object, granted) WHERE NOT granted`
 
-// isService says whether the session may say for whom it deletes, see migrations/00003_record_deletions.sql.
-const isService = `coalesce(pg_has_role(session_user, to_regrole('plantstore_app'), 'MEMBER'), false)`
-
-// What the doctor says of this is about the service's connection.
+// Only members may say for whom they delete, see migrations/00003_record_deletions.sql. The
+// doctor asks this on the service's own connection.
 const otherService = `
 	SELECT 'problem', format('the service connects as %s, who is no member of plantstore_app: what it deletes would be recorded in the name of that role, and is taken back', session_user),
 		'Name the role plantstore_app in DATABASE_URL.'
-	WHERE NOT ` + isService
+	WHERE NOT coalesce(pg_has_role(session_user, to_regrole('plantstore_app'), 'MEMBER'), false)`
 
 // The check grants covers the service's role and PUBLIC. A role that exports the ledger may
 // read it, see migrations/README.md.

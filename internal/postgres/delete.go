@@ -344,6 +344,16 @@ func rest(ctx context.Context, pause retry.Backoff) bool {
 	return sleep(ctx, min(wait, left/2)) == nil
 }
 
+// sleep returns after d or, with its error, when ctx ends.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
 func remaining(ctx context.Context) time.Duration {
 	deadline, _ := ctx.Deadline()
 	return time.Until(deadline)

@@ -120,15 +120,6 @@ func (l *Ledger) Export(ctx context.Context, o ExportOptions) error {
 	}
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
-}
-
 // An export is one under way.
 type export struct {
 	*Ledger

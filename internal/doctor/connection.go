@@ -48,16 +48,28 @@ func (e *examination) serviceConnection(ctx context.Context) []Finding {
 	defer conn.Close(context.WithoutCancel(ctx))
 	found := []Finding{e.security(conn, e.ServiceSetting)}
 	if user := config.User; user != serviceRole {
-		var other []Finding
-		err := migrate.Reading(ctx, conn, func(tx pgx.Tx) (err error) {
-			other, err = look(ctx, tx, otherService, nil)
-			return err
+		other := Finding{Grade: Warning, Message: fmt.Sprintf("the service connects as %s and may do all that %s may", user, user)}
+		err := migrate.Reading(ctx, conn, func(tx pgx.Tx) error {
+			var s situation
+			if err := tx.QueryRow(ctx, `SELECT current_user::text`).Scan(&s.app); err != nil {
+				return err
+			}
+			for _, sql := range []string{serviceRights, otherService} { // the latter is worse
+				missing, err := look(ctx, tx, sql, s.arguments())
+				if err != nil {
+					return err
+				}
+				if len(missing) > 0 {
+					other.Grade, other.Message = Problem, missing[0].Message
+				}
+			}
+			return nil
 		})
-		if err != nil || len(other) == 0 {
-			other = []Finding{{Grade: Warning, Message: fmt.Sprintf("the service connects as %s and may do all that %s may", user, user),
-				Remedy: "Name the role " + serviceRole + " in DATABASE_URL."}}
+		if err != nil {
+			other.Message += ". Whether it can delete could not be examined: " + postgres.Explain(err)
 		}
-		found = append(found, other...)
+		other.Remedy = "Name the role " + serviceRole + " in DATABASE_URL."
+		found = append(found, other)
 	}
 	pooler, err := migrate.FindPooler(ctx, conn)
 	e.pooled = pooler != migrate.NoPooler

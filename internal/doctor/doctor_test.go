@@ -800,6 +800,21 @@ func TestDoctorOnAServer(t *testing.T) {
 			t.Errorf("after the remedy: %+v, want nothing", found)
 		}
 	})
+	t.Run("member", func(t *testing.T) { // has the role's rights only if it inherits them
+		script(t, super, "CREATE ROLE helper LOGIN NOINHERIT; GRANT plantstore_app TO helper;")
+		e := examinationOf(super, server.URL("helper", "postgres"))
+		of := func() []Finding {
+			return slices.DeleteFunc(troubles(t, e), func(f Finding) bool { return f.Check != "service connection" })
+		}
+		if found := of(); len(found) != 1 || found[0].Grade != Problem || !strings.HasPrefix(found[0].Message, "helper lacks ") {
+			t.Errorf("%+v, want helper to lack rights", found)
+		}
+		script(t, super, "DROP ROLE helper; CREATE ROLE helper LOGIN INHERIT; GRANT plantstore_app TO helper;")
+		if found := of(); len(found) != 1 || found[0].Grade != Warning || found[0].Message != "the service connects as helper and may do all that helper may" {
+			t.Errorf("%+v, want a warning of what helper may do", found)
+		}
+		script(t, super, "DROP ROLE helper;")
+	})
 	t.Run("standby", func(t *testing.T) {
 		standby, err := server.Standby(t.Context(), localpg.Options{})
 		if err != nil {

@@ -44,20 +44,31 @@ func (e *examination) foreignKeys(ctx context.Context, tx pgx.Tx) ([]Finding, er
 }
 
 // PostgreSQL looks for rows that refer to a plant, and deletes or changes them, with the rights
-// of their table's owner, who may lack some: its own on the table, or one on the schema. Then
-// nobody can delete a plant, not even one that nothing refers to.
+// of their table's owner. Where nothing says what else to do with them (NO ACTION), and to set a
+// default, it looks for another row to refer to first, as the owner of the table that has it.
+// These may lack rights: on their own table, or on its schema. Then nobody can delete a plant, not
+// even one that nothing refers to; further down, none that a cascade begins with.
 const referringRights = `
-	SELECT 'warning', format('PostgreSQL refuses to delete plants: foreign key %I of %s works as %s, who lacks %s ON %s', c.conname, t.oid::regclass, o.rolname, m.privilege, m.object),
-		format('GRANT %s ON %s TO %I;', m.privilege, m.object, o.rolname)
-	FROM pg_constraint c JOIN pg_class t ON t.oid = c.conrelid JOIN pg_namespace n ON n.oid = t.relnamespace JOIN pg_roles o ON o.oid = t.relowner,
+	WITH RECURSIVE keys AS (
+		SELECT * FROM pg_constraint c WHERE c.contype = 'f' AND c.conparentid = 0 AND to_jsonb(c) ->> 'conenforced' IS DISTINCT FROM 'false'
+	), referring AS (
+		SELECT k.conname, k.conrelid, k.confrelid, k.confdeltype, true AS always FROM keys k WHERE k.confrelid = to_regclass('public.plants')
+		UNION SELECT k.conname, k.conrelid, k.confrelid, k.confdeltype, false FROM referring r JOIN keys k ON k.confrelid = r.conrelid WHERE r.confdeltype = 'c'
+	), asked AS (
+		SELECT r.conname, r.conrelid, r.always, p.relation, p.privilege FROM referring r, LATERAL (VALUES
+			(true, r.conrelid, 'SELECT'), (true, r.conrelid, CASE r.confdeltype WHEN 'c' THEN 'DELETE' ELSE 'UPDATE' END),
+			(r.confdeltype IN ('a', 'd'), r.confrelid, 'SELECT'), (r.confdeltype IN ('a', 'd'), r.confrelid, 'UPDATE')) p (asked, relation, privilege) WHERE p.asked
+	)
+	SELECT CASE WHEN bool_or(a.always) THEN 'problem' ELSE 'warning' END,
+		format('PostgreSQL refuses to delete %s: foreign key %I of %s works as %s, who lacks %s', CASE WHEN bool_or(a.always) THEN 'plants' ELSE 'some plants' END,
+			a.conname, a.conrelid::regclass, o.rolname, string_agg(DISTINCT m.privilege, ', ')),
+		string_agg(DISTINCT format('GRANT %s TO %I;', m.privilege, o.rolname), E'\n')
+	FROM asked a JOIN pg_class t ON t.oid = a.relation JOIN pg_namespace n ON n.oid = t.relnamespace JOIN pg_roles o ON o.oid = t.relowner,
 		LATERAL (VALUES
-			('USAGE', format('SCHEMA %I', n.nspname), has_schema_privilege(o.oid, n.oid, 'USAGE')),
-			('SELECT', t.oid::regclass::text, has_any_column_privilege(o.oid, t.oid, 'SELECT')),
-			('DELETE', t.oid::regclass::text, c.confdeltype <> 'c' OR has_table_privilege(o.oid, t.oid, 'DELETE')),
-			('UPDATE', t.oid::regclass::text, c.confdeltype = 'c' OR has_any_column_privilege(o.oid, t.oid, 'UPDATE'))
-		) m (privilege, object, granted)
-	WHERE c.contype = 'f' AND c.confrelid = to_regclass('public.plants') AND c.conparentid = 0 AND to_jsonb(c) ->> 'conenforced' IS DISTINCT FROM 'false' AND NOT m.granted
-	ORDER BY 2, 3`
+			(format('USAGE ON SCHEMA %I', n.nspname), has_schema_privilege(o.oid, n.oid, 'USAGE')),
+			(format('%s ON %s', a.privilege, t.oid::regclass), CASE a.privilege WHEN 'DELETE' THEN has_table_privilege(o.oid, t.oid, 'DELETE') ELSE has_any_column_privilege(o.oid, t.oid, a.privilege) END)
+		) m (privilege, granted)
+	WHERE NOT m.granted GROUP BY a.conname, a.conrelid, o.rolname ORDER BY 1, 2`
 
 // cascades finds what a deletion does to other tables, which no ledger records.
 func (e *examination) cascades(ctx context.Context, tx pgx.Tx) ([]Finding, error) {

@@ -834,6 +834,24 @@ func TestDoctorOnAServer(t *testing.T) {
 	})
 }
 
+// Of the settings of a role in a database, the closest one counts.
+func TestDoctorOnSettingsThatOthersOverrule(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	for _, setting := range []string{"track_counts = off", "default_transaction_read_only = on"} {
+		name, value, _ := strings.Cut(setting, " = ")
+		other := map[string]string{"on": "off", "off": "on"}[value]
+		script(t, database.Super, `ALTER DATABASE `+database.Name+` SET `+setting+`;
+			ALTER ROLE plantstore_owner IN DATABASE `+database.Name+` SET `+name+` = `+other+`;
+			ALTER ROLE plantstore_app IN DATABASE `+database.Name+` SET `+name+` = `+other+`;`)
+	}
+	for _, f := range troubles(t, examinationOf(database.Owner, database.App)) {
+		if f.Check == "primary" || f.Check == "record" {
+			t.Errorf("%+v, want nothing of what is overruled", f)
+		}
+	}
+}
+
 func TestDoctorOnPoolers(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)

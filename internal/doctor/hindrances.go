@@ -89,7 +89,7 @@ func hindrances() []hindrance {
 		{"triggers of tables of ours", "record", byDoctor, triggersOfOurs},
 		{"a ledger that does not hold", "record", ready, looseLedger},
 		{"columns and constraints of ours", "record", byDoctor, changedTables},
-		{"rows that nobody counts", "record", byDoctor, uncountedRows},
+		{"rows that nobody counts", "record", byDoctor, uncountedRows()},
 		{"the ledger's sequence", "record", byDoctor | ready | last, ledgerSequence},
 		{"the shapes' sequence", "record", byDoctor | last, shapesSequence},
 		{"shapes that are lost", "record", byDoctor | last, lostShapes},

@@ -464,14 +464,20 @@ func TestTriggersFurtherDown(t *testing.T) {
 	script(t, database.Super, `CREATE SCHEMA sales;
 		CREATE TABLE sales.orders (plant bigint REFERENCES plants ON DELETE CASCADE);
 		CREATE TABLE sales.notes (plant bigint REFERENCES plants ON DELETE SET NULL);
+		CREATE TABLE sales.parts (plant bigint REFERENCES plants ON DELETE CASCADE) PARTITION BY RANGE (plant);
+		CREATE TABLE sales.part PARTITION OF sales.parts DEFAULT;
 		CREATE TABLE sales.history (plant bigint);
 		CREATE FUNCTION sales.audit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO sales.history VALUES (OLD.plant); RETURN OLD; END $$;
 		CREATE TRIGGER deleted AFTER DELETE ON sales.orders FOR EACH ROW EXECUTE FUNCTION sales.audit();
 		CREATE TRIGGER updated AFTER UPDATE ON sales.orders FOR EACH ROW EXECUTE FUNCTION sales.audit();
 		CREATE TRIGGER before BEFORE DELETE ON sales.orders FOR EACH ROW EXECUTE FUNCTION sales.audit();
-		CREATE TRIGGER emptied AFTER UPDATE ON sales.notes FOR EACH ROW EXECUTE FUNCTION sales.audit();`)
+		ALTER TABLE sales.notes ADD text text;
+		CREATE TRIGGER emptied AFTER UPDATE OF plant ON sales.notes FOR EACH ROW EXECUTE FUNCTION sales.audit();
+		CREATE TRIGGER rewritten AFTER UPDATE OF text ON sales.notes FOR EACH ROW EXECUTE FUNCTION sales.audit();
+		CREATE TRIGGER whole AFTER DELETE ON sales.parts FOR EACH ROW EXECUTE FUNCTION sales.audit();
+		CREATE TRIGGER part AFTER DELETE ON sales.part FOR EACH ROW EXECUTE FUNCTION sales.audit();`)
 	const names = " runs sales.audit(); it names sales.history, where plantstore_app may do nothing: deletions may fail"
-	want := []string{"trigger deleted of sales.orders" + names, "trigger emptied of sales.notes" + names}
+	want := []string{"trigger deleted of sales.orders" + names, "trigger emptied of sales.notes" + names, "trigger part of sales.part" + names, "trigger whole of sales.parts" + names}
 	var version int
 	if err := pgtest.Pool(t, database.Super).QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int / 10000`).Scan(&version); err != nil {
 		t.Fatal(err)

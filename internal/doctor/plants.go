@@ -126,16 +126,18 @@ const rules = `
 // 8 DELETE, 16 UPDATE. So do triggers after what a foreign key does further down; those before
 // it, and since PostgreSQL 18 all of them, have the rights of who owns the table there.
 const foreignTriggers = `
-	WITH RECURSIVE reached (relation, event) AS (
-		SELECT to_regclass('public.plants')::oid, 8
-		UNION SELECT c.conrelid, CASE c.confdeltype WHEN 'c' THEN 8 ELSE 16 END FROM reached r JOIN pg_constraint c ON c.confrelid = r.relation
-		WHERE r.event = 8 AND c.contype = 'f' AND c.conparentid = 0 AND c.confdeltype IN ('c', 'n', 'd') AND current_setting('server_version_num')::int < 180000
+	WITH RECURSIVE reached (relation, event, columns) AS (
+		SELECT to_regclass('public.plants')::oid, 8, NULL::int2[]
+		UNION SELECT c.conrelid, CASE c.confdeltype WHEN 'c' THEN 8 ELSE 16 END, coalesce(c.confdelsetcols, c.conkey) FROM reached r JOIN pg_constraint c ON c.confrelid = r.relation
+		WHERE r.event = 8 AND c.contype = 'f' AND c.confdeltype IN ('c', 'n', 'd') AND current_setting('server_version_num')::int < 180000
 	), theirs AS (
 		SELECT t.tgname, t.tgrelid::regclass AS relation, p.oid, p.prosrc, n.nspname, o.rolname, app.oid AS app,
 			NOT (o.rolsuper OR o.rolname = @owner::text) AS foreign_code, l.lanname IN ('plpgsql', 'sql') AS readable
-		FROM reached JOIN pg_trigger t ON t.tgrelid = reached.relation JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace n ON n.oid = p.pronamespace
+		FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace n ON n.oid = p.pronamespace
 			JOIN pg_roles o ON o.oid = p.proowner JOIN pg_language l ON l.oid = p.prolang LEFT JOIN pg_roles app ON app.rolname = @app::text
-		WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'A') AND t.tgtype & reached.event <> 0 AND (t.tgrelid = to_regclass('public.plants') OR t.tgtype & 2 = 0)
+		WHERE NOT t.tgisinternal AND t.tgparentid = 0 AND t.tgenabled IN ('O', 'A') AND (t.tgrelid = to_regclass('public.plants') OR t.tgtype & 2 = 0)
+			AND EXISTS (SELECT FROM reached r WHERE r.relation = t.tgrelid AND t.tgtype & r.event <> 0
+				AND (r.event = 8 OR cardinality(t.tgattr::int2[]) = 0 OR t.tgattr::int2[] && r.columns))
 			AND NOT p.prosecdef AND NOT (n.nspname = 'public' AND p.proname = ANY (@names::text[]))
 	), judged AS (
 		SELECT *, (

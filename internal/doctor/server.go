@@ -44,11 +44,8 @@ func (e *examination) primary(ctx context.Context, tx pgx.Tx) ([]Finding, error)
 	// Where a transaction is read-only by default: for the service's role, in
 	// this database, on the server.
 	rows, err := tx.Query(ctx, `
-		SELECT E'SET default_transaction_read_only = off;\n' || `+alterSetting+` || ' RESET default_transaction_read_only;'
-		FROM pg_db_role_setting s LEFT JOIN pg_roles r ON r.oid = s.setrole, unnest(s.setconfig) c
-		WHERE s.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
-			AND (s.setrole = 0 OR r.rolname IN ($1, current_user))
-			AND CASE WHEN c LIKE 'default_transaction_read_only=%' THEN split_part(c, '=', 2)::boolean END
+		SELECT DISTINCT E'SET default_transaction_read_only = off;\n' || s.alter || ' RESET default_transaction_read_only;'
+		FROM unnest(ARRAY[$1, current_user]::text[]) role, LATERAL (`+settingOf("default_transaction_read_only", "role")+`) s WHERE s.value
 		UNION ALL
 		SELECT CASE WHEN source = 'configuration file' THEN E'ALTER SYSTEM RESET default_transaction_read_only;\nSELECT pg_reload_conf();'
 			ELSE 'Take default_transaction_read_only out of what the server is started with.' END
@@ -70,6 +67,17 @@ const alterSetting = `CASE WHEN s.setrole = 0 AND s.setdatabase = 0 THEN 'ALTER 
 	WHEN s.setrole = 0 THEN format('ALTER DATABASE %I', current_database())
 	WHEN s.setdatabase = 0 THEN format('ALTER ROLE %I', r.rolname)
 	ELSE format('ALTER ROLE %I IN DATABASE %I', r.rolname, current_database()) END`
+
+// settingOf is the one of the settings in pg_db_role_setting that counts for a role's sessions in
+// this database, in SQL, of a boolean setting: its row, its value, and the beginning of the
+// statement that changes it.
+func settingOf(setting, role string) string {
+	return `SELECT s.setrole, s.setdatabase, r.rolname, split_part(c, '=', 2)::boolean AS value, ` + alterSetting + ` AS alter
+		FROM pg_db_role_setting s LEFT JOIN pg_roles r ON r.oid = s.setrole, unnest(s.setconfig) c
+		WHERE s.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database())) AND (s.setrole = 0 OR r.rolname = ` + role + `)
+			AND c LIKE '` + setting + `=%'
+		ORDER BY s.setrole <> 0 DESC, s.setdatabase <> 0 DESC LIMIT 1`
+}
 
 // connections judges whether the service's pools fit into what the server allows.
 func (e *examination) connections(ctx context.Context, tx pgx.Tx) ([]Finding, error) {

@@ -123,13 +123,12 @@ const changedTables = `
 
 // What counts is the setting of the sessions that delete, and of the server itself:
 // autovacuum goes by these counts, too. Who examines may have another.
-const uncountedRows = `
+func uncountedRows() string {
+	return `
 	WITH settings AS (
-		SELECT 1 AS n, CASE WHEN s.setrole <> 0 THEN format(' for role %I', r.rolname) WHEN s.setdatabase = 0 THEN ' for all roles' ELSE ' in this database' END AS who,
-			` + alterSetting + ` || ' RESET track_counts;' AS remedy
-		FROM pg_db_role_setting s LEFT JOIN pg_roles r ON r.oid = s.setrole, unnest(s.setconfig) c
-		WHERE s.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database())) AND (s.setrole = 0 OR r.rolname = @app::text)
-			AND CASE WHEN c LIKE 'track_counts=%' THEN NOT split_part(c, '=', 2)::boolean END
+		SELECT 1 AS n, CASE WHEN s.setrole <> 0 THEN format(' for role %I', s.rolname) WHEN s.setdatabase = 0 THEN ' for all roles' ELSE ' in this database' END AS who,
+			s.alter || ' RESET track_counts;' AS remedy
+		FROM (` + settingOf("track_counts", "@app::text") + `) s WHERE NOT s.value
 		UNION ALL
 		SELECT 2, ' on this server', CASE WHEN source = 'configuration file' THEN E'ALTER SYSTEM SET track_counts = on;\nSELECT pg_reload_conf();' ELSE 'Take track_counts out of what the server is started with.' END
 		FROM pg_settings WHERE name = 'track_counts' AND setting = 'off' AND source IN ('configuration file', 'command line', 'environment variable')
@@ -137,6 +136,7 @@ const uncountedRows = `
 	SELECT 'warning', format('track_counts is off%s: an alert will take the ledger for one that does not grow', who)
 			|| CASE WHEN n = 2 THEN ', and no table is vacuumed by itself' ELSE '' END, remedy
 	FROM settings ORDER BY n, who`
+}
 
 // A ledger is large: only its ends are looked at.
 const lostShapes = `

@@ -50,6 +50,9 @@ func ExplainFor(err error, setting string) string {
 		if errors.Is(err, context.Canceled) {
 			return "interrupted"
 		}
+		if pgconn.SafeToRetry(err) { // which it may be, see errNotSent
+			return "the connection is closed"
+		}
 		return err.Error()
 	}
 	c := connect.Config

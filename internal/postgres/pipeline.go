@@ -63,14 +63,6 @@ func (g *group) newPipeline(conn *borrowed) *pipeline {
 // errBroken: the connection broke. Of a batch that was sent, nothing is known.
 var errBroken = errors.New("the connection broke with a batch that was sent before this one")
 
-// An errNotSent kept a batch from being sent. Nothing came of it.
-type errNotSent struct{ error }
-
-func (e errNotSent) Unwrap() error { return e.error }
-
-// SafeToRetry is what pgconn.SafeToRetry asks.
-func (errNotSent) SafeToRetry() bool { return true }
-
 // run implements runner, for any number of goroutines at a time if the pipeline is
 // shareable. Then each batch may take commitTimeout once those before it have their
 // answers, and ctx is not looked at.

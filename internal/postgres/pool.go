@@ -314,10 +314,29 @@ func dialBriefly(ctx context.Context, d *net.Dialer, timeout time.Duration, netw
 // A briefFarewell is a connection whose deadlines are near, if they are in the
 // future at all: pgx sets such ones only to end a connection. It may take one away
 // by mistake (of a context that ended, in another goroutine), so the first one stays.
+//
+// It also knows how much was written to it, and so what the server can have been told.
 type briefFarewell struct {
 	net.Conn
+	written atomic.Int64 // bytes
 	mu      sync.Mutex
 	leaving bool
+}
+
+func (c *briefFarewell) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.written.Add(int64(n))
+	return n, err
+}
+
+// written returns how many bytes were written to a connection of ours, encrypted or not.
+func written(c net.Conn) int64 {
+	for {
+		if ours, ok := c.(*briefFarewell); ok {
+			return ours.written.Load()
+		}
+		c = c.(interface{ NetConn() net.Conn }).NetConn() // in TLS
+	}
 }
 
 // NetConn returns the connection itself, as in crypto/tls.

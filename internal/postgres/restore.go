@@ -6,9 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"net"
 	"slices"
 	"strings"
 	"time"
@@ -149,19 +147,6 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 		return Restored{}, l.inWords("restore: the commit was not answered, so all is restored or nothing, and to run it again tells which", err)
 	}
 	return nothing(err)
-}
-
-// hungUp reports whether an error is that a connection ended that was in use. With 08P01 a pooler
-// ends one for what was asked of it.
-func hungUp(err error) bool {
-	if _, connecting := errors.AsType[*pgconn.ConnectError](err); connecting {
-		return false
-	}
-	if pg := pgError(err); pg != nil {
-		return endsSession(pg) && pg.Code != "08P01"
-	}
-	_, network := errors.AsType[net.Error](err)
-	return network || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 const (

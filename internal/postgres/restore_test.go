@@ -6,18 +6,22 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"net"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	roles "plantstore/deploy/postgres"
+	"plantstore/internal/auth"
 	"plantstore/internal/localpg"
 	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
@@ -2037,4 +2041,86 @@ func TestRestoreThatLosesItsConnection(t *testing.T) {
 			}
 		})
 	}
+}
+
+// cutAtCommit returns the URL of a database whose server, once that is armed, is asked to commit
+// and not heard.
+func cutAtCommit(t *testing.T, database string) (through string, armed *atomic.Bool) {
+	t.Helper()
+	config, err := pgx.ParseConfig(database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	armed = new(atomic.Bool)
+	network, address := pgconn.NetworkAddress(config.Host, config.Port)
+	through = pgtest.Proxy(t, database, func(client net.Conn) {
+		server, err := net.Dial(network, address)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer server.Close()
+		var asked atomic.Bool
+		go func() {
+			defer server.Close()
+			buffer := make([]byte, 1<<16)
+			for {
+				n, err := client.Read(buffer)
+				asked.Store(asked.Load() || armed.Load() && bytes.Contains(buffer[:n], []byte("commit\x00")))
+				if _, writeErr := server.Write(buffer[:n]); err != nil || writeErr != nil {
+					return
+				}
+			}
+		}()
+		buffer := make([]byte, 1<<16)
+		for {
+			n, err := server.Read(buffer)
+			if err != nil || asked.Load() { // committed, and its answer goes nowhere
+				return
+			}
+			if _, err := client.Write(buffer[:n]); err != nil {
+				return
+			}
+		}
+	})
+	return through, armed
+}
+
+// What was committed without an answer is not said to be undone.
+func TestACommitThatIsNotAnswered(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	through, armed := cutAtCommit(t, database.Owner)
+	s, l := storeOn(t, database, ""), ledgerAt(t, through)
+	s.exec(t, `INSERT INTO plants (id, name) VALUES (1, 'fern'); DELETE FROM plants`)
+	const restored = "restore: the commit was not answered, so all is restored or nothing, and to run it again tells which: "
+	got, err := l.Restore(t.Context(), []int64{1}, RestoreOptions{Progress: func(string, int, int) { armed.Store(true) }})
+	if err == nil || !strings.HasPrefix(err.Error(), restored) {
+		t.Errorf("Restore = %+v, %v; want %s", got, err, restored)
+	}
+	await := func(what string, come func() bool) { // the server may still be at it
+		t.Helper()
+		for soon := in(t, patience); !come(); {
+			if sleep(soon, 10*time.Millisecond) != nil {
+				t.Fatal("was not committed: " + what)
+			}
+		}
+	}
+	await("the restore", func() bool { return s.has(t, 1) })
+
+	tokens := l.db.Tokens(0)
+	const lost = "the connection was lost, and the commit may have come before that. "
+	_, err = tokens.Create(t.Context(), "shop", []string{auth.ScopeDelete}, time.Time{}, plant.Budget{})
+	if want := "create token: " + lost + "'plantstore token list' tells"; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("Create: %v; want %s", err, want)
+	}
+	valid := func() bool {
+		return len(stringsOf(t, s.owner, `SELECT principal FROM api_tokens WHERE revoked_at IS NULL`)) > 0
+	}
+	await("the token", valid)
+	_, err = tokens.Revoke(t.Context(), "shop")
+	if want := "revoke tokens: " + lost + "do it again"; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("Revoke: %v; want %s", err, want)
+	}
+	await("the revocation", func() bool { return !valid() })
 }

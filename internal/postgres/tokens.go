@@ -378,12 +378,8 @@ func (t *Tokens) issue(ctx context.Context, doing, principal string, expires tim
 			principal, digest[:], scopes, orNull(expires))
 		return err
 	})
-	if err != nil && judge(err, true).next == ask {
-		doing += ": the connection was lost, and the commit may have come before that. " +
-			"'plantstore token list' tells whether there is a new token, which nobody has: rotate or revoke it then"
-	}
 	if err != nil {
-		return "", t.inWords(doing, err)
+		return "", t.inWords(doing, "'plantstore token list' tells whether there is a new token, which nobody has: rotate or revoke it then", err)
 	}
 	return token, nil
 }
@@ -405,8 +401,12 @@ func (t *Tokens) inTx(ctx context.Context, do func(pgx.Tx) error) error {
 	})
 }
 
-// inWords explains an error, unless it is one of those above, or none.
-func (t *Tokens) inWords(doing string, err error) error {
+// toDoAgain is what helps after a lost commit of what comes to the same if it is done twice.
+const toDoAgain = "do it again, which does no harm"
+
+// inWords explains an error, unless it is one of those above, or none. lost is what helps
+// where nobody knows whether it was committed.
+func (t *Tokens) inWords(doing, lost string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -414,6 +414,9 @@ func (t *Tokens) inWords(doing string, err error) error {
 		if errors.Is(err, ours) {
 			return ours
 		}
+	}
+	if hungUp(err) {
+		doing += ": the connection was lost, and the commit may have come before that. " + lost
 	}
 	return fmt.Errorf("%s: %w", doing, t.db.explainToOwner(err))
 }
@@ -471,14 +474,14 @@ func (t *Tokens) LiftBudget(ctx context.Context, principal string, lifted time.D
 // budgets only.
 func (t *Tokens) changeBudget(ctx context.Context, doing, principal string, do func(pgx.Tx) error) error {
 	if auth.ComesWithJWT(principal) {
-		return t.inWords(doing, t.inTx(ctx, do))
+		return t.inWords(doing, toDoAgain, t.inTx(ctx, do))
 	}
 	return t.change(ctx, doing, principal, do)
 }
 
 // change runs do while nobody else changes a principal. It returns ErrNoPrincipal.
 func (t *Tokens) change(ctx context.Context, doing, principal string, do func(pgx.Tx) error) error {
-	return t.inWords(doing, t.inTx(ctx, func(tx pgx.Tx) error {
+	return t.inWords(doing, toDoAgain, t.inTx(ctx, func(tx pgx.Tx) error {
 		if err := lockPrincipal(ctx, tx, principal); err != nil {
 			return err
 		}

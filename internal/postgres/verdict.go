@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"regexp"
 	"strings"
 	"time"
@@ -130,8 +132,21 @@ const (
 	absent
 )
 
+// An errNotSent kept statements from being sent. Nothing came of them.
+//
+// What pgconn.SafeToRetry says is no proof of that: in some modes of the driver, the error of a
+// connection that was lost while the answer was awaited is that of one that was closed before.
+type errNotSent struct{ error }
+
+func (e errNotSent) Unwrap() error { return e.error }
+
+func isNotSent(err error) bool {
+	_, notSent := errors.AsType[errNotSent](err)
+	return notSent
+}
+
 // judge classifies an error of a deletion's attempt. sent tells whether the
-// attempt had a connection, and so may have reached the server.
+// attempt had a connection, and so may have reached the server, see errNotSent.
 //
 // The connection can break at any moment of a commit, also between the commit
 // and its acknowledgement, so whatever ends a connection in use leaves the fate
@@ -168,7 +183,7 @@ func judge(err error, sent bool) verdict {
 			return unavailable(done)
 		}
 		return unavailable(again)
-	case !sent, pgconn.SafeToRetry(err):
+	case !sent, isNotSent(err):
 		if pg != nil && permanent(pg) {
 			return unavailable(done)
 		}
@@ -187,6 +202,19 @@ func judge(err error, sent bool) verdict {
 // reason: it says nothing of the statement that it came for.
 func endsSession(pg *pgconn.PgError) bool {
 	return pg.SeverityUnlocalized == "FATAL" || pg.SeverityUnlocalized == "PANIC"
+}
+
+// hungUp reports whether an error is that a connection ended that was in use. With 08P01 a pooler
+// ends one for what was asked of it. The driver has no type for a connection that it has closed.
+func hungUp(err error) bool {
+	if _, connecting := errors.AsType[*pgconn.ConnectError](err); connecting {
+		return false
+	}
+	if pg := pgError(err); pg != nil {
+		return endsSession(pg) && pg.Code != "08P01"
+	}
+	_, network := errors.AsType[net.Error](err)
+	return network || errors.Is(err, io.ErrUnexpectedEOF) || pgconn.SafeToRetry(err)
 }
 
 // An errAtDelete is one that came at a DELETE itself, and not at another statement of the

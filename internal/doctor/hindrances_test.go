@@ -285,20 +285,22 @@ func eventTrigger(name, on string) string {
 		CREATE EVENT TRIGGER @name ON @on EXECUTE FUNCTION @name();`)
 }
 
-// adopted returns a database with a store's own table, which the migrating role has
-// its rights on.
-func adopted(t *testing.T) pgtest.Database {
-	t.Helper()
-	database := pgtest.Empty(t)
-	script(t, database.Super, `
-		CREATE TABLE plants (id bigint PRIMARY KEY, name text);
-		INSERT INTO plants SELECT n, 'fern' FROM generate_series(1, 100) n;
-		ALTER TABLE plants OWNER TO pg_monitor;`)
-	if err := postgres.Script(t.Context(), database.Super, roles.SQL); err != nil {
-		t.Fatal(err)
-	}
-	return database
-}
+// An adopted database has a store's own table, which the migrating role has its rights on;
+// in a migrated one, that is done, too.
+var (
+	adopted = pgtest.Template{Make: func(ctx context.Context, database pgtest.Database) error {
+		return postgres.Script(ctx, database.Super, `CREATE TABLE plants (id bigint PRIMARY KEY, name text);
+			INSERT INTO plants SELECT n, 'fern' FROM generate_series(1, 100) n;
+			ALTER TABLE plants OWNER TO pg_monitor; `+roles.SQL)
+	}}
+	migrated = pgtest.Template{Make: func(ctx context.Context, database pgtest.Database) error {
+		if err := adopted.Make(ctx, database); err != nil {
+			return err
+		}
+		_, err := service().Up(ctx, database.Owner, migrate.Options{})
+		return err
+	}}
+)
 
 func service() migrate.Set {
 	set := migrate.Service()
@@ -350,7 +352,7 @@ func TestHindrances(t *testing.T) {
 	for _, tt := range slices.Concat(anywhere, before) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			database := adopted(t)
+			database := adopted.New(t)
 			matches := regexp.MustCompile(`(?s)^` + tt.want + `$`).MatchString
 			mend := func(remedies []string) {
 				t.Helper()
@@ -422,7 +424,7 @@ func TestRightsThatForeignKeysNeed(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			database := adopted(t)
+			database := adopted.New(t)
 			if err := postgres.Script(t.Context(), database.Super, tt.sql); err != nil {
 				t.Fatal(err)
 			}
@@ -460,7 +462,7 @@ func TestRightsThatForeignKeysNeed(t *testing.T) {
 // Up to PostgreSQL 17, triggers after a cascade have the rights of whoever deletes.
 func TestTriggersFurtherDown(t *testing.T) {
 	t.Parallel()
-	database := adopted(t)
+	database := adopted.New(t)
 	script(t, database.Super, `CREATE SCHEMA sales;
 		CREATE TABLE sales.orders (plant bigint REFERENCES plants ON DELETE CASCADE);
 		CREATE TABLE sales.notes (plant bigint REFERENCES plants ON DELETE SET NULL);
@@ -500,7 +502,7 @@ func TestTriggersFurtherDown(t *testing.T) {
 // told so, and not how to give it the rights for that.
 func TestTheServiceDoesNotMigrate(t *testing.T) {
 	t.Parallel()
-	database := adopted(t)
+	database := adopted.New(t)
 	want := []migrate.Trouble{{Kind: migrate.Hindrance, Message: "plantstore_app is the service's role: it must not own the record of what it deletes",
 		Remedy: "Migrate as plantstore_owner: see PLANTSTORE_MIGRATE_DATABASE_URL."}}
 	if troubles, _ := planned(t, database.App); !cmp.Equal(want, troubles) {
@@ -617,7 +619,7 @@ const harmless = `
 // PostgreSQL itself says what it refuses to delete, before it runs anything.
 func TestPublicationsOfDeletions(t *testing.T) {
 	t.Parallel()
-	database := adopted(t)
+	database := adopted.New(t)
 	script(t, database.Super, `DELETE FROM plants;
 		ALTER TABLE plants ALTER name SET NOT NULL, ADD CONSTRAINT names UNIQUE (name);`)
 	conn := pgtest.Connect(t, database.Super)
@@ -671,7 +673,7 @@ func TestPublicationsOfDeletions(t *testing.T) {
 // Whoever is warned of nothing soon reads no warning.
 func TestWhatHindersNothing(t *testing.T) {
 	t.Parallel()
-	database, other := adopted(t), pgtest.Empty(t)
+	database, other := adopted.New(t), pgtest.Empty(t)
 	all := provocation{sql: strings.ReplaceAll(harmless, "@other", other.Name)}
 	script(t, database.Super, all.script(t, database.Super, database.Name))
 	if troubles, cautions := planned(t, database.Owner); len(troubles)+len(cautions) > 0 {
@@ -699,10 +701,7 @@ func TestHindrancesLater(t *testing.T) {
 	for _, tt := range slices.Concat(anywhere, after) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			database := adopted(t)
-			if _, err := service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
-				t.Fatal(err)
-			}
+			database := migrated.New(t)
 			provoke(t, examinationOf(database.Super, database.App), database.Super, database.Name, tt)
 		})
 	}
@@ -790,7 +789,7 @@ func TestATableGoneBetweenTwoRuns(t *testing.T) {
 // A release that was rolled back works with what the newer one made.
 func TestANewerSchemaHindersNothing(t *testing.T) {
 	t.Parallel()
-	database := adopted(t)
+	database := adopted.New(t)
 	if _, err := service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
 		t.Fatal(err)
 	}
@@ -904,7 +903,7 @@ func TestDownLooksIntoNoTableOfOthers(t *testing.T) {
 		CREATE OR REPLACE FUNCTION trap() RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RAISE EXCEPTION ''caught''; END';`
 	t.Run("adopted", func(t *testing.T) {
 		t.Parallel()
-		database := adopted(t)
+		database := adopted.New(t)
 		if _, err := service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
 			t.Fatal(err)
 		}
@@ -958,7 +957,7 @@ func TestDownWithoutPlants(t *testing.T) {
 // before anything is taken back.
 func TestDownOnAnAdoptedTable(t *testing.T) {
 	t.Parallel()
-	database := adopted(t)
+	database := adopted.New(t)
 	if _, err := service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
 		t.Fatal(err)
 	}

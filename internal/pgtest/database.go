@@ -62,8 +62,8 @@ func (s *Server) prepare(ctx context.Context) (template string, err error) {
 	// It gets its name when it is complete: an earlier attempt may have been cut
 	// short.
 	unfinished := s.database(template + "_unfinished")
-	if err := drop(ctx, conn, unfinished.Name); err != nil {
-		return "", err
+	if _, err := conn.Exec(ctx, dropping(unfinished.Name)); err != nil {
+		return "", fmt.Errorf("drop what an earlier attempt left: %w", err)
 	}
 	if err := migrate.CreateDatabase(ctx, s.urlFor, unfinished.Name, "TEMPLATE template0"); err != nil {
 		return "", err
@@ -106,21 +106,38 @@ func templateName() (string, error) {
 	return "plantstore_template_" + hex.EncodeToString(hash.Sum(nil)[:8]), nil
 }
 
-// newDatabase makes a database by options of CREATE DATABASE, with the roles'
-// rights in it.
-func (s *Server) newDatabase(ctx context.Context, options string) (Database, error) {
-	db := s.database("plantstore_test_" + strings.ToLower(rand.Text()))
-	return db, migrate.CreateDatabase(ctx, s.urlFor, db.Name, options)
+// emptyDatabase makes a database without anything but the roles' rights, by options of CREATE
+// DATABASE.
+func (s *Server) emptyDatabase(ctx context.Context, options string) (Database, error) {
+	db := s.newDatabase()
+	return db, migrate.CreateDatabase(ctx, s.urlFor, db.Name, "TEMPLATE template0 "+options)
+}
+
+// copyDatabase makes a copy of a database that has the roles' rights in it.
+func (s *Server) copyDatabase(ctx context.Context, template string) (Database, error) {
+	db := s.newDatabase()
+	// Rights on a database as a whole are not copied.
+	for _, sql := range []string{
+		`CREATE DATABASE ` + quote(db.Name) + ` TEMPLATE ` + quote(template),
+		`GRANT CONNECT ON DATABASE ` + quote(db.Name) + ` TO ` + ownerRole + `, ` + appRole,
+	} {
+		if _, err := s.admin.Exec(ctx, sql); err != nil {
+			return db, fmt.Errorf("copy database %s: %w", template, err)
+		}
+	}
+	return db, nil
+}
+
+func (s *Server) newDatabase() Database {
+	return s.database("plantstore_test_" + strings.ToLower(rand.Text()))
 }
 
 // dropDatabase drops a database that may still have connections.
 func (s *Server) dropDatabase(ctx context.Context, name string) error {
-	conn, err := pgx.Connect(ctx, s.URL)
-	if err != nil {
+	if _, err := s.admin.Exec(ctx, dropping(name)); err != nil {
 		return fmt.Errorf("drop database %s: %w", name, err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	return drop(ctx, conn, name)
+	return nil
 }
 
 func (s *Server) database(name string) Database {
@@ -144,11 +161,6 @@ func (s *Server) urlFor(role, database string) string {
 	}
 }
 
-func drop(ctx context.Context, conn *pgx.Conn, name string) error {
-	if _, err := conn.Exec(ctx, `DROP DATABASE IF EXISTS `+quote(name)+` WITH (FORCE)`); err != nil {
-		return fmt.Errorf("drop database %s: %w", name, err)
-	}
-	return nil
-}
+func dropping(name string) string { return `DROP DATABASE IF EXISTS ` + quote(name) + ` WITH (FORCE)` }
 
 func quote(identifier string) string { return pgx.Identifier{identifier}.Sanitize() }

@@ -35,6 +35,9 @@ var shared struct {
 	server   *Server
 	template string
 	err      error
+
+	mu        sync.Mutex
+	templates []string // databases of Templates
 }
 
 // Main runs the tests, ends the server if one of them needed it, and returns the
@@ -55,7 +58,11 @@ func Main(m *testing.M) int {
 	// From here on no server is started; one that is being started is awaited.
 	shared.once.Do(func() { shared.err = errors.New("the tests are over") })
 	if shared.server != nil {
-		if err := shared.server.Close(); err != nil {
+		var dropErrs []error
+		for _, name := range shared.templates {
+			dropErrs = append(dropErrs, shared.server.dropDatabase(context.Background(), name))
+		}
+		if err := errors.Join(errors.Join(dropErrs...), shared.server.Close()); err != nil {
 			fmt.Fprintln(os.Stderr, "pgtest:", err)
 			code = 1
 		}
@@ -68,7 +75,7 @@ func Main(m *testing.M) int {
 func New(t testing.TB) Database {
 	t.Helper()
 	startShared(t)
-	return newDatabase(t, "TEMPLATE "+quote(shared.template))
+	return newDatabase(t, func(ctx context.Context) (Database, error) { return shared.server.copyDatabase(ctx, shared.template) })
 }
 
 // Empty returns a fresh database with the roles but no migration applied. It is
@@ -82,7 +89,40 @@ func Empty(t testing.TB) Database {
 func EmptyWith(t testing.TB, options string) Database {
 	t.Helper()
 	startShared(t)
-	return newDatabase(t, "TEMPLATE template0 "+options)
+	return newDatabase(t, func(ctx context.Context) (Database, error) { return shared.server.emptyDatabase(ctx, options) })
+}
+
+// A Template is a database that several tests want copies of. Make fills an empty one, with the
+// roles, when the first of them comes. No connection to it may be left.
+type Template struct {
+	Make func(context.Context, Database) error
+
+	once sync.Once
+	name string
+	err  error
+}
+
+// New returns a fresh copy, as the function New does.
+func (p *Template) New(t testing.TB) Database {
+	t.Helper()
+	startShared(t)
+	p.once.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), databaseTimeout)
+		defer cancel()
+		var db Database
+		db, p.err = shared.server.emptyDatabase(ctx, "")
+		p.name = db.Name
+		shared.mu.Lock()
+		shared.templates = append(shared.templates, p.name)
+		shared.mu.Unlock()
+		if p.err == nil {
+			p.err = p.Make(ctx, db)
+		}
+	})
+	if p.err != nil {
+		t.Fatalf("pgtest: %v", p.err)
+	}
+	return newDatabase(t, func(ctx context.Context) (Database, error) { return shared.server.copyDatabase(ctx, p.name) })
 }
 
 func startShared(t testing.TB) {
@@ -102,11 +142,11 @@ func startShared(t testing.TB) {
 	}
 }
 
-func newDatabase(t testing.TB, options string) Database {
+func newDatabase(t testing.TB, create func(context.Context) (Database, error)) Database {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), databaseTimeout)
 	defer cancel()
-	db, err := shared.server.newDatabase(ctx, options)
+	db, err := create(ctx)
 	if db.Name != "" {
 		t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), databaseTimeout)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/moby/moby/client"
 	"github.com/testcontainers/testcontainers-go"
 	"github.com/testcontainers/testcontainers-go/log"
@@ -36,6 +37,8 @@ type Server struct {
 	source  string
 	version string
 	stop    func() error
+	// admin makes and drops databases. To begin a session takes longer than that.
+	admin *pgxpool.Pool
 }
 
 // StartServer returns the PostgreSQL that the environment asks for, to be ended
@@ -71,7 +74,10 @@ func StartServer(ctx context.Context, getenv func(string) string) (*Server, erro
 		return nil, err
 	}
 	if err := s.inspect(ctx, getenv("PLANTSTORE_TEST_POSTGRES_VERSION")); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", s.source, err), s.Close())
+		return nil, errors.Join(fmt.Errorf("%s: %w", s.source, err), s.stop())
+	}
+	if s.admin, err = pgxpool.New(ctx, s.URL); err != nil {
+		return nil, errors.Join(err, s.stop())
 	}
 	return s, nil
 }
@@ -80,7 +86,10 @@ func StartServer(ctx context.Context, getenv func(string) string) (*Server, erro
 func (s *Server) String() string { return s.source + ", PostgreSQL " + s.version }
 
 // Close ends the server, with all of its data, unless it ran already.
-func (s *Server) Close() error { return s.stop() }
+func (s *Server) Close() error {
+	s.admin.Close()
+	return s.stop()
+}
 
 func startAny(ctx context.Context, image string) (*Server, error) {
 	s, containerErr := startContainer(ctx, image)

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,8 +30,9 @@ import (
 // its answer, the world changes so that every plant is there and may be deleted, and only
 // then everything arrives that was held back. All that is compared with the database.
 //
-// All of it takes minutes. Without PLANTSTORE_TEST_EVERY_FAULT=1, connections break
-// between two messages of the protocol only, and every 13th of those cases is tried.
+// All of it takes up to half an hour. With PLANTSTORE_TEST_EVERY_FAULT=5, every 5th of those
+// cases is tried; without it connections break between two messages of the protocol only,
+// and every 41st of those cases is. (Primes, so that no way is left out.)
 func TestEveryFault(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
@@ -56,7 +58,14 @@ func TestEveryFault(t *testing.T) {
 	})
 	lies := make(map[string][]int) // with the bytes at which they were told
 	var cases []faultCase
-	everyByte := os.Getenv("PLANTSTORE_TEST_EVERY_FAULT") != ""
+	step, everyByte := 41, false
+	if every := os.Getenv("PLANTSTORE_TEST_EVERY_FAULT"); every != "" {
+		var err error
+		if step, err = strconv.Atoi(every); err != nil || step < 1 {
+			t.Fatalf("PLANTSTORE_TEST_EVERY_FAULT is %q, want a number from 1 on", every)
+		}
+		everyByte = true
+	}
 	onStage(t, prepared, func(t *testing.T, s *stage) {
 		for _, p := range plays() {
 			// In some runs a connection has idled for so long that it is pinged first. What
@@ -76,13 +85,11 @@ func TestEveryFault(t *testing.T) {
 			cases = append(cases, casesOf(p, passed, everyByte)...)
 		}
 	})
-	if !everyByte {
-		var some []faultCase
-		for i := 0; i < len(cases); i += 13 { // a prime, so that no way is left out
-			some = append(some, cases[i])
-		}
-		cases = some
+	var some []faultCase
+	for i := 0; i < len(cases); i += step {
+		some = append(some, cases[i])
 	}
+	cases = some
 
 	var mu sync.Mutex
 	var stages sync.WaitGroup

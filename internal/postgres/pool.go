@@ -329,13 +329,17 @@ func (c *briefFarewell) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// written returns how many bytes were written to a connection of ours, encrypted or not.
-func written(c net.Conn) int64 {
+// written returns how many bytes were written to a connection, encrypted or not, if it is of a DB.
+func written(c net.Conn) (n int64, known bool) {
 	for {
 		if ours, ok := c.(*briefFarewell); ok {
-			return ours.written.Load()
+			return ours.written.Load(), true
 		}
-		c = c.(interface{ NetConn() net.Conn }).NetConn() // in TLS
+		wrapped, ok := c.(interface{ NetConn() net.Conn }) // in TLS
+		if !ok {
+			return 0, false
+		}
+		c = wrapped.NetConn()
 	}
 }
 

@@ -267,7 +267,7 @@ func (s single) run(ctx context.Context, statements []statement) (tags []pgconn.
 	for _, st := range statements {
 		queue.Queue(st.sql, st.args...)
 	}
-	before := written(s.PgConn().Conn())
+	before, _ := written(s.PgConn().Conn())
 	results := s.SendBatch(ctx, &queue)
 	for _, st := range statements {
 		var tag pgconn.CommandTag
@@ -279,7 +279,7 @@ func (s single) run(ctx context.Context, statements []statement) (tags []pgconn.
 	if commitErr := commit(s.Conn, results); err == nil {
 		err = commitErr
 	}
-	if err != nil && written(s.PgConn().Conn()) == before {
+	if now, known := written(s.PgConn().Conn()); err != nil && known && now == before {
 		err = errNotSent{err}
 	}
 	return tags, err

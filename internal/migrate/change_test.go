@@ -287,8 +287,9 @@ func TestBlockerText(t *testing.T) {
 		}
 	}
 	for lock, want := range map[string]string{
-		"":           "no lock within 1s, in 2 attempts: rolled back; blocked by a prepared transaction (see pg_prepared_xacts)",
-		"SHARE on a": "no lock SHARE on a within 1s, in 2 attempts: rolled back; blocked by a prepared transaction (see pg_prepared_xacts)",
+		"":                              "no lock within 1s, in 2 attempts: rolled back; blocked by a prepared transaction (see pg_prepared_xacts)",
+		"SHARE on a":                    "no lock SHARE on a within 1s, in 2 attempts: rolled back; blocked by a prepared transaction (see pg_prepared_xacts)",
+		"the end of older transactions": "older transactions did not end within 1s, in 2 attempts: rolled back; blocked by a prepared transaction (see pg_prepared_xacts)",
 	} {
 		if got := (&migrate.BlockedError{Lock: lock, Blockers: []migrate.Blocker{{}}, Attempts: 2, Timeout: time.Second}).Error(); got != want {
 			t.Errorf("got  %q\nwant %q", got, want)

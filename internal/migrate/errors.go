@@ -52,7 +52,15 @@ type BlockedError struct {
 }
 
 func (e *BlockedError) Error() string {
-	message := fmt.Sprintf("no lock%s within %s, in %d attempts: rolled back", onLock(" ", e.Lock), e.Timeout, e.Attempts)
+	none := "no lock"
+	switch e.Lock {
+	case "":
+	case endOfOlder:
+		none = "older transactions did not end"
+	default:
+		none += " " + e.Lock
+	}
+	message := fmt.Sprintf("%s within %s, in %d attempts: rolled back", none, e.Timeout, e.Attempts)
 	for _, b := range e.Blockers {
 		message += "; blocked by " + b.String()
 	}
@@ -60,13 +68,6 @@ func (e *BlockedError) Error() string {
 }
 
 func (e *BlockedError) Unwrap() error { return e.Err }
-
-func onLock(prefix, lock string) string {
-	if lock == "" {
-		return ""
-	}
-	return prefix + lock
-}
 
 // An InterruptedError says how a migration stands whose run was ended, or lost
 // its connection.

@@ -73,12 +73,15 @@ func (r *runner) look(ctx context.Context) (seen sighting, err error) {
 	case err != nil:
 		return sighting{}, err
 	case table == nil:
-		seen.Lock = "the end of older transactions"
+		seen.Lock = endOfOlder
 	default:
 		seen.Lock = modeName(mode) + " on " + *table
 	}
 	return seen, nil
 }
+
+// endOfOlder is the lock that CREATE INDEX CONCURRENTLY waits for in the end: of no table.
+const endOfOlder = "the end of older transactions"
 
 // openObserver connects the second session, unless it is.
 func (r *runner) openObserver(ctx context.Context) (err error) {

@@ -143,8 +143,9 @@ func (p *pipeline) send(conn *pgx.Conn, statements []statement) (ahead <-chan st
 	if err := conn.PgConn().Conn().SetWriteDeadline(time.Now().Add(commitTimeout)); err != nil {
 		return nil, nil, false, errNotSent{err}
 	}
+	before, _ := written(conn.PgConn().Conn())
 	if err := messages.Flush(); err != nil {
-		return nil, nil, false, err
+		return nil, nil, false, unlessWritten(conn.PgConn().Conn(), before, err)
 	}
 	sent = true
 	next := make(chan struct{})

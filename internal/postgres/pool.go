@@ -343,6 +343,14 @@ func written(c net.Conn) (n int64, known bool) {
 	}
 }
 
+// unlessWritten marks an error as errNotSent if no more was written to its connection than before.
+func unlessWritten(c net.Conn, before int64, err error) error {
+	if now, known := written(c); err != nil && known && now == before {
+		return errNotSent{err}
+	}
+	return err
+}
+
 // NetConn returns the connection itself, as in crypto/tls.
 func (c *briefFarewell) NetConn() net.Conn { return c.Conn }
 

@@ -279,10 +279,7 @@ func (s single) run(ctx context.Context, statements []statement) (tags []pgconn.
 	if commitErr := commit(s.Conn, results); err == nil {
 		err = commitErr
 	}
-	if now, known := written(s.PgConn().Conn()); err != nil && known && now == before {
-		err = errNotSent{err}
-	}
-	return tags, err
+	return tags, unlessWritten(s.PgConn().Conn(), before, err)
 }
 
 func readResult(results pgx.BatchResults, st statement) (pgconn.CommandTag, error) {

@@ -789,10 +789,7 @@ func TestATableGoneBetweenTwoRuns(t *testing.T) {
 // A release that was rolled back works with what the newer one made.
 func TestANewerSchemaHindersNothing(t *testing.T) {
 	t.Parallel()
-	database := adopted.New(t)
-	if _, err := service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
-		t.Fatal(err)
-	}
+	database := migrated.New(t)
 	script(t, database.Owner, `
 		INSERT INTO goose_db_version (version_id, is_applied) VALUES (900, true);
 		ALTER FUNCTION plantstore_record_deletion() SET xmlbinary = 'hex';
@@ -903,10 +900,7 @@ func TestDownLooksIntoNoTableOfOthers(t *testing.T) {
 		CREATE OR REPLACE FUNCTION trap() RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RAISE EXCEPTION ''caught''; END';`
 	t.Run("adopted", func(t *testing.T) {
 		t.Parallel()
-		database := adopted.New(t)
-		if _, err := service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
-			t.Fatal(err)
-		}
+		database := migrated.New(t)
 		script(t, database.Super, `COMMENT ON TABLE plants IS 'created by plantstore';`+strings.ReplaceAll(trap, "@table", "plants"))
 		if changes, err := service().DownTo(t.Context(), database.Super, 0, migrate.Options{}); len(changes) != 6 || err != nil {
 			t.Errorf("down to 0: %d taken back, %v; want all 6", len(changes), err)
@@ -957,10 +951,7 @@ func TestDownWithoutPlants(t *testing.T) {
 // before anything is taken back.
 func TestDownOnAnAdoptedTable(t *testing.T) {
 	t.Parallel()
-	database := adopted.New(t)
-	if _, err := service().Up(t.Context(), database.Owner, migrate.Options{}); err != nil {
-		t.Fatal(err)
-	}
+	database := migrated.New(t)
 	script(t, database.Super, `GRANT SELECT (id, xmax), SELECT, DELETE ON plants TO plantstore_app;`)
 	down := func(to int64) (taken int, warned []string, err error) {
 		changes, err := service().DownTo(t.Context(), database.Owner, to, migrate.Options{Notify: func(e migrate.Event) {

@@ -58,11 +58,13 @@ func Main(m *testing.M) int {
 	// From here on no server is started; one that is being started is awaited.
 	shared.once.Do(func() { shared.err = errors.New("the tests are over") })
 	if shared.server != nil {
-		var dropErrs []error
+		ctx, cancel := context.WithTimeout(context.Background(), databaseTimeout)
+		defer cancel()
+		var errs []error
 		for _, name := range shared.templates {
-			dropErrs = append(dropErrs, shared.server.dropDatabase(context.Background(), name))
+			errs = append(errs, shared.server.dropDatabase(ctx, name))
 		}
-		if err := errors.Join(errors.Join(dropErrs...), shared.server.Close()); err != nil {
+		if err := errors.Join(append(errs, shared.server.Close())...); err != nil {
 			fmt.Fprintln(os.Stderr, "pgtest:", err)
 			code = 1
 		}

@@ -343,12 +343,17 @@ func readTables(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(
 
 // purge runs do, which removes rows of a table. Its error is in words.
 func (l *Ledger) purge(ctx context.Context, table string, do func(pgx.Tx) error) error {
-	return l.inWords("purge", transact(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
+	doing := "purge"
+	err := transact(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
 		if err := refuseReplaced(ctx, tx, toWrite, table); err != nil {
 			return err
 		}
 		return do(tx)
-	}))
+	})
+	if _, lost := errors.AsType[errLostCommit](err); lost {
+		doing += ": the commit was not answered, so some may have been purged that were not counted: " + toDoAgain
+	}
+	return l.inWords(doing, err)
 }
 
 // A beginner begins transactions: a pool, or one connection.
@@ -365,7 +370,7 @@ const patientLockTimeout = "30s"
 // security hides are an error, not missing. A crash takes nothing back that was told, whatever
 // triggers do, see atCommit.
 func transact(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+	return inTransaction(ctx, on, level, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `
 			SET LOCAL search_path = pg_catalog, pg_temp;
 			SET LOCAL standard_conforming_strings = on;
@@ -379,6 +384,26 @@ func transact(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pg
 		}
 		return durably(ctx, tx, do)
 	})
+}
+
+// An errLostCommit is of a commit that was not answered: nobody knows whether it came about.
+type errLostCommit struct{ error }
+
+func (e errLostCommit) Unwrap() error { return e.error }
+
+// inTransaction runs do in a transaction, and tells a commit whose answer was lost from what
+// failed before it, which left nothing.
+func inTransaction(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pgx.Tx) error) error {
+	commits := false
+	err := pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+		err := do(tx)
+		commits = err == nil
+		return err
+	})
+	if err != nil && commits && judge(err, true).next == ask {
+		return errLostCommit{err}
+	}
+	return err
 }
 
 // inWords returns ErrNoDeletion, *RefusedError and *StrangersError as they are, and anything else

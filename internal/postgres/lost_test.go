@@ -189,6 +189,26 @@ func TestLostAnswersUntilTheDeadline(t *testing.T) {
 	}
 }
 
+// What never got as far as the connection is no lost answer.
+func TestWhatIsNotSentIsNotAskedFor(t *testing.T) {
+	t.Parallel()
+	for _, parameters := range []string{"default_query_exec_mode=exec", "default_query_exec_mode=simple_protocol"} {
+		s := storeOn(t, pgtest.New(t), parameters)
+		conn, err := s.DB.pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.Conn().PgConn().Conn().Close(); err != nil {
+			t.Fatal(err)
+		}
+		_, err = single{conn.Conn()}.run(t.Context(), []statement{{sql: `SELECT 1`}})
+		if got := judge(err, true); got.next != again {
+			t.Errorf("%s: judge(%v) = %+v, want that it is tried again", parameters, err, got)
+		}
+		conn.Release()
+	}
+}
+
 func TestLostAnswerWhenSomebodyElseWasFirst(t *testing.T) {
 	t.Parallel()
 	s, w := lossy(t, pgtest.New(t), "")

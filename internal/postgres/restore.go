@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -110,7 +112,6 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 		return nothing(err)
 	}
 	var done Restored
-	commits := false
 	err = transact(ctx, locking, pgx.ReadCommitted, func(tx pgx.Tx) error {
 		if err := refuseReplaced(ctx, tx, toRead, "plant_deletions", "plant_shapes"); err != nil {
 			return err
@@ -137,16 +138,29 @@ func (l *Ledger) Restore(ctx context.Context, ids []int64, o RestoreOptions) (Re
 		if err == nil && o.DryRun {
 			return errTakenBack
 		}
-		commits = err == nil
 		return err
 	})
+	_, lost := errors.AsType[errLostCommit](err)
 	switch {
 	case err == nil, errors.Is(err, errTakenBack):
 		return done, nil
-	case commits && judge(err, true).next == ask:
+	case lost:
 		return Restored{}, l.inWords("restore: the commit was not answered, so all is restored or nothing, and to run it again tells which", err)
 	}
 	return nothing(err)
+}
+
+// hungUp reports whether an error is that a connection ended that was in use. With 08P01 a pooler
+// ends one for what was asked of it. The driver has no type for a connection that it has closed.
+func hungUp(err error) bool {
+	if _, connecting := errors.AsType[*pgconn.ConnectError](err); connecting {
+		return false
+	}
+	if pg := pgError(err); pg != nil {
+		return endsSession(pg) && pg.Code != "08P01"
+	}
+	_, network := errors.AsType[net.Error](err)
+	return network || errors.Is(err, io.ErrUnexpectedEOF) || pgconn.SafeToRetry(err)
 }
 
 const (

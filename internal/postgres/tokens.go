@@ -390,7 +390,7 @@ var tokenTables = []string{"api_principals", "api_tokens", "plantstore_budgets"}
 // inTx runs do in a transaction whose names mean what they say, unless the tables were replaced.
 // It waits for those who are about to commit. A crash takes no revocation back.
 func (t *Tokens) inTx(ctx context.Context, do func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, t.db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	return inTransaction(ctx, t.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('lock_timeout', '8s', true), `+commitDurably); err != nil {
 			return err
 		}
@@ -415,7 +415,7 @@ func (t *Tokens) inWords(doing, lost string, err error) error {
 			return ours
 		}
 	}
-	if hungUp(err) {
+	if _, lostCommit := errors.AsType[errLostCommit](err); lostCommit {
 		doing += ": the connection was lost, and the commit may have come before that. " + lost
 	}
 	return fmt.Errorf("%s: %w", doing, t.db.explainToOwner(err))

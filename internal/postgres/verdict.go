@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"regexp"
 	"strings"
 	"time"
@@ -140,11 +138,6 @@ type errNotSent struct{ error }
 
 func (e errNotSent) Unwrap() error { return e.error }
 
-func isNotSent(err error) bool {
-	_, notSent := errors.AsType[errNotSent](err)
-	return notSent
-}
-
 // judge classifies an error of a deletion's attempt. sent tells whether the
 // attempt had a connection, and so may have reached the server, see errNotSent.
 //
@@ -157,6 +150,7 @@ func judge(err error, sent bool) verdict {
 	unavailable := func(next step) verdict { return verdict{next: next, err: wrap(plant.ErrUnavailable, err)} }
 	connect, isConnect := errors.AsType[*pgconn.ConnectError](err)
 	_, parsed := errors.AsType[pgx.ErrPreprocessingBatch](err)
+	_, notSent := errors.AsType[errNotSent](err)
 	switch {
 	case errors.Is(err, plant.ErrBusy), errors.Is(err, plant.ErrUnavailable):
 		return verdict{next: again, err: err} // waited in vain, see borrow
@@ -183,7 +177,7 @@ func judge(err error, sent bool) verdict {
 			return unavailable(done)
 		}
 		return unavailable(again)
-	case !sent, isNotSent(err):
+	case !sent, notSent:
 		if pg != nil && permanent(pg) {
 			return unavailable(done)
 		}
@@ -202,19 +196,6 @@ func judge(err error, sent bool) verdict {
 // reason: it says nothing of the statement that it came for.
 func endsSession(pg *pgconn.PgError) bool {
 	return pg.SeverityUnlocalized == "FATAL" || pg.SeverityUnlocalized == "PANIC"
-}
-
-// hungUp reports whether an error is that a connection ended that was in use. With 08P01 a pooler
-// ends one for what was asked of it. The driver has no type for a connection that it has closed.
-func hungUp(err error) bool {
-	if _, connecting := errors.AsType[*pgconn.ConnectError](err); connecting {
-		return false
-	}
-	if pg := pgError(err); pg != nil {
-		return endsSession(pg) && pg.Code != "08P01"
-	}
-	_, network := errors.AsType[net.Error](err)
-	return network || errors.Is(err, io.ErrUnexpectedEOF) || pgconn.SafeToRetry(err)
 }
 
 // An errAtDelete is one that came at a DELETE itself, and not at another statement of the

@@ -63,11 +63,11 @@ func (c *devCommand) Run(ctx context.Context, console *console, parsed *kong.Con
 		}
 		return explained(err, "the private database's URL")
 	}
-	owner := pg.URL("plantstore_owner", database)
+	owner, app := pg.URL("plantstore_owner", database), pg.URL("plantstore_app", database)
 	console.said()
-	fmt.Fprintf(console.out, devGreeting, public.Addr(), token, pg.Version(), owner, admin.Addr(), forShell(program))
+	fmt.Fprintf(console.out, devGreeting, public.Addr(), token, pg.Version(), owner, admin.Addr(), forShell(program), app)
 	log := newLog(console, c.LogFormat, c.LogLevel)
-	db, err := postgres.Open(context.WithoutCancel(ctx), pg.URL("plantstore_app", database))
+	db, err := postgres.Open(context.WithoutCancel(ctx), app)
 	if err != nil {
 		return explained(err, "the private database's URL")
 	}
@@ -96,7 +96,8 @@ Paste these into another terminal:
 
 The program, and the database for it to use:
 
-  export DATABASE_URL='%[4]s'
+  export PLANTSTORE_MIGRATE_DATABASE_URL='%[4]s'
+  export DATABASE_URL='%[7]s'
   %[6]s deletions list
   %[6]s --help
 

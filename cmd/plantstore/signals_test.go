@@ -416,10 +416,15 @@ func TestDevNamesProgramDatabaseAndDocs(t *testing.T) {
 		t.Fatalf("it does not serve:\n%s", d.output)
 	}
 	var url, program, docs string
+	environment := append(os.Environ(), runMain+"=1")
 	for line := range strings.Lines(d.output.String()) {
 		line = strings.TrimSpace(line)
-		if after, ok := strings.CutPrefix(line, "export DATABASE_URL='"); ok {
-			url = strings.TrimSuffix(after, "'")
+		if exported, ok := strings.CutPrefix(line, "export "); ok {
+			name, value, _ := strings.Cut(exported, "=")
+			environment = append(environment, name+"="+strings.Trim(value, "'"))
+		}
+		if _, after, ok := strings.Cut(line, "psql '"); ok {
+			url, _, _ = strings.Cut(after, "'")
 		}
 		if before, ok := strings.CutSuffix(line, " deletions list"); ok {
 			program = before
@@ -429,9 +434,14 @@ func TestDevNamesProgramDatabaseAndDocs(t *testing.T) {
 		}
 	}
 	list := exec.CommandContext(t.Context(), program, "deletions", "list")
-	list.Env = append(os.Environ(), runMain+"=1", "DATABASE_URL="+url)
+	list.Env = environment
 	if out, err := list.CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "ID ") {
-		t.Errorf("%s deletions list with %s: %v, %s", program, url, err, out)
+		t.Errorf("%s deletions list: %v, %s", program, err, out)
+	}
+	doctor := exec.CommandContext(t.Context(), program, "doctor")
+	doctor.Env = environment
+	if out, err := doctor.CombinedOutput(); !strings.Contains(string(out), "\n0 problems, ") { // and warnings, by the exit code
+		t.Errorf("%s doctor: %v, %s; want no problem", program, err, out)
 	}
 	if code, _ := send(t, http.MethodGet, docs, ""); code != http.StatusOK {
 		t.Errorf("%s: %d, want 200", docs, code)

@@ -213,7 +213,7 @@ func (c *deletionsPurge) Run(ctx context.Context, console *console) error {
 			}
 		})
 		if err != nil {
-			return fmt.Errorf("%w; %d of %d are purged, run it again for the rest", err, purged, total)
+			return fmt.Errorf("%w; at least %d of %d are purged, run it again for the rest", err, purged, total)
 		}
 		fmt.Fprintf(console.out, "purged %s older than %s\n", counted(purged, "ledger row"), c.OlderThan)
 		return nil

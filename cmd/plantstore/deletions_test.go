@@ -458,7 +458,7 @@ func TestAPurgeThatFails(t *testing.T) {
 		CREATE TRIGGER kept BEFORE DELETE ON plant_deletions FOR EACH ROW WHEN (OLD.id > 1000) EXECUTE FUNCTION kept();
 		CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1); RETURN OLD; END $$;
 		CREATE TRIGGER slow BEFORE DELETE ON plant_deletions FOR EACH ROW WHEN (OLD.id = 1) EXECUTE FUNCTION slow()`)
-	expecting(t, database.Owner)(1, "", `purged 1000 of 1500\nplantstore: .*kept.*; 1000 of 1500 are purged, run it again for the rest\n`, "deletions", "purge", "--older-than=8d")
+	expecting(t, database.Owner)(1, "", `purged 1000 of 1500\nplantstore: .*kept.*; at least 1000 of 1500 are purged, run it again for the rest\n`, "deletions", "purge", "--older-than=8d")
 }
 
 // What is being restored is not purged, and not told as purged.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -343,17 +344,13 @@ func readTables(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(
 
 // purge runs do, which removes rows of a table. Its error is in words.
 func (l *Ledger) purge(ctx context.Context, table string, do func(pgx.Tx) error) error {
-	doing := "purge"
 	err := transact(ctx, l.db.pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
 		if err := refuseReplaced(ctx, tx, toWrite, table); err != nil {
 			return err
 		}
 		return do(tx)
 	})
-	if _, lost := errors.AsType[errLostCommit](err); lost {
-		doing += ": the commit was not answered, so some may have been purged that were not counted: " + toDoAgain
-	}
-	return l.inWords(doing, err)
+	return l.inWords("purge"+unanswered(err), err)
 }
 
 // A beginner begins transactions: a pool, or one connection.
@@ -391,19 +388,31 @@ type errLostCommit struct{ error }
 
 func (e errLostCommit) Unwrap() error { return e.error }
 
+// unanswered says so of an error that is one, and nothing of others.
+func unanswered(err error) string {
+	if _, lost := errors.AsType[errLostCommit](err); lost {
+		return ": the commit was not answered, so it may have come about"
+	}
+	return ""
+}
+
 // inTransaction runs do in a transaction, and tells a commit whose answer was lost from what
 // failed before it, which left nothing.
 func inTransaction(ctx context.Context, on beginner, level pgx.TxIsoLevel, do func(pgx.Tx) error) error {
-	commits := false
+	var through net.Conn // of the commit
+	var before int64
 	err := pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
 		err := do(tx)
-		commits = err == nil
+		if err == nil {
+			through = tx.Conn().PgConn().Conn()
+			before, _ = written(through)
+		}
 		return err
 	})
-	if err != nil && commits && judge(err, true).next == ask {
-		return errLostCommit{err}
+	if err == nil || through == nil || errors.Is(err, pgx.ErrTxCommitRollback) || judge(unlessWritten(through, before, err), true).next != ask {
+		return err
 	}
-	return err
+	return errLostCommit{err}
 }
 
 // inWords returns ErrNoDeletion, *RefusedError and *StrangersError as they are, and anything else

@@ -209,6 +209,24 @@ func TestWhatIsNotSentIsNotAskedFor(t *testing.T) {
 	}
 }
 
+// A commit that was not sent, or was refused, is not one that nobody knows of.
+func TestCommitsThatAreNotLost(t *testing.T) {
+	t.Parallel()
+	s := storeOn(t, pgtest.New(t), "")
+	for name, do := range map[string]func(pgx.Tx) error{
+		"not sent": func(tx pgx.Tx) error { return tx.Conn().PgConn().Conn().Close() },
+		"answered with ROLLBACK": func(tx pgx.Tx) error {
+			_, _ = tx.Exec(t.Context(), `SELECT 1/0`)
+			return nil
+		},
+	} {
+		err := inTransaction(t.Context(), s.DB.pool, pgx.ReadCommitted, do)
+		if err == nil || unanswered(err) != "" {
+			t.Errorf("%s: %v%s, want an error that is no lost commit", name, err, unanswered(err))
+		}
+	}
+}
+
 func TestLostAnswerWhenSomebodyElseWasFirst(t *testing.T) {
 	t.Parallel()
 	s, w := lossy(t, pgtest.New(t), "")

@@ -379,7 +379,7 @@ func (t *Tokens) issue(ctx context.Context, doing, principal string, expires tim
 		return err
 	})
 	if err != nil {
-		return "", t.inWords(doing, "'plantstore token list' tells whether there is a new token, which nobody has: rotate or revoke it then", err)
+		return "", t.inWords(doing, ". 'plantstore token list' tells whether there is a new token, which nobody has: rotate or revoke that, or do this again if there is none", err)
 	}
 	return token, nil
 }
@@ -402,7 +402,7 @@ func (t *Tokens) inTx(ctx context.Context, do func(pgx.Tx) error) error {
 }
 
 // toDoAgain is what helps after a lost commit of what comes to the same if it is done twice.
-const toDoAgain = "do it again, which does no harm"
+const toDoAgain = ": do it again, which does no harm"
 
 // inWords explains an error, unless it is one of those above, or none. lost is what helps
 // where nobody knows whether it was committed.
@@ -415,8 +415,8 @@ func (t *Tokens) inWords(doing, lost string, err error) error {
 			return ours
 		}
 	}
-	if _, lostCommit := errors.AsType[errLostCommit](err); lostCommit {
-		doing += ": the connection was lost, and the commit may have come before that. " + lost
+	if u := unanswered(err); u != "" {
+		doing += u + lost
 	}
 	return fmt.Errorf("%s: %w", doing, t.db.explainToOwner(err))
 }

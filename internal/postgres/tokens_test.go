@@ -682,7 +682,7 @@ func TestATokenWhoseCommitWasNotAnswered(t *testing.T) {
 	database := pgtest.New(t)
 	storeOn(t, database, "").exec(t, `CREATE FUNCTION quit() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';
 		CREATE CONSTRAINT TRIGGER quit AFTER INSERT ON api_tokens DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION quit()`)
-	const want = "create token: the connection was lost, and the commit may have come before that. 'plantstore token list' tells"
+	const want = "create token: the commit was not answered, so it may have come about. 'plantstore token list' tells"
 	if _, err := issuer(t, database).Create(t.Context(), "shop", []string{auth.ScopeDelete}, time.Time{}, plant.Budget{}); err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("Create: %v; want %s", err, want)
 	}

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -193,9 +194,11 @@ func judge(err error, sent bool) verdict {
 }
 
 // endsSession reports whether the server ended the session with an error, for whatever
-// reason: it says nothing of the statement that it came for.
+// reason: it says nothing of the statement that it came for. Poolers send no unlocalized
+// severity.
 func endsSession(pg *pgconn.PgError) bool {
-	return pg.SeverityUnlocalized == "FATAL" || pg.SeverityUnlocalized == "PANIC"
+	severity := cmp.Or(pg.SeverityUnlocalized, pg.Severity)
+	return severity == "FATAL" || severity == "PANIC"
 }
 
 // An errAtDelete is one that came at a DELETE itself, and not at another statement of the

@@ -89,6 +89,8 @@ func TestJudge(t *testing.T) {
 		{"admin_shutdown as an error", sql("57P01"), true, plant.ErrUnavailable, ask},
 		{"internal error that ends the session", fatal("XX000"), true, plant.ErrUnavailable, ask},
 		{"panic", &pgconn.PgError{Severity: "PANIK", SeverityUnlocalized: "PANIC", Code: "XX000"}, true, plant.ErrUnavailable, ask},
+		{"fatal of a pooler", &pgconn.PgError{Severity: "FATAL", Code: "53300", Message: "driver text"}, true, plant.ErrUnavailable, ask},
+		{"cancelled by a pooler that ends the session", &pgconn.PgError{Severity: "FATAL", Code: "57014", Message: "driver text"}, true, plant.ErrUnavailable, ask},
 		{"fatal in another language", &pgconn.PgError{Severity: "FATALE", SeverityUnlocalized: "FATAL", Code: "XX000"}, true, plant.ErrUnavailable, ask},
 		{"too_many_connections", sql("53300"), true, plant.ErrUnavailable, again},
 		{"disk_full", sql("53100"), true, plant.ErrUnavailable, again},

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -476,9 +477,22 @@ func endSessions(t *testing.T, database pgtest.Database) (stop func()) {
 // What nothing came of is tried in a batch again.
 func TestManyLostRequests(t *testing.T) {
 	t.Parallel()
+	const many, tries = 200, 3 // a busy machine may lose the batch that all are in
+	for try := range tries {
+		if got := transactionsOfLostRequests(t, many); got <= many*3/4 {
+			return
+		} else if try == tries-1 {
+			t.Errorf("%d were deleted in %d transactions, want a fraction", many, got)
+		}
+	}
+}
+
+// transactionsOfLostRequests has many requests lose their first answers at once. It returns how
+// many transactions deleted their plants then.
+func transactionsOfLostRequests(t *testing.T, many int) int {
+	t.Helper()
 	database := pgtest.New(t)
 	s := storeOn(t, database, "")
-	const many = 200
 	s.sample(t, many)
 	stop := endSessions(t, database)
 	conns := s.take(t, lost)
@@ -497,12 +511,10 @@ func TestManyLostRequests(t *testing.T) {
 		conn.Release()
 	}
 	all.Wait()
-	if got := stringsOf(t, s.owner, `SELECT count(*) || ' rows' FROM plant_deletions`); got[0] != "200 rows" {
-		t.Errorf("%s in the ledger, want %d", got[0], many)
+	if got, want := stringsOf(t, s.owner, `SELECT count(*)::text FROM plant_deletions`)[0], strconv.Itoa(many); got != want {
+		t.Errorf("%s rows in the ledger, want %s", got, want)
 	}
-	if got := stringsOf(t, s.owner, `SELECT DISTINCT xmin::text FROM plant_deletions`); len(got) > many*3/4 {
-		t.Errorf("%d were deleted in %d transactions, want a fraction", many, len(got))
-	}
+	return len(stringsOf(t, s.owner, `SELECT DISTINCT xmin::text FROM plant_deletions`))
 }
 
 // An attempt that nothing came of when the ledger was asked may be committed before the next.

@@ -175,7 +175,7 @@ func TestCourseOfADeletionThatIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	result, err := s.plants.Delete(in(t, patience), deletion(1, "k"))
-	for try := 1; try < 10 && slices.ContainsFunc(result.Course.Attempts, func(a plant.Attempt) bool { return a.Failed == failedSlow }); try++ {
+	for try := 1; try < 10 && result.Course.Tried > 1; try++ {
 		s = newStore(t) // the machine is busy
 		result, err = s.plants.Delete(in(t, patience), deletion(1, "k"))
 	}

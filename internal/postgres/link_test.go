@@ -112,7 +112,7 @@ func newLink(t *testing.T, database pgtest.Database, size int, prepared map[stri
 		}
 		ours := conn.(*briefFarewell)
 		nobody, _ := net.Pipe()
-		ours.Conn = &linkConn{Conn: unhurried{ours.Conn}, link: l, nobody: nobody}
+		ours.Conn = &linkConn{Conn: ours.Conn, link: l, nobody: nobody}
 		return ours, nil
 	}
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
@@ -327,35 +327,32 @@ func (c *linkConn) Read(b []byte) (int, error) {
 	}
 }
 
+// SetDeadline sets what nobody keeps, in simulated time. What is between the process and the
+// server takes real time, and a busy machine may take more of that than any deadline.
 func (c *linkConn) SetDeadline(t time.Time) error {
-	_ = c.Conn.SetDeadline(t) // it may be closed already
+	_ = c.Conn.SetDeadline(overOrNone(t)) // it may be closed already
 	return c.nobody.SetDeadline(t)
 }
 
 func (c *linkConn) SetReadDeadline(t time.Time) error {
-	_ = c.Conn.SetReadDeadline(t)
+	_ = c.Conn.SetReadDeadline(overOrNone(t))
 	return c.nobody.SetReadDeadline(t)
 }
 
-// An unhurried connection has no deadline but one that is over. What is between the process
-// and the server takes real time, and a busy machine may take more than any of ours.
-type unhurried struct{ net.Conn }
+func (c *linkConn) SetWriteDeadline(t time.Time) error { return c.Conn.SetWriteDeadline(overOrNone(t)) }
 
-func (c unhurried) SetDeadline(t time.Time) error { return c.Conn.SetDeadline(overOrNone(t)) }
+// An unhurried connection waits for answers for as long as they take.
+type unhurried struct{ net.Conn }
 
 func (c unhurried) SetReadDeadline(t time.Time) error { return c.Conn.SetReadDeadline(overOrNone(t)) }
 
-func (c unhurried) SetWriteDeadline(t time.Time) error { return c.Conn.SetWriteDeadline(overOrNone(t)) }
-
+// overOrNone returns a deadline only if it is over.
 func overOrNone(t time.Time) time.Time {
 	if time.Until(t) > 0 {
 		return time.Time{}
 	}
 	return t
 }
-
-// CloseWrite is that of the connection.
-func (c unhurried) CloseWrite() error { return c.Conn.(interface{ CloseWrite() error }).CloseWrite() }
 
 // Close leaves the server's side of a silent connection as it is.
 func (c *linkConn) Close() error {
@@ -375,9 +372,6 @@ func (c *linkConn) Close() error {
 // reset closes a connection so that its peer sees a reset, where there is such a
 // thing.
 func reset(conn net.Conn) {
-	if c, ok := conn.(unhurried); ok {
-		conn = c.Conn
-	}
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0) // the connection is given up either way
 	}

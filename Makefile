@@ -1,7 +1,7 @@
 # The two commands of a newcomer are `make run` and `make test`.
 
 .DEFAULT_GOAL := help
-.PHONY: help run build install up sbom test lint fuzz model chaos drill bench
+.PHONY: help run build install up sbom test nightly lint fuzz model chaos drill bench
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
@@ -25,7 +25,6 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "POSTGRES=15, 17 or 18 behind a target runs it on that version, fetched from Debian."
-	@echo "TESTS says what 'make test' is for, as in: make test POSTGRES=17 TESTS='-run TestDelete ./internal/postgres'"
 
 run: ## Start the service on a private Postgres, with sample plants and a token
 	@deploy/postgres/ensure.sh
@@ -37,11 +36,11 @@ build: ## Build the program: .bin/plantstore
 	$(BUILD)
 
 install: .bin/plantstore
-install: ## Install what was built under PREFIX (/usr/local), with its systemd unit; DESTDIR goes in front
-	sed 's|/usr/local|$(PREFIX)|' deploy/systemd/plantstore.service >.bin/plantstore.service
+install: ## Install what was built under PREFIX (/usr/local), with its systemd units; DESTDIR goes in front
 	.bin/plantstore completion >.bin/plantstore.completion
 	install -D -m 755 .bin/plantstore "$(DESTDIR)$(PREFIX)/bin/plantstore"
-	install -D -m 644 .bin/plantstore.service "$(DESTDIR)$(PREFIX)/lib/systemd/system/plantstore.service"
+	install -D -m 644 -t "$(DESTDIR)$(PREFIX)/lib/systemd/system" deploy/systemd/*
+	sed -i 's|^ExecStart="/usr/local|ExecStart="$(PREFIX)|' "$(DESTDIR)$(PREFIX)/lib/systemd/system/"*.service
 	install -D -m 644 .bin/plantstore.completion "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/plantstore"
 	install -D -m 644 deploy/postgres/roles.sql "$(DESTDIR)$(PREFIX)/share/plantstore/roles.sql"
 
@@ -52,13 +51,19 @@ sbom: build
 sbom: ## List what is in the program, as CycloneDX JSON: .bin/plantstore.cdx.json
 	@go run ./deploy/sbom .bin/plantstore $(VERSION) >.bin/plantstore.cdx.json
 
-up: ## Start the service and PostgreSQL in containers, see deploy/README.md
+up: ## Start the service and PostgreSQL in containers, see deploy/docs/install.md
 	@PLANTSTORE_VERSION=$(VERSION) PLANTSTORE_COMMIT=$(COMMIT) \
 		$(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) up -d --build
 
-test: ## Run every test, with the race detector, on a real Postgres
+test: ## Run the tests on a real Postgres; TESTS says which, as in TESTS='-race -run TestRefusals ./internal/postgres'
 	@deploy/postgres/ensure.sh
-	@go run ./internal/pgtest/run go test -timeout 45m $(or $(TESTS),-race ./...)
+	@go run ./internal/pgtest/run go test -timeout 30m $(or $(TESTS),./...)
+
+nightly: ## What takes long: every fault, the alerts in a real Prometheus, the page in a browser, chaos with its sabotage
+	PLANTSTORE_TEST_EVERY_FAULT=1 $(MAKE) test TESTS='-run TestEveryFault ./internal/postgres'
+	.ci/alerts-check
+	.ci/docs-check
+	$(MAKE) chaos DURATION=$(or $(DURATION),10m)
 
 lint: ## Check format, vet, staticcheck and go.mod
 	@test -z "$$(gofmt -l .)" || { gofmt -l . ; echo "run gofmt -w on these"; exit 1; }
@@ -85,6 +90,6 @@ drill: ## Fail over, restart, migrate and upgrade a whole cluster under load; ta
 	@programs=$$(.ci/drill-programs $(or $(DEBIAN),12)) && go build -o .bin/drill ./cmd/drill && \
 		exec .bin/drill -programs "$$programs" -synchronous $(or $(SYNCHRONOUS),on) $(DRILLFLAGS)
 
-bench: ## Measure against pgbench and a bare handler; prints Markdown
+bench: ## Measure against a bare handler; prints Markdown
 	@deploy/postgres/ensure.sh
 	go run ./cmd/bench $(BENCHFLAGS)

@@ -17,12 +17,12 @@ const module = "plantstore/"
 // mayImport is what each package may import of this module, outside its tests.
 // A package that is not here may not exist.
 var mayImport = map[string][]string{
-	"cmd/plantstore":         {"internal/auth", "internal/doctor", "internal/localpg", "internal/migrate", "internal/plant", "internal/postgres", "internal/server"},
-	"cmd/chaos":              {"cmd/internal/programs", "cmd/internal/witness", "internal/localpg", "internal/migrate", "internal/pgtest", "internal/postgres"},
-	"cmd/bench":              {"cmd/internal/programs", "internal/auth", "internal/localpg", "internal/migrate", "internal/plant", "internal/postgres"},
+	"cmd/plantstore":         {"internal/auth", "internal/doctor", "internal/ledger", "internal/localpg", "internal/migrate", "internal/plant", "internal/postgres", "internal/server"},
+	"cmd/chaos":              {"cmd/internal/programs", "cmd/internal/witness", "internal/ledger", "internal/localpg", "internal/migrate", "internal/postgres"},
+	"cmd/bench":              {"cmd/internal/programs", "internal/localpg", "internal/migrate"},
 	"cmd/bench/bare":         {},
 	"cmd/bench/distance":     {},
-	"cmd/drill":              {"cmd/internal/programs", "cmd/internal/witness", "internal/localpg", "internal/migrate", "internal/postgres"},
+	"cmd/drill":              {"cmd/internal/programs", "cmd/internal/witness", "internal/localpg", "internal/migrate"},
 	"cmd/internal/programs":  {},
 	"cmd/internal/witness":   {"internal/auth", "internal/plant", "internal/postgres"},
 	"deploy/postgres":        {},
@@ -32,11 +32,12 @@ var mayImport = map[string][]string{
 	"internal/auth/authtest": {},
 	"internal/server":        {"internal/auth", "internal/plant"},
 	"internal/postgres":      {"internal/auth", "internal/plant"},
-	"internal/doctor":        {"internal/migrate", "internal/postgres"},
+	"internal/ledger":        {},
+	"internal/doctor":        {"internal/postgres"},
 	"internal/migrate":       {"deploy/postgres", "migrations"},
 	"internal/localpg":       {},
-	"internal/pgtest":        {"deploy/postgres", "internal/localpg", "internal/migrate", "migrations"},
-	"internal/pgtest/run":    {"internal/pgtest"},
+	"internal/pgtest":        {"deploy/postgres", "internal/localpg", "migrations"},
+	"internal/pgtest/run":    {"internal/localpg", "internal/pgtest"},
 	"internal/readme":        {},
 	"migrations":             {},
 }
@@ -44,9 +45,9 @@ var mayImport = map[string][]string{
 // onlyIn says which packages may import a module of somebody else's, tests aside.
 var onlyIn = map[string][]string{
 	"github.com/labstack/echo/":  {"internal/server", "cmd/bench/bare"},
-	"github.com/jackc/pgx/":      {"internal/postgres", "internal/doctor", "internal/migrate", "internal/pgtest", "cmd/chaos", "cmd/drill", "cmd/bench", "cmd/bench/bare", "cmd/internal/witness"},
-	"github.com/pressly/goose/":  {"internal/migrate"},
-	"github.com/testcontainers/": {"internal/pgtest"},
+	"github.com/jackc/pgx/":      {"internal/postgres", "internal/ledger", "internal/doctor", "internal/migrate", "internal/pgtest", "internal/pgtest/run", "cmd/plantstore", "cmd/chaos", "cmd/drill", "cmd/bench", "cmd/bench/bare", "cmd/internal/witness"},
+	"github.com/pressly/goose/":  {"internal/migrate", "internal/pgtest"},
+	"github.com/testcontainers/": {"internal/pgtest/run"},
 	"github.com/prometheus/":     {"internal/server", "internal/postgres", "cmd/plantstore"},
 	"go.opentelemetry.io/":       {"internal/server", "cmd/plantstore"},
 	"github.com/alecthomas/kong": {"cmd/plantstore"},

@@ -6,34 +6,27 @@ import (
 	"fmt"
 	"io"
 	"net/url"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"plantstore/cmd/internal/witness"
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
-	"plantstore/internal/postgres"
 )
 
-// A cluster is the database under test: one server, or a primary with a
-// streaming standby, each behind a proxy of its own.
+// A cluster is the database under test: a primary with a streaming standby, each behind a
+// proxy of its own.
 //
-// With two servers replication is synchronous from the start to the end: nothing
-// ever takes synchronous_standby_names back, not even while there is no standby.
-// So every commit that was acknowledged is on both servers, and the standby can
-// be promoted at any moment, caught up or not, without losing one. The price is
-// that while the standby is being built again no commit is acknowledged at all.
-// Commits that were not acknowledged may survive or be lost, and may be read
-// before it is decided which: that is what the service has to cope with.
+// Replication is synchronous from the start to the end, also while there is no standby. So
+// each commit that was acknowledged is on both servers, and the standby can be promoted at
+// any moment without losing one. Commits that were not acknowledged may survive or be lost,
+// and may be read before that is decided: the service has to cope with it.
 //
-// fsync is off: killed processes lose nothing that they wrote, the operating
-// system has it. What a power failure does is not tested here.
+// fsync is off: killed processes lose nothing that they wrote. What a power failure does is
+// not tested here.
 type cluster struct {
-	urls  urls // of a cluster of one server that is not ours to stop
 	log   io.Writer
 	nodes []*node
 
@@ -41,31 +34,25 @@ type cluster struct {
 	primary int        // index of the primary among nodes
 }
 
-// urls are those of one database, past the proxy, for the roles that the
-// migrations know.
-type urls struct{ super, owner, app string }
-
 // A node is a place for a server: the port that the service knows.
 type node struct {
 	proxy  *proxy
-	server *localpg.Server // nil if it is not ours; closed while it is replaced
+	server *localpg.Server // closed while it is replaced
 }
 
-const database = "plantstore"
+// Roles and database of the store.
+const (
+	database = "plantstore"
+	super    = "postgres"
+	owner    = "plantstore_owner"
+	app      = "plantstore_app"
+)
 
-// settings returns those of both servers. Standbys call themselves walreceiver,
-// where pg_basebackup has a name of its own and is never waited for.
-func settings() map[string]string {
-	return map[string]string{
-		"synchronous_standby_names": "walreceiver",
-		"fsync":                     "off",
-		"shared_buffers":            "32MB",
-		"wal_init_zero":             "off",
-	}
-}
+// sessions are those of the service.
+const sessions = `FROM pg_stat_activity WHERE usename = '` + app + `' AND datname = current_database()`
 
-// startCluster starts a primary and a standby from the PostgreSQL installed on
-// this machine, with the schema in place. The caller has to close it.
+// startCluster starts a primary and a standby from this machine's programs, with the schema in
+// place. The caller has to close it.
 func startCluster(ctx context.Context, log io.Writer) (_ *cluster, err error) {
 	c := &cluster{log: log}
 	defer func() {
@@ -73,7 +60,13 @@ func startCluster(ctx context.Context, log io.Writer) (_ *cluster, err error) {
 			err = errors.Join(err, c.close())
 		}
 	}()
-	primary, err := localpg.Start(ctx, localpg.Options{Settings: settings(), Log: log})
+	primary, err := localpg.Start(ctx, localpg.Options{Log: log, Settings: map[string]string{
+		// Standbys call themselves walreceiver. pg_basebackup has another name and is never waited for.
+		"synchronous_standby_names": "walreceiver",
+		"fsync":                     "off",
+		"shared_buffers":            "32MB",
+		"wal_init_zero":             "off",
+	}})
 	if err != nil {
 		return nil, err
 	}
@@ -87,27 +80,23 @@ func startCluster(ctx context.Context, log io.Writer) (_ *cluster, err error) {
 	if err := c.add(standby); err != nil {
 		return nil, err
 	}
-	if err := migrate.NewStore(ctx, primary.URL, database); err != nil {
-		return nil, err
-	}
-	return c, nil
+	return c, migrate.NewStore(ctx, primary.URL, database)
 }
 
 // add makes a node of a server, which is closed with the cluster.
 func (c *cluster) add(server *localpg.Server) error {
 	n := &node{server: server}
 	c.nodes = append(c.nodes, n)
-	target, err := addressOf(server.URL("postgres", "postgres"))
-	if err != nil {
-		return err
+	target, err := addressOf(server)
+	if err == nil {
+		n.proxy, err = newProxy(target)
 	}
-	n.proxy, err = newProxy(target)
 	return err
 }
 
-// addressOf is where the server of a database's URL listens.
-func addressOf(databaseURL string) (address, error) {
-	config, err := pgconn.ParseConfig(databaseURL)
+// addressOf is where a server listens.
+func addressOf(server *localpg.Server) (address, error) {
+	config, err := pgconn.ParseConfig(server.URL(super, super))
 	if err != nil {
 		return address{}, err
 	}
@@ -115,40 +104,13 @@ func addressOf(databaseURL string) (address, error) {
 	return address{network, at}, nil
 }
 
-// ours reports whether the servers can be stopped.
-func (c *cluster) ours() bool { return c.urls == urls{} }
+// url is that of the primary for a role, past the proxy.
+func (c *cluster) url(role string) string { return c.primaryServer().URL(role, database) }
 
-// direct returns the URLs of the primary, past the proxy.
-func (c *cluster) direct() urls {
-	if !c.ours() {
-		return c.urls
-	}
-	server := c.primaryServer()
-	return urls{
-		super: server.URL("postgres", database),
-		owner: server.URL("plantstore_owner", database),
-		app:   server.URL("plantstore_app", database),
-	}
-}
-
-// proxied is the URL for the service: all nodes, through their proxies.
-func (c *cluster) proxied() (string, error) {
-	u, err := url.Parse(c.direct().app)
-	if err != nil {
-		return "", err
-	}
-	var hosts, ports []string
-	for _, n := range c.nodes {
-		hosts = append(hosts, "127.0.0.1")
-		ports = append(ports, strconv.Itoa(n.proxy.port()))
-	}
-	u.Host = ""
-	query := u.Query()
-	query.Set("host", strings.Join(hosts, ","))
-	query.Set("port", strings.Join(ports, ","))
-	query.Set("target_session_attrs", "read-write")
-	u.RawQuery = query.Encode()
-	return u.String(), nil
+// proxied is the URL for the service: both nodes, through their proxies.
+func (c *cluster) proxied() string {
+	query := url.Values{"target_session_attrs": {"read-write"}, "sslmode": {"disable"}}
+	return fmt.Sprintf("postgres://%s@127.0.0.1:%d,127.0.0.1:%d/%s?%s", app, c.nodes[0].proxy.port(), c.nodes[1].proxy.port(), database, query.Encode())
 }
 
 // atPrimary is the node of the primary.
@@ -173,12 +135,11 @@ func (c *cluster) restart(ctx context.Context, mode localpg.Mode) error {
 	return server.Start(ctx)
 }
 
-// failover kills the primary, promotes the standby, and builds a new standby in
-// the place of the old primary. silently, the old primary's host seems to be
-// lost with it: its connections do not end before the new standby is there.
+// failover kills the primary, promotes the standby, and builds a new standby in the place of
+// the old primary. With silently, the old primary's host seems to be lost, too: connections to
+// it do not end before the new standby is there.
 //
-// The old primary is fenced before the promotion begins: Stop returns when the
-// last of its processes is gone, and its data are never served again.
+// The old primary is fenced before the promotion: Stop returns when its last process is gone.
 func (c *cluster) failover(ctx context.Context, silently bool) error {
 	c.mu.Lock()
 	old, next := c.nodes[c.primary], c.nodes[1-c.primary]
@@ -209,17 +170,16 @@ func (c *cluster) failover(ctx context.Context, silently bool) error {
 	c.mu.Lock()
 	old.server = standby
 	c.mu.Unlock()
-	target, err := addressOf(standby.URL("postgres", "postgres"))
-	if err != nil {
-		return err
+	target, err := addressOf(standby)
+	if err == nil {
+		old.proxy.setTarget(target)
 	}
-	old.proxy.setTarget(target)
-	return nil
+	return err
 }
 
-// loseUnreplicated stops the standby, cancels the waits for it for a while, and then
-// fails over to it: what was committed meanwhile is lost. It reports false when there
-// was no wait to cancel.
+// loseUnreplicated stops the standby, cancels the waits for it for a while, and then fails
+// over to it: what was committed meanwhile is lost. It reports false when there was no wait to
+// cancel.
 func (c *cluster) loseUnreplicated(ctx context.Context, d time.Duration) (bool, error) {
 	c.mu.Lock()
 	standby := c.nodes[1-c.primary].server
@@ -228,9 +188,8 @@ func (c *cluster) loseUnreplicated(ctx context.Context, d time.Duration) (bool, 
 		return false, err
 	}
 	cancelled := 0
-	for end := time.Now().Add(d); time.Now().Before(end); sleep(ctx, 5*time.Millisecond) {
-		n, err := c.count(ctx, `SELECT count(*) FILTER (WHERE pg_cancel_backend(pid)) FROM pg_stat_activity
-			WHERE usename = 'plantstore_app' AND datname = current_database() AND wait_event = 'SyncRep'`)
+	for end := time.Now().Add(d); time.Now().Before(end); witness.Sleep(ctx, 5*time.Millisecond) {
+		n, err := witness.Value[int](ctx, c.url(super), `SELECT count(*) FILTER (WHERE pg_cancel_backend(pid)) `+sessions+` AND wait_event = 'SyncRep'`)
 		if err != nil {
 			return false, err
 		}
@@ -246,67 +205,25 @@ func (c *cluster) loseUnreplicated(ctx context.Context, d time.Duration) (bool, 
 	return cancelled > 0, c.failover(ctx, false)
 }
 
-// trigger disables or enables the ledger's trigger. It tries until it is known to be
-// done: other faults happen meanwhile.
+// trigger disables or enables the ledger's trigger. It tries until that is done, as other
+// faults happen meanwhile.
 func (c *cluster) trigger(ctx context.Context, what string) error {
 	for {
-		err := postgres.Script(ctx, c.direct().owner,
-			`SET lock_timeout = '1s'; ALTER TABLE public.plants `+what+` TRIGGER plantstore_record_deletion`)
-		if err == nil || !sleep(ctx, 20*time.Millisecond) {
+		err := witness.Execute(ctx, c.url(owner), `SET lock_timeout = '1s'; ALTER TABLE public.plants `+what+` TRIGGER record_deletion`)
+		if err == nil || !witness.Sleep(ctx, 20*time.Millisecond) {
 			return err
 		}
 	}
 }
 
 // backends are the processes of the service's sessions at the primary.
-func (c *cluster) backends(ctx context.Context) (pids []int, err error) {
-	conn, err := pgx.Connect(ctx, c.direct().super)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	rows, err := conn.Query(ctx, `SELECT pid FROM pg_stat_activity WHERE usename = 'plantstore_app' AND datname = current_database()`)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[int])
+func (c *cluster) backends(ctx context.Context) ([]int, error) {
+	return witness.Value[[]int](ctx, c.url(super), `SELECT array(SELECT pid `+sessions+`)`)
 }
 
-// terminate ends the service's sessions at the primary, and returns how many
-// there were.
+// terminate ends the service's sessions at the primary, and returns how many there were.
 func (c *cluster) terminate(ctx context.Context) (int, error) {
-	return c.count(ctx, `SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity
-		WHERE usename = 'plantstore_app' AND datname = current_database()`)
-}
-
-// quiesce returns when no session of the service is left at the primary.
-func (c *cluster) quiesce(ctx context.Context) error {
-	for {
-		n, err := c.count(ctx, `SELECT count(*) FROM pg_stat_activity
-			WHERE usename = 'plantstore_app' AND datname = current_database()`)
-		if err != nil {
-			return err
-		}
-		if n == 0 {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%d sessions of the service did not end: %w", n, context.Cause(ctx))
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-}
-
-// count runs a query that gives one number, as the superuser.
-func (c *cluster) count(ctx context.Context, sql string) (n int, err error) {
-	conn, err := pgx.Connect(ctx, c.direct().super)
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	err = conn.QueryRow(ctx, sql).Scan(&n)
-	return n, err
+	return witness.Value[int](ctx, c.url(super), `SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) `+sessions)
 }
 
 // close ends proxies and servers and removes the servers' files.
@@ -316,9 +233,7 @@ func (c *cluster) close() error {
 		if n.proxy != nil {
 			n.proxy.close()
 		}
-		if n.server != nil {
-			err = errors.Join(err, n.server.Close())
-		}
+		err = errors.Join(err, n.server.Close())
 	}
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"plantstore/cmd/internal/witness"
 	"plantstore/internal/localpg"
 )
 
@@ -27,10 +28,10 @@ type kind struct {
 type lane int
 
 const (
-	servers lane = iota // only where they are ours to stop
-	network             // between the service and the database
-	program             // the service itself
-	lanes               // how many there are
+	servers lane = iota
+	network      // between the service and the database
+	program      // the service itself
+	lanes        // how many there are
 )
 
 // triggerOff is the kind of fault in which 50304 is right.
@@ -57,25 +58,17 @@ func kinds() []kind {
 	}
 }
 
-// chosen returns the kinds that a list names: names with commas between, "all",
-// or "network". For a database that is not ours to stop, "all" leaves out what
-// stops it.
-func chosen(list string, ours bool) ([]kind, error) {
+// chosen returns the kinds that a list names: names with commas between, or "all".
+func chosen(list string) ([]kind, error) {
 	all := kinds()
-	if !ours {
-		all = slices.DeleteFunc(all, func(k kind) bool { return k.lane == servers })
-	}
-	switch list {
-	case "all":
+	if list == "all" {
 		return all, nil
-	case "network":
-		return slices.DeleteFunc(all, func(k kind) bool { return k.lane != network }), nil
 	}
 	var some []kind
 	for name := range strings.SplitSeq(list, ",") {
 		i := slices.IndexFunc(all, func(k kind) bool { return k.name == name })
 		if i < 0 {
-			return nil, fmt.Errorf("there is no fault %q here", name)
+			return nil, fmt.Errorf("there is no fault %q", name)
 		}
 		some = append(some, all[i])
 	}
@@ -87,9 +80,9 @@ type injector struct {
 	cluster *cluster
 	service *service
 	began   time.Time
-	// every is how often each kind of fault comes, on average. Where the faults of
-	// a lane take longer than that, they come as often as they can. After each,
-	// the lane rests for half as long as it took: something has to work, too.
+	// every is how often each kind of fault comes, on average. Where the faults of a lane take
+	// longer, they come as often as possible. After each the lane rests for half as long as it
+	// took, so that something works, too.
 	every time.Duration
 
 	mu     sync.Mutex
@@ -98,12 +91,11 @@ type injector struct {
 
 // A fault is one that happened.
 type fault struct {
-	Kind  string        `json:"fault"`
-	Start time.Duration `json:"start"` // since the run began
-	End   time.Duration `json:"end"`
+	kind       string
+	start, end time.Duration // since the run began
 }
 
-// strikeTimeout bounds one fault. It is far beyond what any takes.
+// strikeTimeout limits one fault. None takes that long.
 const strikeTimeout = 3 * time.Minute
 
 // run makes faults of one lane's kinds happen until ctx ends, and returns when
@@ -116,7 +108,7 @@ func (in *injector) run(ctx context.Context, kinds []kind, random *rand.Rand) er
 		for _, i := range random.Perm(len(kinds)) {
 			for struck := false; !struck; {
 				pause := time.Until(next.Add(below(random, turn)))
-				if !sleep(ctx, max(pause, rest)) {
+				if !witness.Sleep(ctx, max(pause, rest)) {
 					return nil
 				}
 				start := time.Now()
@@ -149,7 +141,7 @@ func (in *injector) struckAll(kinds []kind) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	for _, k := range kinds {
-		if !slices.ContainsFunc(in.faults, func(f fault) bool { return f.Kind == k.name }) {
+		if !slices.ContainsFunc(in.faults, func(f fault) bool { return f.kind == k.name }) {
 			return false
 		}
 	}
@@ -182,12 +174,12 @@ func cut(d direction, most int) func(context.Context, *injector, *rand.Rand) (bo
 		before := p.cuts.Load()
 		p.cutAfter(d, func() int64 { return int64(random.IntN(most)) })
 		defer p.restore(d)
-		for start := time.Now(); p.cuts.Load() == before; sleep(ctx, time.Millisecond) {
+		for start := time.Now(); p.cuts.Load() == before; witness.Sleep(ctx, time.Millisecond) {
 			if time.Since(start) > patience {
 				return false, nil
 			}
 		}
-		sleep(ctx, after)
+		witness.Sleep(ctx, after)
 		return true, nil
 	}
 }
@@ -202,7 +194,7 @@ func blackHole(ctx context.Context, in *injector, random *rand.Rand) (bool, erro
 		end := n.proxy.blackHole()
 		defer end()
 	}
-	sleep(ctx, 250*time.Millisecond+below(random, 1250*time.Millisecond))
+	witness.Sleep(ctx, 250*time.Millisecond+below(random, 1250*time.Millisecond))
 	return true, nil
 }
 
@@ -210,7 +202,7 @@ func blackHole(ctx context.Context, in *injector, random *rand.Rand) (bool, erro
 // and lets those pass that are made instead of them.
 func lateBytes(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
 	release := in.cluster.atPrimary().proxy.hold()
-	sleep(ctx, heldBack(random))
+	witness.Sleep(ctx, heldBack(random))
 	return release() > 0, nil
 }
 
@@ -220,8 +212,8 @@ func heldBack(random *rand.Rand) time.Duration {
 	return 300*time.Millisecond + below(random, 2200*time.Millisecond)
 }
 
-// freeze stops the processes that serve the service at the primary, as a machine does
-// that is short of memory. Then they go on with what they were at.
+// freeze stops the service's backends at the primary, as on a machine that is short of memory.
+// Then they go on.
 func freeze(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
 	pids, err := in.cluster.backends(ctx)
 	if err != nil {
@@ -234,7 +226,7 @@ func freeze(ctx context.Context, in *injector, random *rand.Rand) (bool, error) 
 			defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }() // it may have been killed
 		}
 	}
-	sleep(ctx, heldBack(random))
+	witness.Sleep(ctx, heldBack(random))
 	return frozen > 0, nil
 }
 
@@ -243,12 +235,11 @@ func disabledTrigger(ctx context.Context, in *injector, random *rand.Rand) (bool
 	if err := in.cluster.trigger(ctx, "DISABLE"); err != nil {
 		return false, err
 	}
-	sleep(ctx, 100*time.Millisecond+below(random, 300*time.Millisecond))
+	witness.Sleep(ctx, 100*time.Millisecond+below(random, 300*time.Millisecond))
 	return true, in.cluster.trigger(ctx, "ENABLE")
 }
 
-// cancelledWaits makes commits that were not replicated look as if they had been, and
-// loses them.
+// cancelledWaits cancels commits' waits for replication, and loses these commits.
 func cancelledWaits(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
 	return in.cluster.loseUnreplicated(ctx, 200*time.Millisecond+below(random, 300*time.Millisecond))
 }
@@ -257,7 +248,7 @@ func cancelledWaits(ctx context.Context, in *injector, random *rand.Rand) (bool,
 func refusal(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
 	end := in.cluster.atPrimary().proxy.refuse()
 	defer end()
-	sleep(ctx, 100*time.Millisecond+below(random, 400*time.Millisecond))
+	witness.Sleep(ctx, 100*time.Millisecond+below(random, 400*time.Millisecond))
 	return true, nil
 }
 
@@ -278,16 +269,4 @@ func serviceTerm(ctx context.Context, in *injector, random *rand.Rand) (bool, er
 // below returns a random duration from 0 to d.
 func below(random *rand.Rand, d time.Duration) time.Duration {
 	return time.Duration(random.Int64N(int64(d)))
-}
-
-// sleep waits for d and reports true, or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
 }

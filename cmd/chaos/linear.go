@@ -13,80 +13,106 @@ import (
 	"plantstore/cmd/internal/witness"
 )
 
-// This is the contract of the service as a thing that does one operation at a time.
-// Porcupine tries to put the operations of one plant, which overlap, in an order in
-// which that thing would have given the same answers. An operation with an unknown
-// outcome has no end: it may come anywhere after its start, and at the very end it
-// does nothing to any answer. So each of them stands for either outcome.
+// The service's contract as a thing that does one operation at a time. Porcupine looks for an
+// order of the operations on one plant, which overlap, in which that thing would have given
+// the same answers. An operation with an unknown outcome has no end: it may take effect at any
+// time after its start, or never.
 
-// A plantState is what is known of a plant between two operations.
+// A plantState is the state of a plant between two operations.
 type plantState struct {
 	there     bool
-	reference tristate
-	deletions int // how often it was
-	// deletedBy has the keys that did it. Each does it once.
-	deletedBy [keysOfATale + 1]bool
-	// refused is up to which of a key's requests none may delete the plant any more: a
-	// later one was told no.
-	refused [keysOfATale + 1]int
+	reference reference
+	deletions int                  // how often it was deleted
+	outcomes  [keysOfATale + 1]int // by key: 204, the code of a recorded no, or zero. Key 0 stands for none.
 }
 
-// A tristate may be unknown: an added reference that nobody confirmed can be seen, and
-// be gone after a failover.
-type tristate string
+// A reference may be unknown: one that nobody confirmed can be seen, and be gone after a
+// failover.
+type reference string
 
 const (
-	absent   tristate = ""
-	doubtful tristate = "doubtful"
-	present  tristate = "present"
+	absent   reference = ""
+	doubtful reference = "doubtful"
+	present  reference = "present"
 )
 
 // A look is the last operation: what the database holds of the plant in the end.
 type look struct {
 	there     bool
 	deletions int
-	deletedBy [keysOfATale + 1]bool
+	outcomes  [keysOfATale + 1]int
 }
 
-// delete is the effect of a deletion, and reports whether it can have it.
-func (s *plantState) delete(o op) bool {
-	if !s.there || s.reference == present || s.deletedBy[o.Key] && o.Key > 0 || o.Key > 0 && o.Nth <= s.refused[o.Key] {
-		return false
-	}
-	s.there, s.reference = false, absent
-	s.deletions++
-	s.deletedBy[o.Key] = o.Key > 0
-	return true
-}
-
-// step does one operation, and reports whether it can have had that outcome.
-func (s plantState) step(o op) (bool, plantState) {
+// step returns the states that an operation with its outcome can lead to, none if it can't have
+// had that outcome.
+func (s plantState) step(o op) []plantState {
 	if o.Do != deleteIt {
 		return s.change(o)
 	}
-	ok := true
-	replay := o.Key > 0 && s.deletedBy[o.Key]
+	code, known := o.Answer.Code, s.outcomes[o.Key]
 	switch o.Answer.Effect() {
 	case witness.Deleted:
-		ok = o.Answer.Replayed == replay && (replay || s.delete(o))
-	case witness.NotThere:
-		ok = !replay && !s.there && (o.Answer.Code == 40402) == (s.deletions > 0)
-		s.refused[o.Key] = o.Nth
-	case witness.Referred:
-		ok = !replay && s.there && s.reference != absent
-		s.refused[o.Key] = o.Nth
-	case witness.Unknown:
-		s.delete(o)
-	case witness.NotDeleted:
-		if o.Key > 0 {
-			s.delete(o) // it speaks of its own attempts only
+		if o.Answer.Replayed {
+			return s.when(known == 204)
+		}
+		return s.delete(o.Key)
+	case witness.NotThere, witness.Referred:
+		if o.Answer.Replayed {
+			return s.when(known == code)
+		}
+		return s.refuse(o.Key, code)
+	case witness.NotDeleted: // but a no may be recorded, for the next request
+		return append(s.refuseAny(o.Key), s)
+	}
+	return append(append(s.refuseAny(o.Key), s.delete(o.Key)...), s)
+}
+
+func (s plantState) when(ok bool) []plantState {
+	if !ok {
+		return nil
+	}
+	return []plantState{s}
+}
+
+// delete is a deletion with a key: its outcome is final.
+func (s plantState) delete(key int) []plantState {
+	ok := s.there && s.reference != present && s.outcomes[key] == 0
+	s.there, s.reference = false, absent
+	s.deletions++
+	if key > 0 {
+		s.outcomes[key] = 204
+	}
+	return s.when(ok)
+}
+
+// refuse is a no with a code. It is final for the key.
+func (s plantState) refuse(key, code int) []plantState {
+	ok := s.outcomes[key] == 0
+	switch code {
+	case 40401:
+		ok = ok && !s.there && s.deletions == 0
+	case 40402:
+		ok = ok && !s.there && s.deletions > 0
+	case 40900:
+		ok = ok && s.there && s.reference != absent
+	}
+	if key > 0 {
+		s.outcomes[key] = code
+	}
+	return s.when(ok)
+}
+
+func (s plantState) refuseAny(key int) (states []plantState) {
+	if key > 0 {
+		for _, code := range []int{40401, 40402, 40900} {
+			states = append(states, s.refuse(key, code)...)
 		}
 	}
-	return ok, s
+	return states
 }
 
 // change is step for a change by SQL.
-func (s plantState) change(o op) (bool, plantState) {
+func (s plantState) change(o op) []plantState {
 	ok := true
 	switch o.Do {
 	case insertIt:
@@ -112,19 +138,25 @@ func (s plantState) change(o op) (bool, plantState) {
 			s.reference = doubtful
 		}
 	}
-	return ok, s
+	return s.when(ok)
 }
 
 // contract is the model for Porcupine.
 func contract() porcupine.Model {
-	return porcupine.Model{
-		Init: func() any { return plantState{there: true} },
-		Step: func(state, input, output any) (bool, any) {
+	nondeterministic := porcupine.NondeterministicModel{
+		Init: func() []any { return []any{plantState{there: true}} },
+		Step: func(state, input, output any) (next []any) {
 			s := state.(plantState)
 			if l, ok := output.(look); ok {
-				return l == look{s.there, s.deletions, s.deletedBy}, s
+				if l != (look{s.there, s.deletions, s.outcomes}) {
+					return nil
+				}
+				return []any{s}
 			}
-			return s.step(input.(op))
+			for _, n := range s.step(input.(op)) {
+				next = append(next, n)
+			}
+			return next
 		},
 		DescribeOperation: func(input, output any) string {
 			if l, ok := output.(look); ok {
@@ -134,6 +166,7 @@ func contract() porcupine.Model {
 		},
 		DescribeState: func(state any) string { return fmt.Sprintf("%+v", state) },
 	}
+	return nondeterministic.ToModel()
 }
 
 func (o op) String() string {
@@ -141,39 +174,28 @@ func (o op) String() string {
 	case o.Do == deleteIt && o.Key == 0:
 		return fmt.Sprintf("delete without a key: %v", o.Answer)
 	case o.Do == deleteIt:
-		return fmt.Sprintf("delete with key %d, request %d: %v", o.Key, o.Nth, o.Answer)
+		return fmt.Sprintf("delete with key %d: %v", o.Key, o.Answer)
 	case o.Lost:
 		return fmt.Sprintf("%s: lost", o.Do)
 	case o.Made:
 		return string(o.Do)
-	default:
-		return fmt.Sprintf("%s: not done", o.Do)
 	}
+	return fmt.Sprintf("%s: not done", o.Do)
 }
 
-// label is what it is called where operations are counted.
-func (o op) label() string {
-	if o.Do == deleteIt {
-		return fmt.Sprintf("delete: %v", o.Answer)
-	}
-	return o.String()
-}
-
-// endless reports whether the operation may have its effect at any time.
+// endless reports whether the operation may take effect at any time.
 func (o op) endless() bool {
 	e := o.Answer.Effect()
-	return o.Lost || o.Do == deleteIt && (e == witness.Unknown || e == witness.Wrong || e == witness.NotDeleted && o.Key > 0)
+	return o.Lost || o.Do == deleteIt && (e == witness.Unknown || e == witness.NotDeleted || e == witness.Wrong)
 }
 
-// linearTimeout bounds the search for an order. Tales are short: it takes
-// milliseconds.
+// linearTimeout limits the search for an order. Tales are short: it takes milliseconds.
 const linearTimeout = time.Minute
 
-// order looks for an order of a tale's operations, given what the database holds in
-// the end.
+// order looks for an order of a tale's operations that ends with what the database holds.
 func order(t *tale, end look) (porcupine.CheckResult, porcupine.LinearizationInfo) {
 	var operations []porcupine.Operation
-	for _, o := range t.Tale {
+	for _, o := range t.ops {
 		last := int64(o.End)
 		if o.endless() {
 			last = math.MaxInt64
@@ -187,10 +209,13 @@ func order(t *tale, end look) (porcupine.CheckResult, porcupine.LinearizationInf
 // lookAt is what the database holds of a plant.
 func lookAt(s witness.State, plant int64) look {
 	l := look{there: s.Plants[plant], deletions: len(s.Ledger[plant])}
-	for _, e := range s.Ledger[plant] {
+	for _, e := range slices.Concat(s.Ledger[plant], s.Refusals[plant]) {
 		for key := 1; key <= keysOfATale; key++ {
 			if e.Key == keyOf(plant, key) {
-				l.deletedBy[key] = true
+				l.outcomes[key] = e.Refused
+				if e.Refused == 0 {
+					l.outcomes[key] = 204
+				}
 			}
 		}
 	}
@@ -204,46 +229,45 @@ func (r *report) draw(w io.Writer, path string) error {
 		return nil
 	}
 	t := r.tale(r.violations[i].Plant)
-	_, info := order(t, lookAt(r.state, t.Plant))
+	_, info := order(t, lookAt(r.state, t.plant))
 	if err := porcupine.VisualizePath(contract(), info, path); err != nil {
 		return fmt.Errorf("draw a tale: %w", err)
 	}
-	_, err := fmt.Fprintf(w, "the tale of plant %d is drawn in %s\n", t.Plant, path)
+	_, err := fmt.Fprintf(w, "the tale of plant %d is drawn in %s\n", t.plant, path)
 	return err
 }
 
 // events are what happened in a run.
 type events struct {
-	principal string // whose history it is; nobody else deleted any plants
-	history   []witness.Deletion
-	tales     []tale
-	faults    []fault
+	history []witness.Deletion
+	tales   []tale
+	faults  []fault
 }
 
-// check returns the violations of a run in which plants first to last were put into the
-// store: those of the rules of violation, and of
+// check returns the violations of a run that began with plants first to last in the store:
+// those of the rules at witness.Violation, and of
 //
-//	h  what was told of one plant, whoever did what to it, could have been told if
-//	   everything had been done one after the other
+//	h  The answers to all operations on one plant could have been given if these had been
+//	   done one after the other.
 func check(e events, s witness.State, first, last int64) []witness.Violation {
 	r := witness.Run{
-		Principal: e.principal, History: e.history,
+		Principal: principal, History: e.history,
 		Others: make(map[int64]bool, len(e.tales)), Hindered: merge(ofKind(e.faults, triggerOff)),
 	}
 	var found []witness.Violation
 	for i := range e.tales {
 		t := &e.tales[i]
-		r.Others[t.Plant] = true
-		for n, o := range t.Tale {
+		r.Others[t.plant] = true
+		for n, o := range t.ops {
 			if o.Do == deleteIt {
-				found = append(found, r.Proper(t.Plant, n+1, o.Answer)...)
+				found = append(found, r.Proper(t.plant, n+1, o.Answer)...)
 			}
 		}
-		switch result, _ := order(t, lookAt(s, t.Plant)); result {
+		switch result, _ := order(t, lookAt(s, t.plant)); result {
 		case porcupine.Illegal:
-			found = append(found, witness.Violation{Rule: "h", Plant: t.Plant, Text: "there is no order of these operations in which each has its outcome"})
+			found = append(found, witness.Violation{Rule: "h", Plant: t.plant, Text: "there is no order of these operations in which each has its outcome"})
 		case porcupine.Unknown:
-			found = append(found, witness.Violation{Rule: "h", Plant: t.Plant, Text: fmt.Sprintf("no order of these operations was found in %v", linearTimeout)})
+			found = append(found, witness.Violation{Rule: "h", Plant: t.plant, Text: fmt.Sprintf("no order of these operations was found in %v", linearTimeout)})
 		}
 	}
 	return append(found, r.Check(s, first, last)...)
@@ -252,7 +276,7 @@ func check(e events, s witness.State, first, last int64) []witness.Violation {
 // describe is the tale for people.
 func (t *tale) describe(end look) string {
 	var b strings.Builder
-	for _, o := range t.Tale {
+	for _, o := range t.ops {
 		fmt.Fprintf(&b, "    hand %d, %v to %v: %v %s\n", o.Hand, o.Start, o.End, o, o.Answer.Lost)
 	}
 	fmt.Fprintf(&b, "    in the end: %+v\n", end)

@@ -21,12 +21,14 @@ var (
 	unavailable = witness.Answer{Status: 503, Code: 50300}
 	inDoubt     = witness.Answer{Status: 504, Code: 50400}
 	lost        = witness.Answer{Lost: "unexpected EOF"}
-	refused409  = witness.Answer{Status: 409, Code: 40900}
+	referredTo  = witness.Answer{Status: 409, Code: 40900}
 	busy        = witness.Answer{Status: 503, Code: 50301}
 )
 
 // del is a deletion with a key, or none if that is zero.
-func del(key, nth int, a witness.Answer) op { return op{Do: deleteIt, Key: key, Nth: nth, Answer: a} }
+func del(key int, a witness.Answer) op { return op{Do: deleteIt, Key: key, Answer: a} }
+
+func again(a witness.Answer) witness.Answer { a.Replayed = true; return a }
 
 func made(do deed) op    { return op{Do: do, Made: true} }
 func notMade(do deed) op { return op{Do: do} }
@@ -35,15 +37,13 @@ func lostOp(do deed) op  { return op{Do: do, Lost: true} }
 // TestOrder goes through histories of one plant whose operations follow each other.
 func TestOrder(t *testing.T) {
 	t.Parallel()
-	gone := func(keys ...int) look {
-		l := look{deletions: 1}
-		for _, k := range keys {
-			l.deletedBy[k] = true
-		}
+	// ends has a plant's deletions, and outcomes by key.
+	ends := func(deletions int, outcomes ...int) look {
+		l := look{deletions: deletions}
+		copy(l.outcomes[1:], outcomes)
 		return l
 	}
 	back := func(l look) look { l.there = true; return l }
-	twice := func(l look) look { l.deletions = 2; return l }
 	there := look{there: true}
 	for _, test := range []struct {
 		name string
@@ -52,49 +52,58 @@ func TestOrder(t *testing.T) {
 		want bool
 	}{
 		{"nothing", nil, there, true},
-		{"deleted", []op{del(1, 1, yes)}, gone(1), true},
-		{"deleted without a key", []op{del(0, 0, yes)}, gone(), true},
-		{"replayed", []op{del(1, 1, yes), del(1, 2, replay)}, gone(1), true},
-		{"replayed after a lost answer", []op{del(1, 1, lost), del(1, 2, replay)}, gone(1), true},
-		{"lost, and not deleted", []op{del(1, 1, lost)}, there, true},
-		{"lost, and deleted", []op{del(1, 1, inDoubt)}, gone(1), true},
-		{"503, and deleted by its key's lost request", []op{del(1, 1, lost), del(1, 2, unavailable)}, gone(1), true},
-		{"gone earlier", []op{del(1, 1, yes), del(2, 1, earlier)}, gone(1), true},
-		{"referred to, and then not any more", []op{made(refer), del(1, 1, refused409), made(unrefer), del(1, 2, yes)}, gone(1), true},
-		{"a reference that may be there", []op{lostOp(refer), del(1, 1, refused409), del(1, 2, yes)}, gone(1), true},
-		{"a late retry", []op{del(1, 1, yes), made(insertIt), del(1, 2, replay)}, back(gone(1)), true},
-		{"restored, and deleted with another key", []op{del(1, 1, yes), made(restoreIt), del(2, 1, yes)}, twice(gone(1, 2)), true},
-		{"inserted perhaps, and there", []op{del(0, 0, yes), lostOp(insertIt)}, back(gone()), true},
-		{"inserted perhaps, and not there", []op{del(0, 0, yes), lostOp(insertIt)}, gone(), true},
+		{"deleted", []op{del(1, yes)}, ends(1, 204), true},
+		{"deleted without a key", []op{del(0, yes)}, ends(1), true},
+		{"replayed", []op{del(1, yes), del(1, replay)}, ends(1, 204), true},
+		{"replayed after a lost answer", []op{del(1, lost), del(1, replay)}, ends(1, 204), true},
+		{"lost, and not deleted", []op{del(1, lost)}, there, true},
+		{"lost, and deleted", []op{del(1, inDoubt)}, ends(1, 204), true},
+		{"lost, and refused", []op{made(refer), del(1, lost), del(1, again(referredTo))}, back(ends(0, 40900)), true},
+		{"503, and deleted by its key's lost request", []op{del(1, lost), del(1, unavailable)}, ends(1, 204), true},
+		{"503, and refused", []op{del(0, yes), del(1, unavailable), made(insertIt), del(1, again(earlier))}, back(ends(1, 40402)), true},
+		{"gone earlier", []op{del(1, yes), del(2, earlier)}, ends(1, 204, 40402), true},
+		{"refused, and asked again", []op{made(refer), del(1, referredTo), made(unrefer), del(1, again(referredTo))}, back(ends(0, 40900)), true},
+		{"refused, and deleted with another key", []op{made(refer), del(1, referredTo), made(unrefer), del(2, yes)}, ends(1, 40900, 204), true},
+		{"refused without a key", []op{made(refer), del(0, referredTo), made(unrefer), del(0, yes)}, ends(1), true},
+		{"a reference that may be there", []op{lostOp(refer), del(1, referredTo), del(2, yes)}, ends(1, 40900, 204), true},
+		{"a late retry", []op{del(1, yes), made(insertIt), del(1, replay)}, back(ends(1, 204)), true},
+		{"restored, and deleted with another key", []op{del(1, yes), made(restoreIt), del(2, yes)}, ends(2, 204, 204), true},
+		{"inserted perhaps, and there", []op{del(0, yes), lostOp(insertIt)}, back(ends(1)), true},
+		{"inserted perhaps, and not there", []op{del(0, yes), lostOp(insertIt)}, ends(1), true},
 		{"not inserted, since it is there", []op{notMade(insertIt)}, there, true},
-		{"no reference to what is gone", []op{del(1, 1, yes), notMade(refer)}, gone(1), true},
+		{"no reference to what is gone", []op{del(1, yes), notMade(refer)}, ends(1, 204), true},
 
-		{"204, and there", []op{del(1, 1, yes)}, there, false},
-		{"204, and not recorded", []op{del(1, 1, yes)}, look{}, false},
-		{"204, recorded under another key", []op{del(1, 1, yes)}, gone(2), false},
-		{"204 that is no replay and should be", []op{del(1, 1, yes), made(insertIt), del(1, 2, yes)}, twice(gone(1)), false},
-		{"a replay of nothing", []op{del(1, 1, replay)}, gone(1), false},
-		{"a late retry deletes", []op{del(1, 1, yes), made(insertIt), del(1, 2, replay)}, twice(gone(1)), false},
-		{"204 in spite of a reference", []op{made(refer), del(1, 1, yes)}, gone(1), false},
-		{"404, and there", []op{del(1, 1, never)}, there, false},
-		{"404 after its own deletion", []op{del(1, 1, yes), del(1, 2, earlier)}, gone(1), false},
-		{"404 as if it had never been", []op{del(1, 1, yes), del(2, 1, never)}, gone(1), false},
-		{"409 without a reference", []op{del(1, 1, refused409)}, there, false},
-		{"409 of what is gone", []op{made(refer), made(unrefer), del(1, 1, yes), del(2, 1, refused409)}, gone(1), false},
-		{"409, and deleted by what was late", []op{made(refer), del(1, 1, refused409), made(unrefer)}, gone(1), false},
-		{"409, and deleted by an earlier request of its key", []op{del(1, 1, lost), made(refer), del(1, 2, refused409), made(unrefer)}, gone(1), false},
+		{"204, and there", []op{del(1, yes)}, there, false},
+		{"204, and not recorded", []op{del(1, yes)}, look{}, false},
+		{"204, recorded under another key", []op{del(1, yes)}, ends(1, 0, 204), false},
+		{"204 that is no replay and should be", []op{del(1, yes), made(insertIt), del(1, yes)}, ends(2, 204), false},
+		{"a replay of nothing", []op{del(1, replay)}, ends(1, 204), false},
+		{"a late retry deletes", []op{del(1, yes), made(insertIt), del(1, replay)}, ends(2, 204), false},
+		{"204 in spite of a reference", []op{made(refer), del(1, yes)}, ends(1, 204), false},
+		{"404, and there", []op{del(1, never)}, there, false},
+		{"404 after its own deletion", []op{del(1, yes), del(1, earlier)}, ends(1, 204), false},
+		{"404 as if it had never been", []op{del(1, yes), del(2, never)}, ends(1, 204, 40401), false},
+		{"404, and not recorded", []op{del(0, yes), del(1, earlier)}, ends(1), false},
+		{"409 without a reference", []op{del(1, referredTo)}, back(ends(0, 40900)), false},
+		{"409 of what is gone", []op{made(refer), made(unrefer), del(1, yes), del(2, referredTo)}, ends(1, 204, 40900), false},
+		{"409, and asked again as if for the first time", []op{made(refer), del(1, referredTo), del(1, referredTo)}, back(ends(0, 40900)), false},
+		{"409, and then 204", []op{made(refer), del(1, referredTo), made(unrefer), del(1, yes)}, ends(1, 204), false},
+		{"409, and then 404", []op{made(refer), del(1, referredTo), made(unrefer), del(0, yes), del(1, earlier)}, ends(1, 40402), false},
+		{"409, and deleted by what was late", []op{made(refer), del(1, referredTo), made(unrefer)}, ends(1, 204), false},
+		{"409, and deleted by an earlier request of its key", []op{del(1, lost), made(refer), del(1, referredTo), made(unrefer)}, ends(1, 204), false},
 		{"404, and then deleted by an earlier request of its key",
-			[]op{del(1, 1, lost), del(0, 0, yes), del(1, 2, earlier), made(insertIt)}, twice(gone(1)), false},
-		{"503 without a key, and deleted", []op{del(0, 0, busy)}, gone(), false},
-		{"gone, and nobody did it", nil, gone(), false},
-		{"inserted twice", []op{del(0, 0, yes), made(insertIt), made(insertIt)}, back(gone()), false},
+			[]op{del(1, lost), del(0, yes), del(1, earlier), made(insertIt)}, ends(2, 204), false},
+		{"503, and deleted", []op{del(1, busy)}, ends(1, 204), false},
+		{"503 without a key, and deleted", []op{del(0, busy)}, ends(1), false},
+		{"gone, and nobody did it", nil, ends(1), false},
+		{"inserted twice", []op{del(0, yes), made(insertIt), made(insertIt)}, back(ends(1)), false},
 		{"restored what is there", []op{made(restoreIt)}, there, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			told := &tale{Plant: 1, Tale: test.ops}
-			for i := range told.Tale {
-				told.Tale[i].Start, told.Tale[i].End = time.Duration(2*i), time.Duration(2*i+1)
+			told := &tale{plant: 1, ops: test.ops}
+			for i := range told.ops {
+				told.ops[i].Start, told.ops[i].End = time.Duration(2*i), time.Duration(2*i+1)
 			}
 			want := porcupine.Ok
 			if !test.want {
@@ -111,14 +120,14 @@ func TestOrder(t *testing.T) {
 // they did not begin.
 func TestOrderOfWhatOverlaps(t *testing.T) {
 	t.Parallel()
-	end := look{deletions: 1, deletedBy: [keysOfATale + 1]bool{1: true}}
-	first := op{Hand: 1, Do: deleteIt, Key: 3, Nth: 1, Answer: earlier, Start: 0, End: 10}
-	second := op{Do: deleteIt, Key: 1, Nth: 1, Answer: yes, Start: 5, End: 8}
-	if got, _ := order(&tale{Tale: []op{first, second}}, end); got != porcupine.Ok {
+	end := look{deletions: 1, outcomes: [keysOfATale + 1]int{1: 204, 3: 40402}}
+	first := op{Hand: 1, Do: deleteIt, Key: 3, Answer: earlier, Start: 0, End: 10}
+	second := op{Do: deleteIt, Key: 1, Answer: yes, Start: 5, End: 8}
+	if got, _ := order(&tale{ops: []op{first, second}}, end); got != porcupine.Ok {
 		t.Errorf("with an overlap: %v, want %v", got, porcupine.Ok)
 	}
 	first.End = 4
-	if got, _ := order(&tale{Tale: []op{first, second}}, end); got != porcupine.Illegal {
+	if got, _ := order(&tale{ops: []op{first, second}}, end); got != porcupine.Illegal {
 		t.Errorf("one after the other: %v, want %v", got, porcupine.Illegal)
 	}
 }
@@ -127,12 +136,12 @@ func TestOrderOfWhatOverlaps(t *testing.T) {
 // a drawing.
 func TestCheckTale(t *testing.T) {
 	t.Parallel()
-	told := tale{Plant: 1, Tale: []op{
+	told := tale{plant: 1, ops: []op{
 		{Do: refer, Made: true, Start: 0, End: 1},
-		{Do: deleteIt, Key: 1, Nth: 1, Start: 2, End: 3, Answer: refused409},
+		{Do: deleteIt, Key: 1, Start: 2, End: 3, Answer: referredTo},
 		{Do: unrefer, Made: true, Start: 4, End: 5},
 	}}
-	e := events{principal: principal, tales: []tale{told}}
+	e := events{tales: []tale{told}}
 	s := witness.State{Plants: map[int64]bool{}, Ledger: map[int64][]witness.Entry{1: {{By: principal, Key: keyOf(1, 1), Request: witness.RequestID(1, 1)}}}}
 	r := &report{events: e, state: s, violations: check(e, s, 1, 1)}
 	if len(r.violations) != 1 || r.violations[0].Rule != "h" {
@@ -140,7 +149,7 @@ func TestCheckTale(t *testing.T) {
 	}
 	var printed strings.Builder
 	r.print(&printed)
-	if want := "delete with key 1, request 1: 409 40900"; !strings.Contains(printed.String(), want) {
+	if want := "delete with key 1: 409 40900"; !strings.Contains(printed.String(), want) {
 		t.Errorf("the report lacks %q:\n%s", want, printed.String())
 	}
 	path := filepath.Join(t.TempDir(), "drawing.html")
@@ -152,6 +161,7 @@ func TestCheckTale(t *testing.T) {
 	}
 
 	s.Plants[1], s.Ledger = true, nil
+	s.Refusals = map[int64][]witness.Entry{1: {{By: principal, Key: keyOf(1, 1), Refused: 40900}}}
 	if found := check(e, s, 1, 1); len(found) != 0 {
 		t.Errorf("without a late deletion: violations %+v, want none", found)
 	}
@@ -164,7 +174,7 @@ func TestCheckTale(t *testing.T) {
 // TestHinderedOnlyWithoutTheTrigger is about rule f and the code 50304.
 func TestHinderedOnlyWithoutTheTrigger(t *testing.T) {
 	t.Parallel()
-	e := events{principal: principal, history: []witness.Deletion{{Plant: 1, Key: "key-1", Answers: []witness.Answer{
+	e := events{history: []witness.Deletion{{Plant: 1, Key: "key-1", Answers: []witness.Answer{
 		{Status: 503, Code: 50304, Start: 10, End: 12}, {Status: 204, Start: 20, End: 21},
 	}}}}
 	s := witness.State{Ledger: map[int64][]witness.Entry{1: {{By: principal, Key: "key-1", Request: witness.RequestID(1, 2)}}}}

@@ -11,25 +11,22 @@ import (
 	"time"
 )
 
-// A proxy is the network between the service and one database server. It listens
-// on a port of 127.0.0.1 that it keeps to the end, and passes bytes on unless it
-// was told to break something.
+// A proxy is the network between the service and one database server. It listens on one port
+// of 127.0.0.1, and passes bytes on unless a fault is in effect.
 type proxy struct {
 	listener net.Listener
 	tasks    sync.WaitGroup
 	cuts     atomic.Int64 // connections that were cut after N bytes
-	lates    atomic.Int64 // how often something was kept back by hold
+	lates    atomic.Int64 // how often hold kept something back
 
 	mu       sync.Mutex
 	target   address
 	links    map[*link]struct{}
 	holes    int           // black holes in effect
 	open     chan struct{} // closed while bytes pass
-	gate     chan struct{} // of hold; nil while there is none
 	refusing bool
 	closed   bool
-	// draw gives a new connection its allowance, by direction.
-	draw [2]func() int64
+	draw     [2]func() int64 // by direction: how many bytes a new connection may pass
 }
 
 // An address is where a server listens: what net.Dial takes.
@@ -43,19 +40,15 @@ const (
 	requests                  // from the service to the server
 )
 
-// distance is how long bytes are under way, as between two data centres of one
-// city. It keeps more requests in flight, and so in the way of the faults, than a
-// connection within one machine would.
+// distance is how long bytes are under way, as between two data centres of one city. It keeps
+// more requests in flight than a connection within one machine would.
 const distance = time.Millisecond
-
-// unlimited is the allowance of a connection that is not to be cut.
-const unlimited = math.MaxInt64
 
 // A link is one connection through the proxy.
 type link struct {
 	client, server net.Conn
-	late           bool            // while there is a gate: it keeps back what the client sends
-	left           [2]atomic.Int64 // bytes that may pass yet, by direction
+	left           [2]atomic.Int64               // bytes that may pass yet, by direction
+	gate           atomic.Pointer[chan struct{}] // of hold: closed when requests may arrive; nil: none
 }
 
 func newProxy(target address) (*proxy, error) {
@@ -72,16 +65,15 @@ func newProxy(target address) (*proxy, error) {
 // port is where the proxy listens.
 func (p *proxy) port() int { return p.listener.Addr().(*net.TCPAddr).Port }
 
-// setTarget names the server that new connections go to; the zero address is
-// none, and they are reset.
+// setTarget names the server of new connections. With the zero address they are reset.
 func (p *proxy) setTarget(target address) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.target = target
 }
 
-// cutAfter cuts every connection, open or new, once as many more bytes went in
-// one direction as draw says for it, until restore. Those bytes still arrive.
+// cutAfter cuts every connection, open or new, once as many more bytes went in one direction
+// as draw returns for it, until restore. Those bytes still arrive.
 func (p *proxy) cutAfter(d direction, draw func() int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,80 +89,46 @@ func (p *proxy) restore(d direction) {
 	defer p.mu.Unlock()
 	p.draw[d] = nil
 	for l := range p.links {
-		l.left[d].Store(unlimited)
+		l.left[d].Store(math.MaxInt64)
 	}
 }
 
-// blackHole keeps back everything, in both directions, the end of connections
-// included, until the returned function is called. New connections are accepted
-// and hear nothing. Afterwards all that was kept back arrives, as the packets of
-// a network that comes back do: also a statement whose sender gave up long ago.
+// blackHole keeps back everything in both directions, also the end of connections, until end
+// is called. New connections are accepted and hear nothing. Afterwards all of it arrives, also
+// a statement whose sender gave up long ago.
 func (p *proxy) blackHole() (end func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.holes == 0 && !p.closed {
+	if p.holes == 0 {
 		p.open = make(chan struct{})
 	}
 	p.holes++
 	return func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.holes--
-		if p.holes == 0 && !p.closed {
+		if p.holes--; p.holes == 0 {
 			close(p.open)
 		}
 	}
 }
 
-// hold keeps back what goes to the server on the connections that are open now, until
-// release is called: then it arrives, also from a client that has closed its side
-// meanwhile. What such a client sent may run long after it has gone elsewhere. release
-// returns how often something was kept back. There is one hold at a time.
+// hold keeps back what goes to the server on the connections that are open now, until release
+// is called. Then it arrives, also from a client that has closed its side and gone elsewhere.
+// release returns how often something was kept back. There is one hold at a time.
 func (p *proxy) hold() (release func() int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	before := p.lates.Load()
-	if !p.closed {
-		p.gate = make(chan struct{})
-		for l := range p.links {
-			l.late = true
-		}
+	before, gate := p.lates.Load(), make(chan struct{})
+	for l := range p.links {
+		l.gate.Store(&gate)
 	}
 	return func() int64 {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.release()
+		close(gate)
 		return p.lates.Load() - before
 	}
 }
 
-// release opens the gate of hold. The caller has the lock.
-func (p *proxy) release() {
-	if p.gate == nil {
-		return
-	}
-	close(p.gate)
-	p.gate = nil
-	for l := range p.links {
-		l.late = false
-	}
-}
-
-// arrive waits until what a client sent may go to the server.
-func (p *proxy) arrive(l *link) {
-	p.mu.Lock()
-	gate := p.gate
-	if !l.late || gate == nil {
-		p.mu.Unlock()
-		return
-	}
-	p.mu.Unlock()
-	p.lates.Add(1)
-	<-gate
-}
-
-// refuse resets every connection, open or new, until the returned function is
-// called.
+// refuse resets every connection, open or new, until end is called.
 func (p *proxy) refuse() (end func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -186,20 +144,15 @@ func (p *proxy) refuse() (end func()) {
 	}
 }
 
-// close ends every connection and returns when nothing of the proxy is left.
+// close ends every connection and returns when nothing of the proxy is left. No fault may be
+// in effect.
 func (p *proxy) close() {
 	p.mu.Lock()
-	if !p.closed {
-		p.closed = true
-		p.listener.Close()
-		for l := range p.links {
-			l.client.Close()
-			l.server.Close()
-		}
-		if p.holes > 0 {
-			close(p.open)
-		}
-		p.release()
+	p.closed = true
+	p.listener.Close()
+	for l := range p.links {
+		l.client.Close()
+		l.server.Close()
 	}
 	p.mu.Unlock()
 	p.tasks.Wait()
@@ -227,56 +180,54 @@ func (p *proxy) pass() {
 	<-open
 }
 
-// serve passes bytes between a client and the server until one of them, or a
-// fault, ends the connection.
+// serve passes bytes between a client and the server until one of them, or a fault, ends the
+// connection.
 func (p *proxy) serve(client net.Conn) {
 	defer client.Close()
 	p.pass()
-	p.mu.Lock()
-	target, refusing := p.target, p.refusing
-	p.mu.Unlock()
-	if refusing || target == (address{}) {
-		reset(client)
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	server, err := new(net.Dialer).DialContext(ctx, target.network, target.address)
-	if err != nil {
-		reset(client)
-		return
-	}
-	defer server.Close()
-
-	l := &link{client: client, server: server}
-	if !p.add(l) {
+	l := p.connect(client)
+	if l == nil {
 		reset(client)
 		return
 	}
 	var pumps sync.WaitGroup
-	pumps.Go(func() { p.pump(l, requests, server, client) })
-	pumps.Go(func() { p.pump(l, answers, client, server) })
+	pumps.Go(func() { p.pump(l, requests, l.server, client) })
+	pumps.Go(func() { p.pump(l, answers, client, l.server) })
 	pumps.Wait()
 	p.mu.Lock()
 	delete(p.links, l)
 	p.mu.Unlock()
 }
 
-// add makes a connection known to the faults, unless one of them forbids it.
-func (p *proxy) add(l *link) bool {
+// connect returns a link to the server, or nil if a fault forbids it or the server is down.
+func (p *proxy) connect(client net.Conn) *link {
+	p.mu.Lock()
+	target := p.target
+	p.mu.Unlock()
+	if target == (address{}) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	server, err := new(net.Dialer).DialContext(ctx, target.network, target.address)
+	if err != nil {
+		return nil
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed || p.refusing {
-		return false
+		server.Close()
+		return nil
 	}
+	l := &link{client: client, server: server}
 	for d, draw := range p.draw {
-		l.left[d].Store(unlimited)
+		l.left[d].Store(math.MaxInt64)
 		if draw != nil {
 			l.left[d].Store(draw())
 		}
 	}
 	p.links[l] = struct{}{}
-	return true
+	return l
 }
 
 // pump passes bytes one way. When it ends, so does the connection.
@@ -288,10 +239,15 @@ func (p *proxy) pump(l *link, d direction, dst, src net.Conn) {
 		n, err := src.Read(buffer)
 		time.Sleep(distance)
 		p.pass()
-		if n > 0 && d == requests {
-			p.arrive(l)
-		}
 		if n > 0 {
+			if gate := l.gate.Load(); d == requests && gate != nil {
+				select {
+				case <-*gate:
+				default:
+					p.lates.Add(1)
+					<-*gate
+				}
+			}
 			left := l.left[d].Add(-int64(n))
 			if _, werr := dst.Write(buffer[:max(0, min(int64(n), int64(n)+left))]); werr != nil {
 				return

@@ -12,11 +12,11 @@ import (
 
 func TestVerdict(t *testing.T) {
 	t.Parallel()
-	r := &report{kinds: []kind{{name: "refuse"}, {name: "pg-kill"}}, events: events{faults: []fault{{Kind: "refuse"}}}}
+	r := &report{kinds: []kind{{name: "refuse"}, {name: "pg-kill"}}, events: events{faults: []fault{{kind: "refuse"}}}}
 	if err := r.verdict(); err == nil || !strings.Contains(err.Error(), "never happened: pg-kill") {
 		t.Errorf("got %v, want pg-kill missed", err)
 	}
-	r.events.faults = append(r.events.faults, fault{Kind: "pg-kill"})
+	r.events.faults = append(r.events.faults, fault{kind: "pg-kill"})
 	if err := r.verdict(); err != nil {
 		t.Errorf("got %v, want none", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"plantstore/cmd/internal/programs"
+	"plantstore/cmd/internal/witness"
 	"plantstore/internal/localpg"
 )
 
@@ -27,26 +28,32 @@ type service struct {
 	process *localpg.Process // nil before the first start
 }
 
-// requestTimeouts returns what PLANTSTORE_REQUEST_TIMEOUT is in one life of the
-// service or another: with the short one, many outages are longer than a request
-// may take; with the default, none is.
-func requestTimeouts() []time.Duration {
-	return []time.Duration{time.Second, 2 * time.Second, longestTimeout}
-}
-
 const (
 	longestTimeout = 10 * time.Second
-	// slack is how much longer than it is allowed something may take before it is
-	// taken for hung, on a machine that is busy with other things.
+	// slack is how much longer than it is allowed something may take, on a busy machine,
+	// before it counts as hung.
 	slack = 30 * time.Second
 )
 
-// configure chooses the service's addresses and its environment.
-func (s *service) configure(databaseURL string) error {
+// launch builds the service, starts it, and returns it when it is ready. The caller has to
+// close it.
+func launch(ctx context.Context, c config, databaseURL string) (_ *service, err error) {
+	folder, err := os.MkdirTemp("", "chaos-")
+	if err != nil {
+		return nil, fmt.Errorf("make a folder for the service: %w", err)
+	}
+	s := &service{folder: folder, log: &localpg.Tail{W: c.log}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	if s.program, err = programs.Build(ctx, folder, programs.Spec{Package: "cmd/plantstore", Race: c.race, Sabotage: c.sabotage}); err != nil {
+		return nil, err
+	}
 	for _, at := range []*string{&s.address, &s.admin} {
-		var err error
 		if *at, err = programs.FreeAddress(); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	s.env = append(localpg.Environ("PG", "PLANTSTORE_"),
@@ -56,14 +63,16 @@ func (s *service) configure(databaseURL string) error {
 		"PLANTSTORE_DRAIN_DELAY=50ms",
 		"PLANTSTORE_LOG_LEVEL=error",
 		"GORACE=halt_on_error=1 atexit_sleep_ms=0")
-	return nil
+	if err := s.start(ctx, rand.New(rand.NewPCG(c.seed, uint64(lanes)))); err != nil {
+		return nil, err
+	}
+	return s, s.untilReady(ctx)
 }
 
-// start starts the service and returns when it listens. Whether the database is
-// there makes no difference.
+// start starts the service and returns when it listens, whether the database is there or not.
 func (s *service) start(ctx context.Context, random *rand.Rand) error {
-	timeouts := requestTimeouts()
-	timeout := timeouts[random.IntN(len(timeouts))]
+	// Many outages are longer than the shortest, and none is longer than the longest.
+	timeout := [...]time.Duration{time.Second, 2 * time.Second, longestTimeout}[random.IntN(3)]
 	cmd := exec.Command(s.program, "serve", "--request-timeout", timeout.String())
 	cmd.Env = s.env
 	cmd.Stderr = s.log
@@ -89,55 +98,61 @@ func (s *service) start(ctx context.Context, random *rand.Rand) error {
 	}
 }
 
-// kill ends the service as kernels do.
-func (s *service) kill() error {
+// end sends a signal, and returns when the service has ended.
+func (s *service) end(signal syscall.Signal) error {
 	select {
 	case <-s.process.Done():
 		return s.unexpected()
 	default:
 	}
-	if err := s.process.Signal(syscall.SIGKILL); err != nil {
-		return fmt.Errorf("kill the service: %w", err)
+	if err := s.process.Signal(signal); err != nil {
+		return err
 	}
-	<-s.process.Done()
-	return nil
+	select {
+	case <-s.process.Done():
+		return nil
+	case <-time.After(longestTimeout + slack):
+		return fmt.Errorf("the service did not end after %v", signal)
+	}
 }
 
-// stop asks the service to end, and holds it to its promise: it ends by itself,
-// with success, as soon as the requests in flight are answered.
+// kill ends the service as kernels do.
+func (s *service) kill() error { return s.end(syscall.SIGKILL) }
+
+// stop has the service end by itself, with success, once the requests in flight are answered.
 func (s *service) stop() error {
-	select {
-	case <-s.process.Done():
-		return s.unexpected()
-	default:
-	}
-	if err := s.process.Signal(syscall.SIGTERM); err != nil {
-		return fmt.Errorf("stop the service: %w", err)
-	}
-	select {
-	case <-s.process.Done():
-	case <-time.After(longestTimeout + slack):
-		return errors.Join(errors.New("the service did not end after SIGTERM"), s.kill())
+	if err := s.end(syscall.SIGTERM); err != nil {
+		return err
 	}
 	if err := s.process.Err(); err != nil {
-		return fmt.Errorf("the service ended after SIGTERM with %w, having logged: %s", err, s.log)
+		return fmt.Errorf("the service ended after SIGTERM with %w, and had logged: %s", err, s.log)
 	}
 	return nil
 }
 
-// close makes sure that the service is gone, and removes its folder.
+func (s *service) unexpected() error {
+	return fmt.Errorf("the service ended by itself: %v, and had logged: %s", s.process.Err(), s.log)
+}
+
+// untilReady returns when the service reports that it is ready.
+func (s *service) untilReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
+	defer cancel()
+	for {
+		err := programs.Answers(ctx, "http://"+s.admin+"/readyz")
+		if err == nil {
+			return nil
+		}
+		if !witness.Sleep(ctx, 10*time.Millisecond) {
+			return fmt.Errorf("the service does not become ready: %w", err)
+		}
+	}
+}
+
+// close ends the service, and removes its folder.
 func (s *service) close() error {
 	if s.process != nil {
 		s.process.Kill()
 	}
 	return os.RemoveAll(s.folder)
-}
-
-func (s *service) unexpected() error {
-	return fmt.Errorf("the service ended by itself: %v, having logged: %s", s.process.Err(), s.log)
-}
-
-// ready returns nil when the service says that it can serve.
-func (s *service) ready(ctx context.Context) error {
-	return programs.Answers(ctx, "http://"+s.admin+"/readyz")
 }

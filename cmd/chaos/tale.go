@@ -11,35 +11,27 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"plantstore/internal/postgres"
-
 	"plantstore/cmd/internal/witness"
+	"plantstore/internal/ledger"
 )
 
-// A tale is all that was done to one plant, by several hands: it is deleted, with one
-// key or another or none, comes back, is referred to and is not any more. What came of
-// it is checked as a whole, see linear.go.
+// A tale is all that was done to one plant by several hands: it is deleted, with one key or
+// another or none, comes back, is referred to and is not any more. The answers are checked
+// together, see linear.go.
 type tale struct {
-	Plant int64 `json:"plant"`
-	Tale  []op  `json:"tale"`
+	plant int64
+	ops   []op
 }
 
 // An op is one operation of a tale.
 type op struct {
-	Hand  int           `json:"hand"` // who did it; one hand does one thing at a time
-	Do    deed          `json:"do"`
-	Start time.Duration `json:"start"` // since the run began
-	End   time.Duration `json:"end"`
-	// Key is the number of the key with which the plant was to be deleted, from 1;
-	// zero is none. Nth counts the requests with it.
-	Key int `json:"key,omitempty"`
-	Nth int `json:"nth,omitempty"`
-	// Answer is that to a deletion.
-	Answer witness.Answer `json:"answer,omitzero"`
-	// Lost is set when nobody knows whether a change by SQL was made; if it is not,
-	// Made tells.
-	Lost bool `json:"lost,omitempty"`
-	Made bool `json:"made,omitempty"`
+	Hand       int // whose operation it is; one hand does one thing at a time
+	Do         deed
+	Start, End time.Duration  // since the run began
+	Key        int            // of a deletion, from 1; zero: none
+	Answer     witness.Answer // to a deletion
+	Lost       bool           // nobody knows whether a change by SQL was made
+	Made       bool           // it was
 }
 
 // A deed is a kind of operation.
@@ -53,10 +45,10 @@ const (
 	unrefer   deed = "remove the reference"
 )
 
-// keysOfATale is how many keys there are: two of the first hand, one of the second.
-const keysOfATale = 3
+// keysOfATale is how many keys there are. The second hand has the last one.
+const keysOfATale = 4
 
-// keyOf is what a client sends as the key of a plant with a number.
+// keyOf is the Idempotency-Key of a plant with a number.
 func keyOf(plant int64, key int) string { return fmt.Sprintf("tale-%d-%d", plant, key) }
 
 // A teller acts out one tale after the other.
@@ -70,12 +62,10 @@ type teller struct {
 // A hand is a client of the service that has access to the database, too.
 type hand struct {
 	*witness.Client
-	number int
-	random *rand.Rand
-	plant  int64
-	sent   [keysOfATale + 1]int // requests, by key
-	// endless is how many of the operations have an unknown outcome.
-	endless int
+	number  int
+	random  *rand.Rand
+	plant   int64
+	endless int // operations with an unknown outcome
 	ops     []op
 	conn    *pgx.Conn // nil: none
 }
@@ -88,7 +78,7 @@ func newTeller(c *witness.Crowd, random *rand.Rand) *teller {
 	return t
 }
 
-// run tells tales until ctx ends. The end of asking ends one in the middle.
+// run acts out tales until ctx ends. The end of asking ends one in the middle.
 func (t *teller) run(ctx, asking context.Context) error {
 	defer func() {
 		for _, h := range t.hands {
@@ -96,44 +86,36 @@ func (t *teller) run(ctx, asking context.Context) error {
 			h.hangUp()
 		}
 	}()
-	for t.Pace.Wait(ctx) == nil {
-		plant := t.Next.Add(1)
-		if plant > t.Last {
-			return errors.New("the clients ran out of plants")
+	for {
+		plant, err := t.Take(ctx)
+		if plant == 0 {
+			return err
 		}
+		acted := tale{plant: plant}
 		hands := t.hands[:1+t.random.IntN(2)]
 		var together sync.WaitGroup
-		for _, h := range hands {
-			h.plant, h.ops, h.endless, h.sent = plant, nil, 0, [keysOfATale + 1]int{}
-			if h.number == 0 {
-				together.Go(func() { h.lead(asking) })
-			} else {
-				together.Go(func() { h.join(asking) })
-			}
+		for i, h := range hands {
+			h.plant, h.ops, h.endless = plant, nil, 0
+			together.Go(func() { []func(context.Context){h.lead, h.join}[i](asking) })
 		}
 		together.Wait()
-		told := tale{Plant: plant}
 		for _, h := range hands {
-			told.Tale = append(told.Tale, h.ops...)
+			acted.ops = append(acted.ops, h.ops...)
 		}
-		t.tales = append(t.tales, told)
+		t.tales = append(t.tales, acted)
 	}
-	return nil
 }
 
-// lead is the first hand's part. After a no it changes what the no was about: what is
-// late then must not delete the plant.
+// lead is the first hand's part. After a no it changes what the no was about: an attempt that
+// comes late must not delete the plant. Then it asks again, with the same key or a new one.
 func (h *hand) lead(ctx context.Context) {
 	if h.random.IntN(2) == 0 {
 		h.change(ctx, refer)
 	}
 	key := 1
-	for range 2 + h.random.IntN(3) {
+	for range 2 + h.random.IntN(4) {
 		if h.tired(ctx) {
 			return
-		}
-		if key == 1 && h.random.IntN(6) == 0 {
-			key = 2
 		}
 		a := h.insist(ctx, key)
 		switch {
@@ -148,18 +130,21 @@ func (h *hand) lead(ctx context.Context) {
 		case 1:
 			h.insist(ctx, 0)
 		}
+		if h.random.IntN(2) == 0 {
+			key = min(key+1, keysOfATale-1)
+		}
 	}
 }
 
 // join is the second hand's part: what the first does not expect.
 func (h *hand) join(ctx context.Context) {
 	for range 1 + h.random.IntN(3) {
-		if !sleep(ctx, below(h.random, 20*time.Millisecond)) {
+		if !witness.Sleep(ctx, below(h.random, 20*time.Millisecond)) {
 			return
 		}
 		switch h.random.IntN(4) {
 		case 0:
-			h.request(ctx, keysOfATale)
+			h.request(ctx, keysOfATale-h.random.IntN(2)) // or the first hand's
 		case 1:
 			h.change(ctx, insertIt)
 		case 2:
@@ -170,8 +155,8 @@ func (h *hand) join(ctx context.Context) {
 	}
 }
 
-// mostEndless is how many operations of one hand may have an unknown outcome: the
-// search for an order has to go through all their combinations.
+// mostEndless limits the operations of one hand with an unknown outcome: the search for an
+// order goes through all their combinations.
 const mostEndless = 5
 
 func (h *hand) add(o op) {
@@ -184,31 +169,30 @@ func (h *hand) add(o op) {
 // tired reports whether the tale should end here.
 func (h *hand) tired(ctx context.Context) bool { return ctx.Err() != nil || h.endless >= mostEndless }
 
-// insist sends a request until the answer is definite or, at times, gives it up.
+// insist sends a request until the answer is final or, at times, gives it up.
 func (h *hand) insist(ctx context.Context, key int) witness.Answer {
 	for {
 		a := h.request(ctx, key)
-		if a.Settled() || h.tired(ctx) || h.random.IntN(10) == 0 || !sleep(ctx, 20*time.Millisecond) {
+		if a.Settled() || h.tired(ctx) || h.random.IntN(10) == 0 || !witness.Sleep(ctx, 20*time.Millisecond) {
 			return a
 		}
 	}
 }
 
-// request sends one.
+// request sends one request.
 func (h *hand) request(ctx context.Context, key int) witness.Answer {
 	d := witness.Deletion{Plant: h.plant}
 	if key > 0 {
 		d.Key = keyOf(h.plant, key)
-		h.sent[key]++
 	}
-	if h.random.IntN(4) == 0 { // the client gives it up, and perhaps comes back while it is under way
+	if h.random.IntN(4) == 0 { // the client hangs up, and perhaps comes back while it is under way
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, below(h.random, 100*time.Millisecond))
 		defer cancel()
 	}
 	a := h.Ask(ctx, &d, 1+len(h.ops)+1000*h.number)
 	if !a.Unsent {
-		h.add(op{Hand: h.number, Do: deleteIt, Start: a.Start, End: a.End, Key: key, Nth: h.sent[key], Answer: a})
+		h.add(op{Hand: h.number, Do: deleteIt, Start: a.Start, End: a.End, Key: key, Answer: a})
 	}
 	return a
 }
@@ -224,8 +208,8 @@ func (h *hand) change(ctx context.Context, do deed) {
 	}
 }
 
-// try makes a change in one transaction, durably, and reports whether it was made.
-// With an error nobody knows.
+// try makes a change in one transaction, durably, and reports whether it was made. After an
+// error nobody knows.
 func (h *hand) try(ctx context.Context, do deed) (made bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -235,7 +219,7 @@ func (h *hand) try(ctx context.Context, do deed) (made bool, err error) {
 			return false, err
 		}
 	}
-	var statement string
+	statement := ""
 	switch do {
 	case insertIt:
 		statement = `INSERT INTO public.plants (id, name) VALUES ($1, 'back') ON CONFLICT DO NOTHING`
@@ -243,47 +227,27 @@ func (h *hand) try(ctx context.Context, do deed) (made bool, err error) {
 		statement = `INSERT INTO public.chaos_orders (plant_id) VALUES ($1) ON CONFLICT DO NOTHING`
 	case unrefer:
 		statement = `DELETE FROM public.chaos_orders WHERE plant_id = $1`
-	case restoreIt:
-		return h.restore(ctx)
+	case restoreIt: // as 'plantstore deletions restore' does
+		done, err := ledger.Restore(ctx, h.conn, ledger.Selection{Plants: []int64{h.plant}}, ledger.Options{})
+		if _, refused := errors.AsType[*ledger.RefusedError](err); refused {
+			return false, nil
+		}
+		return len(done.Plants) > 0, err
 	}
+	// What was seen without being changed may not be on the standby: the commit of a message
+	// waits for all that came before it.
+	const message = `SELECT pg_logical_emit_message(true, 'chaos', '')`
 	var changes pgx.Batch
 	changes.Queue(statement, h.plant)
-	// What was seen without being changed may not be on the standby: the commit of a
-	// message waits for all that came before it.
-	changes.Queue(`SELECT pg_logical_emit_message(true, 'chaos', '')`)
+	changes.Queue(message)
 	results := h.conn.SendBatch(ctx, &changes)
 	tag, err := results.Exec()
 	err = errors.Join(err, results.Close())
-	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "23503" {
-		// That the plant is gone may not be on the standby either.
-		_, err := h.conn.Exec(ctx, `SELECT pg_logical_emit_message(true, 'chaos', '')`)
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "23503" { // likewise that the plant is gone
+		_, err := h.conn.Exec(ctx, message)
 		return false, err
 	}
-	// A reference that is there already is as good as a new one.
-	return tag.RowsAffected() > 0 || do == refer, err
-}
-
-// restore undoes the last deletion, as 'plantstore deletions restore' does.
-func (h *hand) restore(ctx context.Context) (bool, error) {
-	var id int64
-	err := h.conn.QueryRow(ctx, `SELECT id FROM public.plant_deletions WHERE plant_id = $1 AND plant IS NOT NULL AND restored_at IS NULL
-		ORDER BY id DESC LIMIT 1`, h.plant).Scan(&id)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	db, err := postgres.Open(ctx, h.Owner())
-	if err != nil {
-		return false, err
-	}
-	defer db.Close()
-	_, err = db.Ledger().Restore(ctx, []int64{id}, postgres.RestoreOptions{As: "chaos"})
-	if _, refused := errors.AsType[*postgres.RefusedError](err); refused {
-		return false, nil
-	}
-	return err == nil, err
+	return tag.RowsAffected() > 0 || do == refer, err // a reference that is there is as good as a new one
 }
 
 func (h *hand) hangUp() {

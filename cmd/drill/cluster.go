@@ -18,18 +18,16 @@ import (
 	"text/template"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
+	"plantstore/cmd/internal/witness"
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
 )
 
-// A cluster is three machines, each with a member of etcd and a PostgreSQL that Patroni
-// keeps.
+// A cluster is three machines, each with a member of etcd and a PostgreSQL under Patroni.
 type cluster struct {
 	nodes       []*node
 	postgres    string // folder of PostgreSQL's programs
-	etcd        string // what Patroni calls etcd's API, see etcdAPI
+	etcd        string // see etcdAPI
 	synchronous bool
 }
 
@@ -48,12 +46,9 @@ const (
 //go:embed patroni.yml
 var patroniFile string
 
-// etcdAPI is the API of etcd that a version of Patroni is to use, as its configuration
-// calls it. By the newer API, a primary that was cut off and came back asked its own
-// member of etcd, which did not know the new primary yet, took the leader's key without
-// comparing, and was the primary again: what was committed meanwhile was lost. That was
-// mended in two steps, github.com/patroni/patroni/pull/2689 and pull/3318; 4.0.6 has both.
-// By the older API the key is compared.
+// etcdAPI is the API of etcd that a version of Patroni is to use, by its name in Patroni's
+// configuration. With etcd3, versions before 4.0.6 let a primary that was cut off take the
+// leader's lock back: github.com/patroni/patroni/pull/2689 and pull/3318.
 func etcdAPI(patroni string) string {
 	var major, minor, patch int
 	if _, err := fmt.Sscanf(patroni, "%d.%d.%d", &major, &minor, &patch); err == nil &&
@@ -98,9 +93,7 @@ func (n *node) startEtcd(c *cluster) (err error) {
 	}
 	client, peer := "http://"+n.IP+":2379", "http://"+n.IP+":2380"
 	args := []string{
-		// Without it, a member that was cut off makes the others elect a leader when it is back,
-		// and Patroni may ask it meanwhile: it does not know yet who the primary is.
-		"--pre-vote",
+		"--pre-vote", // without it, a member that comes back forces an election
 		"--name", n.Name, "--data-dir", filepath.Join(n.folder, "etcd"), "--initial-cluster", strings.Join(peers, ","),
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
 		"--listen-client-urls", client, "--advertise-client-urls", client,
@@ -141,7 +134,7 @@ func fill(text string, with any) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// A member is what Patroni says of a node.
+// A member is a node as Patroni describes it.
 type member struct {
 	Name     string
 	Role     string // leader, sync_standby or replica
@@ -179,7 +172,7 @@ func getJSON(ctx context.Context, url string, into any) error {
 	return json.NewDecoder(response.Body).Decode(into)
 }
 
-// unwell says what a cluster of these members lacks, or nothing.
+// unwell returns why a cluster of these members is not well, or nothing.
 func unwell(members []member, synchronous bool) string {
 	var leaders, standbys, others int
 	timeline := 0
@@ -224,27 +217,23 @@ func (c *cluster) untilWell(ctx context.Context) error {
 		if lack := unwell(members, c.synchronous); lack != "" {
 			return errors.New(lack)
 		}
-		// What Patroni says may be old: it is what the nodes wrote down last.
+		// Patroni's answer may be old: the nodes write their state down now and then.
 		primary, err := c.primary(ctx)
 		if err != nil {
 			return err
 		}
-		var following int
-		if err := queryRow(ctx, urlOf(primary, "postgres", "postgres"), `SELECT count(*) FROM pg_catalog.pg_stat_replication WHERE state = 'streaming'`, &following); err != nil {
-			return err
+		following, err := witness.Value[int](ctx, urlOf(primary, "postgres", "postgres"), `SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'`)
+		if err == nil && following != nodes-1 {
+			err = fmt.Errorf("%d standbys stream", following)
 		}
-		if following != nodes-1 {
-			return fmt.Errorf("%d standbys stream", following)
-		}
-		return nil
+		return err
 	})
 }
 
 // patience bounds each wait for something to become well.
 const patience = 3 * time.Minute
 
-// until returns when try does without an error, or gives up, with what lacks. Where a
-// program has ended it gives up at once.
+// until returns when try succeeds, or gives up. Where a program has ended it gives up at once.
 func until(ctx context.Context, lack string, try func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -253,23 +242,13 @@ func until(ctx context.Context, lack string, try func() error) error {
 		if err == nil {
 			return nil
 		}
-		if errors.Is(err, errEnded) || !sleep(ctx, 100*time.Millisecond) {
+		if errors.Is(err, errEnded) || !witness.Sleep(ctx, 100*time.Millisecond) {
 			return fmt.Errorf("%s: %w", lack, err)
 		}
 	}
 }
 
-// sleep returns after d, and reports false when ctx ended before that.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
-}
-
-// primary is the node whose Patroni says that it has the leader's lock.
+// primary is the node that has the leader's lock, by Patroni's answer.
 func (c *cluster) primary(ctx context.Context) (*node, error) {
 	members, err := c.members(ctx)
 	if err != nil {
@@ -308,16 +287,11 @@ func (c *cluster) standby(ctx context.Context) (*node, error) {
 }
 
 // others are all nodes but one.
-func (c *cluster) others(n *node) (all []*node) {
-	for _, o := range c.nodes {
-		if o != n {
-			all = append(all, o)
-		}
-	}
-	return all
+func (c *cluster) others(n *node) []*node {
+	return slices.DeleteFunc(slices.Clone(c.nodes), func(o *node) bool { return o == n })
 }
 
-// url is the one of the database for a role, with all nodes.
+// url is that of the database for a role, with all nodes.
 func (c *cluster) url(role, database string) string {
 	var hosts []string
 	for _, n := range c.nodes {
@@ -344,27 +318,14 @@ func (c *cluster) makeStore(ctx context.Context) error {
 		return err
 	}
 	for _, n := range c.nodes {
-		var rows int
 		err := until(ctx, n.Name+" does not have the store", func() error {
-			return queryRow(ctx, urlOf(n, "plantstore_owner", database), `SELECT count(*) FROM public.plant_deletions`, &rows)
+			return witness.Execute(ctx, urlOf(n, "plantstore_owner", database), `SELECT FROM plantstore.deletions`)
 		})
 		if err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// queryRow asks one question over a connection of its own.
-func queryRow(ctx context.Context, url, sql string, into ...any) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	conn, err := pgx.Connect(ctx, url)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	return conn.QueryRow(ctx, sql).Scan(into...)
 }
 
 // switchover has Patroni make another node the primary, as an operator does.

@@ -58,7 +58,7 @@ func beFirst(ctx context.Context, args []string, stdout, stderr io.Writer) (int,
 		}
 		files = append(files, logs)
 	}
-	syscall.Umask(0o022) // servers, who are nobody, read what is written here
+	syscall.Umask(0o022) // servers run as nobody, and read these files
 	if err := mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return 0, err
 	}
@@ -74,7 +74,7 @@ func beFirst(ctx context.Context, args []string, stdout, stderr io.Writer) (int,
 	if err := build(ctx, stdout); err != nil {
 		return 0, err
 	}
-	// Now: what tells the names of the network may be there.
+	// Not before the build, which may need the resolver's files.
 	if err := mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
 		return 0, err
 	}

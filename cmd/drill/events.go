@@ -22,7 +22,7 @@ type drill struct {
 	old, next string // programs: this release, and the next one
 }
 
-// An event is something that operators do, or that machines suffer.
+// An event is an operator's action or a failure.
 type event struct {
 	name, what string
 	kind
@@ -39,7 +39,7 @@ const (
 	loss // a fault that loses commits, unless replication is synchronous
 )
 
-// away is how long something that is lost stays away.
+// away is how long a lost machine stays away.
 const away = 40 * time.Second
 
 func allEvents() []event {
@@ -85,7 +85,7 @@ const calm = 5 * time.Second
 // happen has one event happen under load, and returns when all is well again.
 func (d *drill) happen(ctx context.Context, e event) (h happening, err error) {
 	h = happening{name: e.what, kind: e.kind, Span: witness.Span{Start: d.load.now()}}
-	sleep(ctx, calm)
+	witness.Sleep(ctx, calm)
 	h.struck.Start = d.load.now()
 	err = e.strike(ctx, d)
 	if err == nil {
@@ -95,7 +95,7 @@ func (d *drill) happen(ctx context.Context, e event) (h happening, err error) {
 		err = d.front.untilReady(ctx)
 	}
 	h.struck.End = d.load.now()
-	sleep(ctx, calm)
+	witness.Sleep(ctx, calm)
 	h.End = d.load.now()
 	if err != nil {
 		err = fmt.Errorf("%s: %w", e.what, err)
@@ -103,8 +103,8 @@ func (d *drill) happen(ctx context.Context, e event) (h happening, err error) {
 	return h, err
 }
 
-// cutPrimaryOff first takes the road to the standbys away from the primary, which goes on
-// answering the service for a second: what it commits then alone is lost with it.
+// cutPrimaryOff first cuts the primary off from the standbys. For a second it goes on serving:
+// these commits are lost with it.
 func cutPrimaryOff(ctx context.Context, d *drill) error {
 	primary, err := d.primary(ctx)
 	if err != nil {
@@ -117,11 +117,11 @@ func cutPrimaryOff(ctx context.Context, d *drill) error {
 	if err := primary.lose(ctx, others...); err != nil {
 		return err
 	}
-	sleep(ctx, time.Second)
+	witness.Sleep(ctx, time.Second)
 	if err := primary.unplug(ctx); err != nil {
 		return err
 	}
-	sleep(ctx, away)
+	witness.Sleep(ctx, away)
 	return errors.Join(primary.find(ctx, others...), primary.plug(ctx))
 }
 
@@ -133,7 +133,7 @@ func cutStandbyOff(ctx context.Context, d *drill) error {
 	if err := standby.unplug(ctx); err != nil {
 		return err
 	}
-	sleep(ctx, away)
+	witness.Sleep(ctx, away)
 	return standby.plug(ctx)
 }
 
@@ -154,7 +154,7 @@ func loseQuorum(ctx context.Context, d *drill) error {
 	for _, n := range d.others(primary) {
 		n.etcd.Kill()
 	}
-	sleep(ctx, away)
+	witness.Sleep(ctx, away)
 	for _, n := range d.others(primary) {
 		if err := n.startEtcd(d.cluster); err != nil {
 			return err
@@ -174,21 +174,22 @@ func (d *drill) migrate(ctx context.Context, command string) error {
 	return nil
 }
 
+// sessions are those of the service.
+const sessions = `FROM pg_stat_activity WHERE usename = 'plantstore_app'`
+
 // changePassword changes it in the database first and then, a second later, in the file
 // of each replica. Then it ends all sessions, so that the new one has to do.
 func changePassword(ctx context.Context, d *drill) error {
 	if err := d.front.setPassword(ctx, d.front.password+"-next"); err != nil {
 		return err
 	}
-	sleep(ctx, time.Second)
+	witness.Sleep(ctx, time.Second)
 	for _, r := range d.front.replicas {
 		if err := r.writeURL(); err != nil {
 			return err
 		}
 	}
-	var ended int
-	err := queryRow(ctx, d.url("postgres", database),
-		`SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'plantstore_app'`, &ended)
+	ended, err := witness.Value[int](ctx, d.url("postgres", database), `SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) `+sessions)
 	if err == nil && ended == 0 {
 		err = errors.New("the service had no session to end")
 	}
@@ -202,7 +203,7 @@ func upgrade(ctx context.Context, d *drill) error {
 	if err := d.front.roll(ctx, d.next); err != nil {
 		return err
 	}
-	sleep(ctx, calm)
+	witness.Sleep(ctx, calm)
 	if err := d.front.roll(ctx, d.old); err != nil {
 		return err
 	}
@@ -213,8 +214,7 @@ func upgrade(ctx context.Context, d *drill) error {
 func (d *drill) rest(ctx context.Context) (witness.State, error) {
 	url := d.url("postgres", database)
 	err := until(ctx, "sessions of the service do not end", func() error {
-		var left int
-		err := queryRow(ctx, url, `SELECT count(*) FROM pg_stat_activity WHERE usename = 'plantstore_app'`, &left)
+		left, err := witness.Value[int](ctx, url, `SELECT count(*) `+sessions)
 		if err == nil && left > 0 {
 			err = fmt.Errorf("%d left", left)
 		}

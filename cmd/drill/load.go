@@ -16,38 +16,31 @@ type load struct {
 	crowd   *witness.Crowd
 	clients []*witness.Client
 	group   *errgroup.Group
-	stop    context.CancelFunc // asks them to begin no more
-	giveUp  context.CancelFunc // ends what they began
+	stop    context.CancelFunc // ends the clients after their deletions
+	giveUp  context.CancelFunc // ends their deletions
 }
 
 const (
-	// principal is the name of the clients' token.
-	principal = "drill"
-	// bystanders is how many plants nobody asks for. Theirs are the ids up to 0.
-	bystanders = 1000
-	// longest is for how long the plants of an event suffice.
-	longest = 5 * time.Minute
-	// slack is how much longer than a request may take its client waits for the answer.
+	principal  = "drill" // the name of the clients' token
+	bystanders = 1000    // plants that nobody asks for, with the ids up to 0
+	clients    = 16      // each with a key
+	perSecond  = 100     // deletions at most, of all clients together
+	// slack is how much longer than the request timeout a client waits for an answer.
 	slack = 30 * time.Second
 )
 
-// A demand is how much is asked for.
-type demand struct {
-	clients int
-	rate    int // deletions a second at most, of all clients together
-}
-
-// startLoad stocks the store for so long, and starts the clients.
-func startLoad(ctx context.Context, f *front, d demand, long time.Duration) (*load, error) {
+// startLoad stocks the store for a number of events, of five minutes at most, and starts the
+// clients.
+func startLoad(ctx context.Context, f *front, events int) (*load, error) {
 	owner := f.cluster.url("plantstore_owner", database)
-	last := int64(d.rate) * int64(long/time.Second)
+	last := int64(events+1) * 300 * perSecond
 	token, err := witness.Stock(ctx, owner, principal, 1-bystanders, last)
 	if err != nil {
 		return nil, err
 	}
 	crowd := &witness.Crowd{
 		Address: f.address(), Token: token, Patient: f.timeout + slack,
-		Began: time.Now(), Pace: rate.NewLimiter(rate.Limit(d.rate), d.clients), Last: last,
+		Began: time.Now(), Pace: rate.NewLimiter(perSecond, clients), Last: last,
 		Late: true, Owner: func() string { return owner },
 	}
 	l := &load{crowd: crowd}
@@ -56,7 +49,7 @@ func startLoad(ctx context.Context, f *front, d demand, long time.Duration) (*lo
 	group, ctx := errgroup.WithContext(ctx)
 	ctx, l.stop = context.WithCancel(ctx)
 	l.group = group
-	for range d.clients {
+	for range clients {
 		client := crowd.Client(true)
 		l.clients = append(l.clients, client)
 		group.Go(func() error { return client.Run(ctx, asking) })
@@ -67,7 +60,7 @@ func startLoad(ctx context.Context, f *front, d demand, long time.Duration) (*lo
 // now is the time of the histories.
 func (l *load) now() time.Duration { return time.Since(l.crowd.Began) }
 
-// end returns what the clients were told, when all they began is settled.
+// end returns the history, when every deletion is settled.
 func (l *load) end() ([]witness.Deletion, error) {
 	l.stop()
 	timer := time.AfterFunc(patience, l.giveUp)

@@ -1,12 +1,11 @@
-// Command drill runs the service as a small production runs it, three replicas behind
-// HAProxy on three PostgreSQL servers that Patroni and etcd keep, each on a machine of its
-// own, and has everything happen to them that operators do and machines suffer. Clients
-// delete plants all the while. In the end each answer that they got is held against the
-// database, as cmd/chaos does it.
+// Command drill runs the service as a small production does: three replicas behind HAProxy on
+// three PostgreSQL servers under Patroni and etcd, each on a machine of its own. Clients
+// delete plants while machines fail and operators restart, switch over and upgrade. In the end
+// it compares each answer with the database, as cmd/chaos does.
 //
-// The machines are network namespaces of Linux: it runs as root, and leaves nothing
-// behind. The exit code is 1 when a promise was broken, a client noticed what was planned,
-// or an answer took longer than a request may. README.md tells more.
+// The machines are network namespaces of Linux: it runs as root, and leaves nothing behind.
+// The exit code is 1 when a promise was broken, a client noticed a planned event, or an answer
+// took longer than a request may. README.md tells more.
 package main
 
 import (
@@ -30,18 +29,18 @@ import (
 	"plantstore/internal/localpg"
 )
 
-// This program plays three parts, told apart by what it is called as: the one that people
-// call, outside, and in namespaces of its own those below.
+// This program plays three parts, told apart by the name in os.Args: the one that people call,
+// outside, and those below in namespaces of its own.
 const (
-	firstPart  = "drill: first process" // sets mounts up, builds the service, starts the drill, and buries orphans
+	firstPart  = "drill: first process" // mounts, builds the service, starts the drill, and waits for orphans
 	secondPart = "drill: the drill itself"
 )
 
-// room is where the drill keeps its files, in there.
+// room is the folder of the drill's files, in these namespaces.
 const room = "/dev/shm/drill"
 
-// errFailed says that what went wrong has been told already.
-var errFailed = errors.New("told already")
+// errFailed is an error that was printed already.
+var errFailed = errors.New("printed already")
 
 func main() {
 	var err error
@@ -70,7 +69,6 @@ func main() {
 
 // A config says what a drill is like.
 type config struct {
-	demand
 	events      []event
 	synchronous bool
 	timeout     time.Duration // of a request
@@ -85,8 +83,6 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 	flags.StringVar(&synchronous, "synchronous", synchronous, "on, or off: then commits are lost, and the checker has to see it")
 	flags.StringVar(&list, "events", list, "events with commas between, or all")
 	flags.DurationVar(&c.timeout, "request-timeout", 40*time.Second, "PLANTSTORE_REQUEST_TIMEOUT of the replicas")
-	flags.IntVar(&c.clients, "clients", 16, "how many clients delete, each with a key")
-	flags.IntVar(&c.rate, "rate", 100, "deletions a second at most, of all clients together")
 	flags.StringVar(&c.programs, "programs", "", "folder of etcd, Patroni, HAProxy and ip, as .ci/drill-programs prints it")
 	flags.StringVar(&c.logs, "logs", "", "new folder for the members' logs")
 	if err := flags.Parse(args); err != nil {
@@ -99,9 +95,6 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 		return c, fmt.Errorf("-synchronous is %q: want on or off", synchronous)
 	}
 	c.synchronous = synchronous == "on"
-	if c.clients < 1 || c.clients > 1000 || c.rate < 1 || c.rate > 1000 {
-		return c, errors.New("-clients and -rate must be from 1 to 1000: all plants are in memory")
-	}
 	if c.timeout < time.Second || c.timeout > 50*time.Second {
 		return c, errors.New("-request-timeout must be from 1s to 50s, as HAProxy waits for 60s")
 	}
@@ -137,7 +130,7 @@ const oldRelease, nextRelease = "old", "next"
 // build builds the service.
 func build(ctx context.Context, stdout io.Writer) error {
 	fmt.Fprintln(stdout, "drill: building the service, this release and a next one")
-	for _, name := range []string{"TMPDIR", "GOTMPDIR"} { // what is killed leaves nothing behind
+	for _, name := range []string{"TMPDIR", "GOTMPDIR"} { // so that nothing is left behind
 		if err := os.Setenv(name, room); err != nil {
 			return err
 		}
@@ -188,35 +181,38 @@ func inside(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	if d.front, err = startFront(ctx, n, d.cluster, d.old, c.timeout); err != nil {
 		return err
 	}
-	r := &report{synchronous: c.synchronous, timeout: c.timeout, demand: c.demand}
+	r := &report{synchronous: c.synchronous, timeout: c.timeout}
 	if r.versions, err = d.versions(ctx, c.programs); err != nil {
 		return err
 	}
-	if d.load, err = startLoad(ctx, d.front, c.demand, time.Duration(len(c.events)+1)*longest); err != nil {
+	if d.load, err = startLoad(ctx, d.front, len(c.events)); err != nil {
 		return err
 	}
 	for _, e := range c.events {
 		fmt.Fprintf(stdout, "drill: %s\n", e.what)
 		h, err := d.happen(ctx, e)
 		r.events = append(r.events, h)
-		if err != nil { // what came of it until then is told, and checked
+		if err != nil { // what happened until then is reported and checked
 			r.failure = err
 			break
 		}
 	}
-	r.history, r.unchecked = d.load.end()
+	r.history, err = d.load.end()
 	r.failure = errors.Join(r.failure, d.front.stop())
-	if r.unchecked == nil {
-		r.state, r.unchecked = d.rest(ctx)
+	if err == nil {
+		r.state, err = d.rest(ctx)
 	}
-	if r.unchecked == nil {
+	if err == nil {
+		r.checked = true
 		r.violations = witness.Run{Principal: principal, History: r.history}.Check(r.state, 1-bystanders, d.load.crowd.Last)
+	} else {
+		r.failure = errors.Join(r.failure, fmt.Errorf("the answers were not checked: %w", err))
 	}
 	r.print(stdout)
 	return r.verdict()
 }
 
-// versionOf is the first version number that a program tells of itself.
+// versionOf is the first version number that a program prints.
 func versionOf(ctx context.Context, folder, program, how string) (string, error) {
 	out, err := exec.CommandContext(ctx, filepath.Join(folder, program), how).Output()
 	if err != nil {
@@ -227,17 +223,11 @@ func versionOf(ctx context.Context, folder, program, how string) (string, error)
 
 // versions are those of all parts.
 func (d *drill) versions(ctx context.Context, folder string) (string, error) {
-	var postgres string
-	if err := queryRow(ctx, d.url("postgres", database), `SELECT pg_catalog.split_part(pg_catalog.current_setting('server_version'), ' ', 1)`, &postgres); err != nil {
-		return "", err
-	}
+	postgres, err := witness.Value[string](ctx, d.url("postgres", database), `SELECT split_part(current_setting('server_version'), ' ', 1)`)
 	all := "PostgreSQL " + postgres
 	for _, part := range [][3]string{{"Patroni", "patroni", "--version"}, {"etcd", "etcd", "--version"}, {"HAProxy", "haproxy", "-v"}} {
-		version, err := versionOf(ctx, folder, part[1], part[2])
-		if err != nil {
-			return "", err
-		}
-		all += ", " + part[0] + " " + version
+		version, partErr := versionOf(ctx, folder, part[1], part[2])
+		all, err = all+", "+part[0]+" "+version, errors.Join(err, partErr)
 	}
-	return all, nil
+	return all, err
 }

@@ -16,8 +16,8 @@ import (
 	"plantstore/internal/localpg"
 )
 
-// A network is machines on one switch. The machine that runs the drill is on it, too: it
-// is where the clients and the operator are.
+// A network is machines on one switch. The machine that runs the drill is on it, too, with the
+// clients and the operator.
 type network struct {
 	programs string // folder of ip and the others
 	logs     string // folder
@@ -33,7 +33,7 @@ type machine struct {
 	folder  string // its disk
 }
 
-// operator is the address of the clients and of whoever runs the drill.
+// operator is the address of the clients and of the operator.
 const operator = "10.77.0.1"
 
 // newNetwork makes the switch.
@@ -88,7 +88,7 @@ func (m *machine) plug(ctx context.Context) error {
 	return m.network.ip(ctx, "", "link set "+m.Name+" up")
 }
 
-// lose drops what the machine sends to others, until find.
+// lose drops the packets that the machine sends to others, until find.
 func (m *machine) lose(ctx context.Context, others ...*machine) error {
 	return m.routes(ctx, "add", others)
 }
@@ -108,8 +108,8 @@ func (m *machine) routes(ctx context.Context, do string, others []*machine) erro
 // nobody is the account, and the group, that servers run under: PostgreSQL refuses root.
 const nobody = 65534
 
-// start runs a program on the machine, as nobody, until it is killed or this program ends.
-// What it prints is in the folder of logs.
+// start runs a program on the machine, as nobody, until it is killed or this program ends. Its
+// output goes to the folder of logs.
 func (m *machine) start(log string, env []string, program string, args ...string) (*localpg.Process, error) {
 	f, err := os.OpenFile(m.logFile(log), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -130,8 +130,8 @@ func (m *machine) start(log string, env []string, program string, args ...string
 
 var errEnded = errors.New("a program ended by itself")
 
-// ended tells of a program that has ended, with the end of its log. It is for when all
-// have to run.
+// ended returns an error with the end of the log of a program that has ended. It is for times
+// when all have to run.
 func (n *network) ended() error {
 	for _, log := range slices.Sorted(maps.Keys(n.running)) {
 		p := n.running[log]

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"plantstore/cmd/internal/programs"
+	"plantstore/cmd/internal/witness"
 	"plantstore/internal/localpg"
-	"plantstore/internal/postgres"
 )
 
 // A front is three replicas of the service behind HAProxy.
@@ -97,7 +97,7 @@ func (f *front) address() string { return f.balancer.IP + ":" + port }
 // setPassword gives the service's role another password. The replicas learn of it by
 // writeURL.
 func (f *front) setPassword(ctx context.Context, password string) error {
-	err := postgres.Script(ctx, f.cluster.url("postgres", database), "ALTER ROLE plantstore_app PASSWORD '"+password+"'")
+	err := witness.Execute(ctx, f.cluster.url("postgres", database), "ALTER ROLE plantstore_app PASSWORD '"+password+"'")
 	if err == nil {
 		f.password = password
 	}
@@ -182,7 +182,7 @@ func (f *front) roll(ctx context.Context, program string) error {
 		if err := r.run(ctx, program); err != nil {
 			return err
 		}
-		if !sleep(ctx, 3*time.Second) {
+		if !witness.Sleep(ctx, 3*time.Second) {
 			return ctx.Err()
 		}
 	}

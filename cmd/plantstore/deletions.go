@@ -1,221 +1,246 @@
 package main
 
 import (
-	"bufio"
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
-	"strings"
 	"text/tabwriter"
 	"time"
 
-	"plantstore/internal/postgres"
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/ledger"
 )
 
 type deletionsCommand struct {
 	List    deletionsList    `cmd:"" help:"List deletions, newest first."`
-	Show    deletionsShow    `cmd:"" help:"Show one deletion, with the row that was deleted."`
-	Export  deletionsExport  `cmd:"" help:"Write deletions as lines of JSON, for another system, and go on with new ones."`
-	Restore deletionsRestore `cmd:"" help:"Put deleted plants back: all that are asked for, or none."`
+	Show    deletionsShow    `cmd:"" help:"Show a deletion with the row that was deleted, or the SQL that restores it."`
+	Restore deletionsRestore `cmd:"" help:"Restore deleted plants: all that are asked for, or none."`
+	Export  deletionsExport  `cmd:"" help:"Write deletions as lines of JSON, for another system."`
 	Purge   deletionsPurge   `cmd:"" help:"Remove old entries from the ledger. Their plants can no longer be restored."`
 }
 
-// withLedger opens the ledger of the database for use.
-func (f *ownerFlags) withLedger(ctx context.Context, use func(*postgres.Ledger) error) error {
-	db, err := postgres.OpenFrom(ctx, f.setting, f.DatabaseURL)
+// withLedger runs use on the owner's connection.
+func (f *ownerFlags) withLedger(ctx context.Context, use func(*pgx.Conn) error) error {
+	conn, err := f.connect(ctx)
 	if err != nil {
-		return f.explained(err)
+		return err
 	}
-	defer db.Close()
-	return use(db.Ledger())
+	defer conn.Close(context.WithoutCancel(ctx))
+	return f.explained(use(conn))
+}
+
+// A period limits entries by their time.
+type period struct {
+	Since moment `placeholder:"TIME" help:"At that time or later: RFC 3339, a date (midnight UTC), or how long ago, as 2h or 7d."`
+	Until moment `placeholder:"TIME" help:"Before that time."`
 }
 
 type deletionsList struct {
 	ownerFlags `embed:""`
+	period     `embed:""`
 	Plant      *int64 `placeholder:"ID" help:"Of this plant."`
 	By         string `aliases:"principal" placeholder:"NAME" help:"By this principal."`
 	ByRole     string `placeholder:"ROLE" help:"By this database role, with SQL."`
 	Request    string `placeholder:"ID" help:"Under this request id."`
-	Since      moment `help:"At that time or later: RFC 3339, a date (midnight UTC), or how long ago, as 2h or 7d." placeholder:"TIME"`
-	Until      moment `help:"Before that time." placeholder:"TIME"`
+	Refusals   bool   `help:"With the refusals that were recorded for idempotency keys."`
 	Limit      int    `default:"50" help:"How many at most, up to 10000."`
 	Before     int64  `placeholder:"ID" help:"Older than this deletion: the next page."`
 	JSON       bool   `name:"json" help:"Print JSON, rows included."`
 }
 
-// Validate refuses values that can't work.
+// Validate rejects values that cannot work.
 func (c *deletionsList) Validate() error {
-	if c.Limit < 1 || c.Limit > 10000 {
+	switch {
+	case c.Limit < 1 || c.Limit > 10000:
 		return fmt.Errorf("--limit is %d: it must be from 1 to 10000", c.Limit)
-	}
-	if c.By != "" && c.ByRole != "" {
-		return errors.New("--by and --by-role do not go together: nothing was deleted by both")
+	case c.By != "" && c.ByRole != "":
+		return errors.New("--by and --by-role contradict each other: no deletion is by both")
 	}
 	return inOrder(c.Since, c.Until)
 }
 
 // Run lists deletions.
 func (c *deletionsList) Run(ctx context.Context, console *console) error {
-	return c.withLedger(ctx, func(ledger *postgres.Ledger) error {
-		array := newDeletionsArray(console.out)
+	filter := ledger.Filter{Plant: c.Plant, By: c.By, ByRole: c.ByRole, Request: c.Request, Since: c.Since.Time, Until: c.Until.Time,
+		Before: c.Before, Refusals: c.Refusals, Limit: c.Limit + 1, Rows: c.JSON}
+	return c.withLedger(ctx, func(conn *pgx.Conn) error {
 		var table *tabwriter.Writer
 		if !c.JSON {
-			table = newTable(console.out, "ID", "PLANT", "DELETED AT", "BY", "REQUEST", "RESTORED AT")
+			table = newTable(console.out, "ID", "PLANT", "NAME", "DELETED AT", "BY", "REQUEST", "STATE")
 		}
-		filter := postgres.LedgerFilter{
-			Plant: c.Plant, By: postgres.Deleter{Principal: c.By, Role: c.ByRole}, RequestID: c.Request, Since: c.Since.Time, Until: c.Until.Time, Before: c.Before,
-		}
-		more := true
-		for left := c.Limit; more && left > 0; {
-			var list []postgres.Recorded
-			var err error
-			if list, more, err = ledger.List(ctx, filter, left, c.JSON); err != nil {
-				return err
+		n, last := 0, int64(0)
+		if err := ledger.List(ctx, conn, filter, func(d ledger.Deletion) error {
+			if n++; n > c.Limit {
+				return nil
 			}
-			left -= len(list)
-			for _, r := range list {
-				filter.Before = r.ID
-				if c.JSON {
-					if err := array.add(r); err != nil {
-						return err
-					}
-					continue
-				}
-				request := "-"
-				if r.RequestID != "" {
-					request = shown(r.RequestID)
-				}
-				fmt.Fprintf(table, "%d\t%d\t%s\t%s\t%s\t%s\n", r.ID, r.PlantID, date(r.DeletedAt, ""), deleter(r), request, date(r.RestoredAt, "-"))
+			last = d.ID
+			if c.JSON {
+				return writeElement(console.out, n, d)
 			}
+			state, by := "deleted", d.By()
+			switch {
+			case d.Refused != nil:
+				state, by = "refused "+strconv.Itoa(*d.Refused), shown(d.DeletedBy)
+			case d.RestoredAt != nil:
+				state = "restored " + date(*d.RestoredAt, "")
+			}
+			_, err := fmt.Fprintf(table, "%d\t%d\t%s\t%s\t%s\t%s\t%s\n", d.ID, d.PlantID, shown(d.Name), date(d.DeletedAt, ""), by, orDash(d.RequestID), state)
+			return err
+		}); err != nil {
+			return err
 		}
-		end := array.end
-		if !c.JSON {
-			end = table.Flush
+		var err error
+		switch {
+		case !c.JSON:
+			err = table.Flush()
+		case n == 0:
+			_, err = fmt.Fprintln(console.out, "[]")
+		default:
+			_, err = fmt.Fprintln(console.out, "\n]")
 		}
-		err := end()
-		if err == nil && more {
-			fmt.Fprintf(console.err, "there are more: add --before=%d for the next page\n", filter.Before)
+		if n > c.Limit && err == nil {
+			_, err = fmt.Fprintf(console.err, "there are more: add --before=%d for the next page\n", last)
 		}
 		return err
 	})
 }
 
+// writeElement writes the nth element of a JSON array, with what comes before it.
+func writeElement(w io.Writer, n int, v any) error {
+	before := ",\n  "
+	if n == 1 {
+		before = "[\n  "
+	}
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetIndent("  ", "  ")
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "%s%s", before, bytes.TrimSpace(b.Bytes()))
+	return err
+}
+
+func orDash(s *string) string {
+	if s == nil {
+		return "-"
+	}
+	return shown(*s)
+}
+
 type deletionsShow struct {
 	ownerFlags `embed:""`
 	ID         int64 `arg:"" help:"The deletion, as 'deletions list' numbers it."`
-	JSON       bool  `name:"json" help:"Print JSON."`
+	JSON       bool  `name:"json" xor:"form" help:"Print JSON."`
+	SQL        bool  `name:"sql" xor:"form" help:"Print the SQL that restores the plant, for psql."`
 }
 
 // Run shows a deletion.
 func (c *deletionsShow) Run(ctx context.Context, console *console) error {
-	return c.withLedger(ctx, func(ledger *postgres.Ledger) error {
-		r, err := ledger.Get(ctx, c.ID)
-		if errors.Is(err, postgres.ErrNoDeletion) {
+	return c.withLedger(ctx, func(conn *pgx.Conn) error {
+		if c.SQL {
+			return ledger.Script(ctx, conn, ledger.Selection{IDs: []int64{c.ID}}, console.out)
+		}
+		d, err := ledger.Get(ctx, conn, c.ID)
+		if errors.Is(err, ledger.ErrNotFound) {
 			return fmt.Errorf("there is no deletion %d: see 'plantstore deletions list'", c.ID)
 		}
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			out := bufio.NewWriter(console.out)
-			if err := writeDeletion(out, "", r, "", "  "); err != nil {
-				return err
-			}
-			out.WriteByte('\n')
-			return out.Flush()
+			return writeJSON(console.out, d)
 		}
-		table := newTable(console.out, "deletion", strconv.FormatInt(r.ID, 10))
-		row := func(name, value string) {
-			if value != "" {
-				fmt.Fprintf(table, "%s\t%s\n", name, value)
-			}
-		}
-		row("plant", strconv.FormatInt(r.PlantID, 10))
-		row("deleted at", r.DeletedAt.UTC().Format(time.RFC3339Nano))
-		row("deleted by", deleter(r))
-		row("logged in as", shown(r.SessionRole))
-		row("request", shown(r.RequestID))
-		row("idempotency key", shown(r.IdempotencyKey))
-		if !r.RestoredAt.IsZero() {
-			row("restored at", r.RestoredAt.UTC().Format(time.RFC3339Nano))
-			row("restored by", shown(r.RestoredBy))
-		}
-		if err := table.Flush(); err != nil {
-			return err
-		}
-		fmt.Fprintln(console.out)
-		table = newTable(console.out, "COLUMN", "TYPE", "VALUE")
-		for _, v := range r.Plant {
-			typ, value := shown(v.Type), "null"
-			switch {
-			case v.Computed:
-				typ, value = typ+", computed: not recorded", ""
-			case v.Untranslated:
-				value = v.Quoted()
-			case v.Value != nil:
-				value = shownValue(string(v.Value))
-			}
-			fmt.Fprintf(table, "%s\t%s\t%s\n", shown(v.Column), typ, value)
-		}
-		return table.Flush()
+		return printDeletion(console.out, d)
 	})
 }
 
-// deleter is who deleted, for a person.
-func deleter(r postgres.Recorded) string {
-	const role = "role "
-	switch {
-	case r.Direct:
-		return role + shown(r.DeletedBy)
-	case strings.HasPrefix(r.DeletedBy, role): // a principal that would be taken for one
-		return strconv.Quote(r.DeletedBy)
+func printDeletion(w io.Writer, d ledger.Deletion) error {
+	table := newTable(w, "deletion", strconv.FormatInt(d.ID, 10))
+	line := func(name, value string) { fmt.Fprintf(table, "%s\t%s\n", name, value) }
+	line("plant", strconv.FormatInt(d.PlantID, 10))
+	if d.Refused != nil {
+		line("refused", strconv.Itoa(*d.Refused))
+		line("refused at", d.DeletedAt.Format(time.RFC3339Nano))
+		line("asked by", shown(d.DeletedBy))
+	} else {
+		line("deleted at", d.DeletedAt.Format(time.RFC3339Nano))
+		line("deleted by", d.By())
 	}
-	return shown(r.DeletedBy)
-}
-
-// shownValue is a column's value for a person: as it is if that can't be mistaken
-// for anything else.
-func shownValue(v string) string {
-	if v == "" || v == "null" || strings.TrimSpace(v) != v {
-		return strconv.Quote(v)
+	line("request", orDash(d.RequestID))
+	line("idempotency key", orDash(d.IdempotencyKey))
+	line("transaction", strconv.FormatUint(d.TransactionID, 10))
+	if d.RestoredAt != nil {
+		line("restored at", d.RestoredAt.Format(time.RFC3339Nano))
+		line("restored by", orDash(d.RestoredBy))
 	}
-	return shown(v)
+	if err := table.Flush(); err != nil || d.Plant == nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	table = newTable(w, "COLUMN", "TYPE", "VALUE")
+	// The row is read key by key, as its order counts.
+	row := json.NewDecoder(bytes.NewReader(d.Plant))
+	if _, err := row.Token(); err != nil {
+		return err
+	}
+	for i := 0; row.More(); i++ {
+		column, err := row.Token()
+		if err != nil {
+			return err
+		}
+		var value json.RawMessage
+		if err := row.Decode(&value); err != nil {
+			return err
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\n", shown(fmt.Sprint(column)), shown(d.Types[i]), value)
+	}
+	return table.Flush()
 }
 
 type deletionsPurge struct {
 	ownerFlags `embed:""`
-	OlderThan  age  `required:"" placeholder:"AGE" help:"How old the entries are at least, as 365d. 7d is the least: the ledger is what recognises a request that is sent again."`
+	OlderThan  age  `required:"" placeholder:"AGE" help:"How old the entries are at least, as 365d; 7d or more: the ledger recognizes a request that is sent again."`
 	DryRun     bool `help:"Only count them."`
+	JSON       bool `name:"json" help:"Print JSON."`
 }
 
 // Run purges the ledger.
 func (c *deletionsPurge) Run(ctx context.Context, console *console) error {
-	return c.withLedger(ctx, func(ledger *postgres.Ledger) error {
-		total, err := ledger.Older(ctx, time.Duration(c.OlderThan))
-		if errors.Is(err, postgres.ErrTooYoung) {
-			return &exitError{exitUsage, fmt.Errorf("--older-than is %s: it must be at least %s, "+
-				"because a client may still send a request again whose deletion is younger", c.OlderThan, age(postgres.IdempotencyHorizon))}
-		}
-		if err != nil {
-			return err
-		}
+	age := time.Duration(c.OlderThan)
+	return c.withLedger(ctx, func(conn *pgx.Conn) (err error) {
+		var n int64
+		what := "purged"
 		if c.DryRun {
-			fmt.Fprintf(console.out, "would purge %s older than %s\n", counted(total, "ledger row"), c.OlderThan)
-			return nil
+			what = "would purge"
+			n, err = ledger.Older(ctx, conn, age)
+		} else {
+			n, err = ledger.Purge(ctx, conn, age, nil)
 		}
-		told := time.Now()
-		purged, err := ledger.Purge(ctx, time.Duration(c.OlderThan), func(purged int64) {
-			console.say("purged %s of %s", thousands(purged), thousands(total))
-			if console.line == nil && time.Since(told) >= time.Second {
-				told = time.Now()
-				fmt.Fprintf(console.err, "purged %d of %d\n", purged, total)
-			}
-		})
-		if err != nil {
-			return fmt.Errorf("%w; at least %d of %d are purged, run it again for the rest", err, purged, total)
+		switch {
+		case errors.Is(err, ledger.ErrTooYoung):
+			return &exitError{exitUsage, fmt.Errorf("--older-than is %s: it must be at least 7d, because a client may send a request again whose entry is younger", c.OlderThan)}
+		case err != nil && n > 0:
+			return fmt.Errorf("%w; %s purged, run the command again for the rest", err, entries(n))
+		case err != nil:
+			return err
+		case c.JSON:
+			return writeJSON(console.out, map[string]any{"entries": n, "dry_run": c.DryRun})
 		}
-		fmt.Fprintf(console.out, "purged %s older than %s\n", counted(purged, "ledger row"), c.OlderThan)
-		return nil
+		_, err = fmt.Fprintf(console.out, "%s %s older than %s\n", what, entries(n), c.OlderThan)
+		return err
 	})
+}
+
+func entries(n int64) string {
+	if n == 1 {
+		return "1 entry"
+	}
+	return strconv.FormatInt(n, 10) + " entries"
 }

@@ -1,74 +1,70 @@
 package main
 
 import (
-	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
+	"time"
 
-	"plantstore/internal/postgres"
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/ledger"
 )
 
 type deletionsExport struct {
 	ownerFlags `embed:""`
-	After      cursor `placeholder:"CURSOR" help:"Go on after this deletion: the cursor of the last line that was taken. Nothing: from the beginning."`
-	Follow     bool   `help:"Do not end: go on with what is deleted later, and when the database is back after an outage."`
+	After      cursor        `placeholder:"CURSOR" help:"Go on after this line: the cursor of the last line that was taken. Default: from the beginning."`
+	Follow     bool          `help:"Do not end, and go on with later deletions."`
+	Poll       time.Duration `default:"1s" help:"With --follow: how often to look for new deletions."`
 }
 
 // Help adds to the command's help.
 func (c *deletionsExport) Help() string {
-	return `One line of JSON on standard output for each deletion, in the order of their numbers,
-with the row as PostgreSQL writes it and the types of its columns. Each line has a
-cursor. A consumer keeps that of the last line it has taken, and comes back with it:
-so each deletion arrives at least once. Lines end with a newline; what comes without
-one is cut off, and comes again.
+	return `One line of JSON for each deletion, in the order of transactions, with its row and a cursor.
+A consumer stores the cursor of the last line it has taken, and passes it the next time:
+so each deletion arrives at least once. A line without a newline at its end was cut off.
 
-Nothing that is committed late is missed. A deletion of an open transaction holds up
-those with larger numbers until it ends, and standard error says whose it is. A restore
-that comes after a line is not told. Nor are refusals, which are no deletions.`
+A deletion waits until all transactions of the server that are older than its own have
+ended, so none is missed. The lines have no refusals, and nothing of a later restore.
+Cursors are those of one server: after a move to another, start without one.`
+}
+
+// Validate rejects values that cannot work.
+func (c *deletionsExport) Validate() error {
+	if c.Poll <= 0 {
+		return fmt.Errorf("--poll is %s: it must be more than 0", c.Poll)
+	}
+	return nil
 }
 
 // A cursor is one on the command line.
-type cursor postgres.Cursor
+type cursor ledger.Cursor
 
-// UnmarshalText reads a cursor.
+// UnmarshalText reads a cursor. A consumer that has none yet passes an empty one.
 func (c *cursor) UnmarshalText(text []byte) error {
-	parsed, err := postgres.ParseCursor(string(text))
+	if len(text) == 0 {
+		return nil
+	}
+	parsed, err := ledger.ParseCursor(string(text))
 	*c = cursor(parsed)
 	return err
 }
 
 // Run exports deletions.
 func (c *deletionsExport) Run(ctx context.Context, console *console) error {
-	return c.withLedger(ctx, func(ledger *postgres.Ledger) error {
-		out := bufio.NewWriterSize(console.out, 64<<10)
-		last := postgres.Cursor(c.After)
-		written := 0
-		err := ledger.Export(ctx, postgres.ExportOptions{
-			After: last, Follow: c.Follow,
-			Write: func(list []postgres.Recorded) error {
-				for _, r := range list {
-					if err := writeDeletion(out, r.Cursor().String(), r, "", ""); err != nil {
-						return err
-					}
-					out.WriteByte('\n')
-				}
-				if err := out.Flush(); err != nil {
-					return err
-				}
-				last = list[len(list)-1].Cursor()
-				written += len(list)
-				console.say("wrote %s", counted(written, "line"))
-				return nil
-			},
-			Tell: func(what string) { fmt.Fprintln(console.err, what) },
-		})
+	poll := time.Duration(0)
+	if c.Follow {
+		poll = c.Poll
+	}
+	out := json.NewEncoder(console.out)
+	out.SetEscapeHTML(false)
+	return c.withLedger(ctx, func(conn *pgx.Conn) error {
+		last, err := ledger.Export(ctx, conn, ledger.Cursor(c.After), poll, func(l ledger.Line) error { return out.Encode(l) })
 		switch {
-		case err == nil, c.Follow && ctx.Err() != nil:
+		case c.Follow && ctx.Err() != nil:
 			return nil
-		case ctx.Err() != nil:
-			return fmt.Errorf("interrupted: go on with --after=%s", last)
-		case written > 0:
-			return fmt.Errorf("%w; what was written ends with the cursor %s", err, last)
+		case err != nil && last != ledger.Cursor{}:
+			return fmt.Errorf("%w; go on with --after=%s", err, last)
 		}
 		return err
 	})

@@ -4,76 +4,124 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"plantstore/internal/doctor"
+	"plantstore/internal/migrate"
+	"plantstore/internal/postgres"
 )
 
-// exitWarnings says that doctor found warnings only.
-const exitWarnings = 3
+// Exit codes of doctor, as monitoring expects them.
+const (
+	exitAdvice   = 1
+	exitProblems = 2
+	exitUnknown  = 3 // the database, or a part of it, could not be checked
+)
 
-// doctorTimeout is how long an examination may take.
+// doctorTimeout is how long all checks together may take.
 const doctorTimeout = 2 * time.Minute
 
 type doctorCommand struct {
-	ownerFlags     `embed:""`
-	Replicas       int  `default:"1" help:"How many instances of the service run: each has a pool."`
-	PrivateNetwork bool `env:"PLANTSTORE_PRIVATE_NETWORK" help:"Nobody else is on the network to the database, as between containers of one machine: it need not be encrypted."`
-	JSON           bool `name:"json" help:"Print JSON."`
+	ownerFlags `embed:""`
+	Skip       []string `env:"PLANTSTORE_DOCTOR_SKIP" placeholder:"NAME" help:"Leave a check out, for what is meant to be so. Repeatable."`
+	Replicas   int      `default:"1" help:"How many replicas of the service run: each opens pool_max_conns connections."`
+	JSON       bool     `name:"json" help:"Print JSON."`
 }
 
-// Validate refuses values that can't work.
+// Help adds the checks to the command's help.
+func (c *doctorCommand) Help() string {
+	var b strings.Builder
+	b.WriteString("Exit code 0: nothing was found, 1: advice only, 2: problems, 3: the checks could not be made.\n\nThe checks:\n\n")
+	for _, check := range doctor.Checks() {
+		fmt.Fprintf(&b, "  %-17s %s\n", check.Name, check.About)
+	}
+	return b.String()
+}
+
+// Validate rejects values that cannot work.
 func (c *doctorCommand) Validate() error {
 	if c.Replicas < 1 {
 		return fmt.Errorf("--replicas is %d: it must be at least 1", c.Replicas)
 	}
+	for _, name := range c.Skip {
+		if !slices.ContainsFunc(doctor.Checks(), func(check doctor.Check) bool { return check.Name == name }) {
+			return fmt.Errorf("--skip (PLANTSTORE_DOCTOR_SKIP): there is no check %q: see 'plantstore doctor --help'", name)
+		}
+	}
 	return nil
 }
 
-// Run examines the database.
+// Run checks the database.
 func (c *doctorCommand) Run(ctx context.Context, console *console) error {
 	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
 	defer cancel()
-	findings := doctor.Examine(ctx, doctor.Target{
-		Owner: c.DatabaseURL, Service: c.ServiceURL, OwnerSetting: c.setting, ServiceSetting: c.serviceSetting, Replicas: c.Replicas, PrivateNetwork: c.PrivateNetwork, Limits: doctor.UsualLimits,
-	})
-	var err error
-	if c.JSON {
-		err = writeJSON(console.out, findings)
-	} else {
-		err = writeFindings(console.out, findings)
+	in := doctor.Input{Versions: migrate.Versions(), Skip: c.Skip}
+	if c.service.url != "" || hasPGVariables() {
+		if in.Connections, in.ServiceErr = c.connections(ctx); in.ServiceErr == nil {
+			in.Service, in.ServiceErr = postgres.Connect(ctx, c.service.setting, c.service.url)
+		}
 	}
-	if err != nil {
-		return err
+	if c.owner != c.service {
+		in.Owner, in.OwnerErr = postgres.Connect(ctx, c.owner.setting, c.owner.url)
 	}
-	switch doctor.Worst(findings) {
-	case doctor.Problem:
-		return &exitError{code: 1}
-	case doctor.Warning:
-		return &exitError{code: exitWarnings}
+	for _, conn := range []*pgx.Conn{in.Service, in.Owner} {
+		if conn != nil {
+			defer conn.Close(context.WithoutCancel(ctx))
+		}
 	}
-	return nil
+	findings, failed := doctor.Run(ctx, in)
+	if len(findings) > 0 || failed == nil {
+		if err := c.print(console.out, findings); err != nil {
+			return err
+		}
+	}
+	code := 0
+	switch {
+	case slices.ContainsFunc(findings, func(f doctor.Finding) bool { return f.Level == doctor.Problem }):
+		code = exitProblems
+	case failed != nil:
+		code = exitUnknown
+	case len(findings) > 0:
+		code = exitAdvice
+	}
+	if code == 0 {
+		return nil
+	}
+	return &exitError{code, failed}
 }
 
-// writeFindings writes findings for a person, and how many there are.
-func writeFindings(w io.Writer, findings []doctor.Finding) error {
-	count := make(map[doctor.Grade]int)
-	var err error
-	printf := func(format string, args ...any) {
-		if err == nil {
-			_, err = fmt.Fprintf(w, format, args...)
-		}
+// connections is how many connections all replicas open at most.
+func (c *doctorCommand) connections(ctx context.Context) (int, error) {
+	db, err := postgres.Open(ctx, postgres.Config{URL: c.service.url, Setting: c.service.setting, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return 0, err
 	}
+	defer db.Close()
+	return c.Replicas * int(db.MaxConns()), nil
+}
+
+// print writes findings. A remedy has lines of its own, to copy.
+func (c *doctorCommand) print(w io.Writer, findings []doctor.Finding) error {
+	if c.JSON {
+		return writeJSON(w, append([]doctor.Finding{}, findings...))
+	}
+	var b strings.Builder
+	problems := 0
 	for _, f := range findings {
-		count[f.Grade]++
-		printf("%-8s %s: %s\n", f.Grade, f.Check, f.Message)
-		if f.Remedy != "" {
-			for line := range strings.Lines(f.Remedy + "\n") {
-				printf("           %s", line)
-			}
+		if f.Level == doctor.Problem {
+			problems++
+		}
+		fmt.Fprintf(&b, "%s: %s: %s\n", f.Level, f.Check, shown(f.Message))
+		for line := range strings.Lines(f.Remedy) {
+			fmt.Fprintf(&b, "    %s\n", shown(strings.TrimSuffix(line, "\n")))
 		}
 	}
-	printf("%s, %s\n", counted(count[doctor.Problem], "problem"), counted(count[doctor.Warning], "warning"))
+	fmt.Fprintf(&b, "problems: %d, advice: %d\n", problems, len(findings)-problems)
+	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
-	"net"
 	"net/netip"
+	"net/url"
 	"os"
 	"slices"
 	"strconv"
@@ -11,180 +13,214 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"plantstore/internal/plant"
 	"plantstore/internal/postgres"
 	"plantstore/internal/server"
 )
 
-// ownerFlags name the database for the commands that need its owner. Its service's is
-// taken where the owner's is not set.
+// A target is a database and the setting that names it, for messages.
+type target struct{ url, setting string }
+
+// serviceFlags name the database as the service connects to it.
+type serviceFlags struct {
+	DatabaseURL     string `name:"database-url" env:"DATABASE_URL" placeholder:"URL" help:"Database as the service connects to it: libpq URL or DSN, several hosts allowed. PG* variables fill the gaps."`
+	DatabaseURLFile string `name:"database-url-file" env:"DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the URL instead. The service reads it again for each connection, so user and password may change."`
+}
+
+func (f *serviceFlags) target(parsed *kong.Context) (target, error) {
+	return choose(parsed, "database-url", "DATABASE_URL", &f.DatabaseURL, &f.DatabaseURLFile)
+}
+
+// ownerFlags name the database for commands that need the owner of the schema. Without a URL
+// of the owner's, the service's role is the owner.
 type ownerFlags struct {
-	DatabaseURL     string `name:"database-url" env:"PLANTSTORE_MIGRATE_DATABASE_URL" help:"Database, as its owner and without a connection pooler between: libpq URL or DSN. PG* variables fill the gaps. Default: that of --service-url."`
-	DatabaseURLFile string `name:"database-url-file" env:"PLANTSTORE_MIGRATE_DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the database URL instead."`
-	Password        string `name:"database-password" env:"PLANTSTORE_MIGRATE_PASSWORD" help:"Password for --database-url, or without URLs for the database that PG* variables name, where PGPASSWORD is the service's."`
-	ServiceURL      string `name:"service-url" env:"DATABASE_URL" help:"Database as the service connects to it, pool_max_conns included."`
-	ServiceURLFile  string `name:"service-url-file" env:"DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the service's database URL instead."`
+	MigrateDatabaseURL     string `name:"migrate-database-url" env:"PLANTSTORE_MIGRATE_DATABASE_URL" placeholder:"URL" help:"Database as the owner of the schema, without a connection pooler. Default: that of --database-url."`
+	MigrateDatabaseURLFile string `name:"migrate-database-url-file" env:"PLANTSTORE_MIGRATE_DATABASE_URL_FILE" placeholder:"FILE" help:"File that holds the URL instead."`
+	MigratePassword        string `name:"migrate-password" env:"PLANTSTORE_MIGRATE_PASSWORD" placeholder:"PASSWORD" help:"Password for --migrate-database-url, where PGPASSWORD is the service's."`
+	serviceFlags           `embed:""`
 
-	setting, serviceSetting string // what has the URLs, for messages
+	owner, service target
 }
 
-const (
-	ownerSetting    = "PLANTSTORE_MIGRATE_DATABASE_URL"
-	passwordSetting = "PLANTSTORE_MIGRATE_PASSWORD"
-)
-
-// AfterApply reads the files, and makes DatabaseURL the owner's.
+// AfterApply reads the files and chooses the URLs.
 func (f *ownerFlags) AfterApply(parsed *kong.Context) (err error) {
-	f.DatabaseURL, f.setting, err = chosenURL(parsed, "database-url", ownerSetting, &f.DatabaseURL, &f.DatabaseURLFile)
-	if err != nil {
+	if f.owner, err = choose(parsed, "migrate-database-url", "PLANTSTORE_MIGRATE_DATABASE_URL", &f.MigrateDatabaseURL, &f.MigrateDatabaseURLFile); err != nil {
 		return err
 	}
-	f.ServiceURL, f.serviceSetting, err = chosenURL(parsed, "service-url", postgres.ServiceSetting, &f.ServiceURL, &f.ServiceURLFile)
-	if err != nil {
+	if f.service, err = f.serviceFlags.target(parsed); err != nil {
 		return err
 	}
-	password := passwordSetting
-	if isGiven(parsed, "database-password") {
-		password = "--database-password"
+	switch {
+	case f.owner.url != "" && f.MigratePassword != "":
+		f.owner.url = withPassword(f.owner.url, f.MigratePassword)
+	case f.MigratePassword != "":
+		return errors.New("--migrate-password (PLANTSTORE_MIGRATE_PASSWORD) is set without --migrate-database-url (PLANTSTORE_MIGRATE_DATABASE_URL)")
+	case f.owner.url == "":
+		f.owner = f.service
 	}
-	switch owners, services := f.DatabaseURL != "", f.ServiceURL != ""; {
-	case !owners && !services && !isDatabaseNamed():
-		return fmt.Errorf("neither %s nor %s is set: %s", ownerSetting, postgres.ServiceSetting, likeURL)
-	case !owners && services && f.Password != "":
-		return fmt.Errorf("%s is the owner's password, and of the URLs only the service's is set: set %s, too", password, ownerSetting)
-	case !owners && services:
-		f.DatabaseURL, f.setting = f.ServiceURL, f.serviceSetting
-	case f.Password != "":
-		if !owners {
-			f.setting = "a PG* variable"
-		}
-		f.DatabaseURL, f.setting = postgres.WithPassword(f.DatabaseURL, f.Password), password+" or "+f.setting
+	if f.owner.url == "" && !hasPGVariables() {
+		return fmt.Errorf("neither --migrate-database-url (PLANTSTORE_MIGRATE_DATABASE_URL) nor --database-url (DATABASE_URL) is set: %s", exampleURL)
 	}
-	return postgres.CheckURL(f.setting, f.DatabaseURL)
+	return postgres.CheckURL(f.owner.setting, f.owner.url)
 }
 
-// likeURL says what a database's URL looks like.
-const likeURL = "set it to the database's URL, as postgres://user:password@host:5432/database"
+const exampleURL = "set it to the database's URL, as postgres://user:password@host:5432/database"
 
-// isDatabaseNamed reports whether libpq's variables say which database is meant. What
-// they say where none is set could be anybody's.
-func isDatabaseNamed() bool {
+// hasPGVariables reports whether libpq's variables name a database.
+func hasPGVariables() bool {
 	return slices.ContainsFunc([]string{"PGHOST", "PGDATABASE", "PGSERVICE"}, func(name string) bool { return os.Getenv(name) != "" })
 }
 
-// apart refuses two addresses that can't be listened to at a time, of serve and dev. A
-// port 0 is any that is free.
-func apart(public, admin string) error {
-	host, port, err := net.SplitHostPort(public)
-	otherHost, otherPort, otherErr := net.SplitHostPort(admin)
-	same := host == otherHost || isEveryHost(host) || isEveryHost(otherHost)
-	if err != nil || otherErr != nil || strings.TrimLeft(port, "0") != strings.TrimLeft(otherPort, "0") || strings.TrimLeft(port, "0") == "" || !same {
-		return nil
+// connect opens the owner's connection.
+func (f *ownerFlags) connect(ctx context.Context) (*pgx.Conn, error) {
+	return postgres.Connect(ctx, f.owner.setting, f.owner.url)
+}
+
+// explained adds to an error of the owner's database what an operator can do about it.
+func (f *ownerFlags) explained(err error) error {
+	_, connecting := errors.AsType[*pgconn.ConnectError](err)
+	pg, answered := errors.AsType[*pgconn.PgError](err)
+	switch {
+	case connecting:
+		return errors.New(postgres.Explain(err, f.owner.setting))
+	case answered && pg.Code == "42501": // insufficient_privilege
+		return fmt.Errorf("%w: connect as the owner of the schema, see --migrate-database-url (PLANTSTORE_MIGRATE_DATABASE_URL)", err)
+	case answered && (pg.Code == "42P01" || pg.Code == "3F000" || pg.Code == "42883"): // no such table, schema, function
+		return fmt.Errorf("%w: apply the migrations with 'plantstore migrate up'", err)
 	}
-	return fmt.Errorf("--addr (PLANTSTORE_ADDR) is %q and --admin-addr (PLANTSTORE_ADMIN_ADDR) is %q: each listener needs an address of its own", public, admin)
+	return err
 }
 
-// isEveryHost reports whether a host is that of all of the machine's addresses.
-func isEveryHost(host string) bool {
-	a, err := netip.ParseAddr(host)
-	return host == "" || err == nil && a.IsUnspecified()
+// choose returns the database of a URL's flag and its file's. A flag overrides both
+// variables.
+func choose(parsed *kong.Context, flag, variable string, url, file *string) (target, error) {
+	setting, fileSetting := variable, variable+"_FILE"
+	byFlag, byFileFlag := isGiven(parsed, flag), isGiven(parsed, flag+"-file")
+	switch {
+	case byFlag && !byFileFlag:
+		*file = ""
+	case byFileFlag && !byFlag:
+		*url = ""
+	}
+	if byFlag || byFileFlag {
+		setting, fileSetting = "--"+flag, "--"+flag+"-file"
+	}
+	switch {
+	case *file == "":
+		return target{*url, setting}, postgres.CheckURL(setting, *url)
+	case *url != "":
+		return target{}, fmt.Errorf("both %s and %s are set: set one of them", setting, fileSetting)
+	}
+	text, err := os.ReadFile(*file)
+	if err != nil {
+		return target{}, fmt.Errorf("%s cannot be read: %w", fileSetting, err)
+	}
+	content := strings.TrimSpace(string(text))
+	if content == "" { // which would mean the PG* variables
+		return target{}, fmt.Errorf("%s: the file %s is empty", fileSetting, *file)
+	}
+	setting = "the file " + *file
+	return target{content, setting}, postgres.CheckURL(setting, content)
 }
-
-// explained is an error of the database in words for an operator.
-func (f *ownerFlags) explained(err error) error { return explained(err, f.setting) }
 
 // isGiven reports whether a flag is on the command line.
 func isGiven(parsed *kong.Context, name string) bool {
 	return slices.ContainsFunc(parsed.Path, func(p *kong.Path) bool { return p.Flag != nil && p.Flag.Name == name })
 }
 
-// chosenURL returns a database URL, which may be in a file, and what a person changes to
-// change it. Where the command line has the one of url and file and a variable the other
-// one, the latter is emptied: it does not count.
-func chosenURL(parsed *kong.Context, name, variable string, url, file *string) (chosen, setting string, err error) {
-	switch byURL, byFile := *url != "" && isGiven(parsed, name), *file != "" && isGiven(parsed, name+"-file"); {
-	case byURL && !byFile:
-		*file = ""
-	case byFile && !byURL:
-		*url = ""
+// withPassword returns a URL or DSN with a password at its end: the last one counts.
+func withPassword(database, password string) string {
+	if !strings.HasPrefix(database, "postgres://") && !strings.HasPrefix(database, "postgresql://") {
+		return database + " password='" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(password) + "'"
 	}
-	setting, fileSetting := variable, variable+"_FILE"
-	if isGiven(parsed, name) {
-		setting, fileSetting = "--"+name, "--"+name+"-file"
+	separator := "?"
+	if strings.Contains(database, "?") {
+		separator = "&"
 	}
-	switch {
-	case *file == "" && *url == "":
-		return "", setting, nil
-	case *file == "":
-		return *url, setting, postgres.CheckURL(setting, *url)
-	case *url != "":
-		return "", "", fmt.Errorf("both %s and %s are set: set one of them", setting, fileSetting)
-	}
-	chosen, err = postgres.ReadURL(*file)
-	return chosen, "the file " + *file, err
+	return database + separator + "password=" + strings.ReplaceAll(url.QueryEscape(password), "+", "%20")
 }
 
-// A network is one on the command line, or a single address.
+// A network is an address or a network on the command line.
 type network netip.Prefix
 
 // UnmarshalText reads a network.
 func (n *network) UnmarshalText(text []byte) error {
-	s := string(text)
+	s := strings.TrimSpace(string(text))
 	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
 		*n = network(netip.PrefixFrom(a, a.BitLen()))
 		return nil
 	}
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
-		return fmt.Errorf("%q is no address or network: want one as 10.0.0.7 or 10.0.0.0/8", s)
+		return fmt.Errorf("%q is not an address or network such as 10.0.0.7 or 10.0.0.0/8", s)
 	}
 	*n = network(p)
 	return nil
 }
 
-// A logFormat is one on the command line.
+// String returns what UnmarshalText reads.
+func (n network) String() string { return netip.Prefix(n).String() }
+
+// A logFormat is json or text.
 type logFormat string
 
 // UnmarshalText reads a log format.
 func (f *logFormat) UnmarshalText(text []byte) error {
 	*f = logFormat(text)
 	if *f != "json" && *f != "text" {
-		return fmt.Errorf("%q is no log format: want json or text", string(text))
+		return fmt.Errorf("%q is not a log format: use json or text", string(text))
 	}
 	return nil
 }
 
-// String is what UnmarshalText reads.
-func (n network) String() string { return netip.Prefix(n).String() }
-
-// A rateLimit is one on the command line.
+// A rateLimit is a rate on the command line.
 type rateLimit server.Rate
 
 // UnmarshalText reads a rate limit.
 func (r *rateLimit) UnmarshalText(text []byte) error {
-	limit, burst, bursts := strings.Cut(string(text), ",burst=")
+	limit, burst, hasBurst := strings.Cut(string(text), ",burst=")
 	count, in, _ := strings.Cut(limit, "/")
 	n, err := strconv.ParseUint(count, 10, 31)
 	most := n
-	if bursts && err == nil {
+	if hasBurst && err == nil {
 		most, err = strconv.ParseUint(burst, 10, 31)
 	}
 	time, ok := map[string]time.Duration{"s": time.Second, "m": time.Minute}[in]
 	if err != nil || !ok || n < 1 || most < 1 {
-		return fmt.Errorf("%q is no rate: want one as 200/s, 600/m or 200/s,burst=400", text)
+		return fmt.Errorf("%q is not a rate such as 200/s, 600/m or 200/s,burst=400", text)
 	}
 	*r = rateLimit{int(n), time, int(most)}
 	return nil
 }
 
-// String is what UnmarshalText reads, and empty for none.
+// String returns what UnmarshalText reads.
 func (r rateLimit) String() string {
 	if r == (rateLimit{}) {
 		return ""
 	}
 	return fmt.Sprintf("%d/%c,burst=%d", r.Count, map[time.Duration]rune{time.Second: 's', time.Minute: 'm'}[r.In], r.Burst)
 }
+
+// A budget is a deletion budget on the command line.
+type budget plant.Budget
+
+// UnmarshalText reads a budget, or none. An empty text is an error: a script whose variable
+// is not set does not mean to remove a limit.
+func (b *budget) UnmarshalText(text []byte) error {
+	if string(text) == "none" {
+		*b = budget{}
+		return nil
+	}
+	parsed, err := plant.ParseBudget(string(text))
+	*b = budget(parsed)
+	return err
+}
+
+// String returns what UnmarshalText reads.
+func (b budget) String() string { return plant.Budget(b).String() }
 
 // A moment is a time on the command line: RFC 3339, a date, or how long ago.
 type moment struct{ time.Time }
@@ -200,37 +236,19 @@ func (m *moment) UnmarshalText(text []byte) error {
 	}
 	var ago age
 	if err := ago.UnmarshalText(text); err != nil {
-		return fmt.Errorf("%q is no time: want one as 2026-07-01T12:00:00Z, a date as 2026-07-01, or how long ago, as 2h or 7d", s)
+		return fmt.Errorf("%q is not a time such as 2026-07-01T12:00:00Z, 2026-07-01, or 2h or 7d ago", s)
 	}
 	m.Time = time.Now().Add(-time.Duration(ago))
 	return nil
 }
 
-// inOrder refuses a period that ends before it begins. Nothing would be found in it.
+// inOrder rejects a period that ends before it begins.
 func inOrder(since, until moment) error {
 	if !until.IsZero() && !until.After(since.Time) {
 		return fmt.Errorf("--until (%s) is not after --since (%s)", date(until.Time, ""), date(since.Time, ""))
 	}
 	return nil
 }
-
-// A budget is a deletion budget on the command line.
-type budget plant.Budget
-
-// UnmarshalText reads a budget, or none. It refuses an empty one: a script whose variable is
-// not set does not mean to have no brake.
-func (b *budget) UnmarshalText(text []byte) error {
-	if string(text) == "none" {
-		*b = budget{}
-		return nil
-	}
-	parsed, err := plant.ParseBudget(string(text))
-	*b = budget(parsed)
-	return err
-}
-
-// String is what UnmarshalText reads.
-func (b budget) String() string { return plant.Budget(b).String() }
 
 // An age is a duration on the command line that may be in days.
 type age time.Duration
@@ -245,12 +263,13 @@ func (a *age) UnmarshalText(text []byte) error {
 		d = time.Duration(n) * 24 * time.Hour
 	}
 	if err != nil || d < 0 {
-		return fmt.Errorf("%q is no age: want one as 365d or 36h", s)
+		return fmt.Errorf("%q is not a duration such as 365d or 36h", s)
 	}
 	*a = age(d)
 	return nil
 }
 
+// String returns what UnmarshalText reads.
 func (a age) String() string {
 	d := time.Duration(a)
 	if day := 24 * time.Hour; d >= day && d%day == 0 {

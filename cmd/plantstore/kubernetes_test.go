@@ -15,6 +15,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"plantstore/internal/postgres"
 	"plantstore/internal/readme"
 )
 
@@ -29,7 +30,10 @@ type manifest struct {
 				MaxSurge       int    `yaml:"maxSurge"`
 			} `yaml:"rollingUpdate"`
 		}
-		Template struct{ Spec podSpec }
+		Template    podTemplate
+		JobTemplate struct {
+			Spec struct{ Template podTemplate }
+		} `yaml:"jobTemplate"`
 
 		MinReplicas int `yaml:"minReplicas"`
 		MaxReplicas int `yaml:"maxReplicas"`
@@ -58,6 +62,8 @@ type manifest struct {
 	// Of a kustomization.
 	ConfigMapGenerator []struct{ Literals []string } `yaml:"configMapGenerator"`
 }
+
+type podTemplate struct{ Spec podSpec }
 
 type podSpec struct {
 	Token        *bool `yaml:"automountServiceAccountToken"`
@@ -126,6 +132,9 @@ func manifests(t *testing.T) (all map[string]manifest, settings map[string]strin
 				} else if err != nil {
 					t.Fatalf("%s: %v", name, err)
 				}
+				if m.Kind == "CronJob" {
+					m.Spec.Template = m.Spec.JobTemplate.Spec.Template
+				}
 				all[m.Kind+" "+m.Metadata.Name] = m
 				for _, generator := range m.ConfigMapGenerator {
 					for _, literal := range generator.Literals {
@@ -177,7 +186,7 @@ func TestKubernetesSettings(t *testing.T) {
 	all, settings := manifests(t)
 	url := filepath.Join(t.TempDir(), "url")
 	writeFile(t, url, "host=h")
-	for object, shared := range map[string]map[string]string{"Deployment plantstore": settings, "Job plantstore-migrate": nil} {
+	for object, shared := range map[string]map[string]string{"Deployment plantstore": settings, "Job plantstore-migrate": nil, "CronJob plantstore-purge": nil} {
 		pod := all[object].Spec.Template.Spec
 		if len(pod.Containers) != 1 || len(pod.Containers[0].Args) == 0 {
 			t.Fatalf("%s: %d containers, want one with a command", object, len(pod.Containers))
@@ -214,8 +223,9 @@ func TestKubernetesSecrets(t *testing.T) {
 		passwords[role.Name] = role.PasswordSecret.Name
 	}
 	for object, want := range map[string]map[string]string{
-		"Deployment plantstore":  {"DATABASE_URL_FILE": passwords["plantstore_app"], "PGSSLROOTCERT": "plantstore-db-ca"},
-		"Job plantstore-migrate": {"PLANTSTORE_MIGRATE_DATABASE_URL_FILE": passwords["plantstore_owner"], "PGSSLROOTCERT": "plantstore-db-ca"},
+		"Deployment plantstore":    {"DATABASE_URL_FILE": passwords["plantstore_app"], "PGSSLROOTCERT": "plantstore-db-ca"},
+		"Job plantstore-migrate":   {"PLANTSTORE_MIGRATE_DATABASE_URL_FILE": passwords["plantstore_owner"], "PGSSLROOTCERT": "plantstore-db-ca"},
+		"CronJob plantstore-purge": {"PLANTSTORE_MIGRATE_DATABASE_URL_FILE": passwords["plantstore_owner"], "PGSSLROOTCERT": "plantstore-db-ca"},
 	} {
 		pod := all[object].Spec.Template.Spec
 		paths := make(map[string]string) // of files: the Secret
@@ -240,11 +250,12 @@ func TestKubernetesSecrets(t *testing.T) {
 	}
 }
 
-// Nobody is killed who is still answering, nor taken away before another is there.
+// No pod is killed while it answers, or removed before another is ready.
 func TestKubernetesRollout(t *testing.T) {
 	t.Parallel()
 	all, settings := manifests(t)
 	service := all["Deployment plantstore"].Spec
+	const rest = 8 * time.Second // for traces, connections and the log
 	var drain, shutdown time.Duration
 	for name, into := range map[string]*time.Duration{"PLANTSTORE_DRAIN_DELAY": &drain, "PLANTSTORE_SHUTDOWN_TIMEOUT": &shutdown} {
 		var err error
@@ -252,8 +263,8 @@ func TestKubernetesRollout(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if grace := time.Duration(service.Template.Spec.Grace) * time.Second; grace <= drain+shutdown+tracesTimeout {
-		t.Errorf("a pod has %s to end; want more than %s, %s and %s", grace, drain, shutdown, tracesTimeout)
+	if grace := time.Duration(service.Template.Spec.Grace) * time.Second; grace <= drain+shutdown+rest {
+		t.Errorf("a pod has %s to end; want more than %s, %s and %s", grace, drain, shutdown, rest)
 	}
 	if service.Strategy.RollingUpdate.MaxUnavailable != "0" || all["HorizontalPodAutoscaler plantstore"].Spec.MinReplicas < 2 {
 		t.Errorf("%q pods may be missing of %d; want 0 of 2 at the least", service.Strategy.RollingUpdate.MaxUnavailable, all["HorizontalPodAutoscaler plantstore"].Spec.MinReplicas)
@@ -265,14 +276,12 @@ func TestKubernetesRollout(t *testing.T) {
 func TestKubernetesConnections(t *testing.T) {
 	t.Parallel()
 	all, _ := manifests(t)
-	pool := regexp.MustCompile(`pool_max_conns=16. \(default: (\d+);`).FindStringSubmatch(readme.Read(t, "deploy/README.md"))
-	if pool == nil {
-		t.Fatal("deploy/README.md does not tell the default of pool_max_conns")
-	}
-	each, err := strconv.Atoi(pool[1])
+	db, err := postgres.Open(t.Context(), postgres.Config{URL: "host=h"})
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer db.Close()
+	each := int(db.MaxConns())
 	replicas := all["HorizontalPodAutoscaler plantstore"].Spec.MaxReplicas + all["Deployment plantstore"].Spec.Strategy.RollingUpdate.MaxSurge
 	const others = 20
 	got, err := strconv.Atoi(all["Cluster plantstore-db"].Spec.PostgreSQL.Parameters.MaxConnections)
@@ -286,7 +295,7 @@ func TestKubernetesPorts(t *testing.T) {
 	t.Parallel()
 	all, settings := manifests(t)
 	defaults := make(map[string]string)
-	for _, row := range readme.Table(t, "deploy/README.md", "variable") {
+	for _, row := range readme.Table(t, settingsManual, "variable") {
 		defaults[row[0]] = row[2]
 	}
 	container := all["Deployment plantstore"].Spec.Template.Spec.Containers[0]
@@ -319,7 +328,7 @@ func TestKubernetesPodsAreRestricted(t *testing.T) {
 	t.Parallel()
 	all, _ := manifests(t)
 	user := regexp.MustCompile(`(?m)^USER (\d+):`).FindStringSubmatch(readme.Read(t, "deploy/Dockerfile"))
-	for _, object := range []string{"Deployment plantstore", "Job plantstore-migrate"} {
+	for _, object := range []string{"Deployment plantstore", "Job plantstore-migrate", "CronJob plantstore-purge"} {
 		pod := all[object].Spec.Template.Spec
 		no := func(b *bool) bool { return b != nil && !*b }
 		if !no(pod.Token) || !no(pod.ServiceLinks) || !pod.Security.NonRoot || pod.Security.Seccomp.Type != "RuntimeDefault" || strconv.Itoa(pod.Security.User) != user[1] {

@@ -6,32 +6,23 @@ import (
 	"io"
 	"time"
 
-	"plantstore/internal/doctor"
 	"plantstore/internal/migrate"
 )
 
-// migrations are the service's, with what knows how they can be hindered.
-func migrations() migrate.Set {
-	set := migrate.Service()
-	set.Hindrances = doctor.Hindrances
-	return set
-}
-
 type migrateCommand struct {
-	Plan    migratePlan    `cmd:"" help:"Show what 'up' would do to this database, and to whom, and change nothing. Exit code 0: nothing, 3: migrations are pending, 1: trouble."`
-	Up      migrateUp      `cmd:"" help:"Apply every pending migration. Gives way to the clients of the database."`
-	Down    migrateDown    `cmd:"" help:"Take the newest migration back, or all down to a version. Refuses to lose rows."`
-	Status  migrateStatus  `cmd:"" help:"List the migrations and whether they are applied, and what is wrong."`
-	Version migrateVersion `cmd:"" help:"Print the newest applied version."`
+	Plan   migratePlan   `cmd:"" help:"Show what 'up' would do to this database, and change nothing. Exit code 0: nothing, 3: migrations are pending, 1: problems."`
+	Up     migrateUp     `cmd:"" help:"Apply every pending migration. Gives way to the clients of the database."`
+	Down   migrateDown   `cmd:"" help:"Roll the newest migration back, or all down to a version. Refuses to lose rows."`
+	Status migrateStatus `cmd:"" help:"List the migrations and when they were applied."`
 }
 
 // lockFlags say how hard a migration tries to get its locks.
 type lockFlags struct {
 	LockTimeout  time.Duration `env:"PLANTSTORE_MIGRATE_LOCK_TIMEOUT" default:"${lock_timeout}" help:"How long a statement may wait for a lock; clients may have to wait behind it as long."`
-	LockAttempts int           `env:"PLANTSTORE_MIGRATE_LOCK_ATTEMPTS" default:"${lock_attempts}" help:"How often a migration is tried that did not get its lock; the pauses double, up to 10s."`
+	LockAttempts int           `env:"PLANTSTORE_MIGRATE_LOCK_ATTEMPTS" default:"${lock_attempts}" help:"How often a migration is tried that does not get its lock; the pauses double, up to 10s."`
 }
 
-// Validate refuses values that can't work.
+// Validate rejects values that cannot work.
 func (f *lockFlags) Validate() error {
 	switch {
 	case f.LockTimeout < 10*time.Millisecond || f.LockTimeout > time.Minute:
@@ -42,8 +33,9 @@ func (f *lockFlags) Validate() error {
 	return nil
 }
 
-func (f *lockFlags) options(p *progress) migrate.Options {
-	return migrate.Options{LockTimeout: f.LockTimeout, LockAttempts: f.LockAttempts, Notify: p.notify}
+func (f *lockFlags) options(console *console) migrate.Options {
+	return migrate.Options{LockTimeout: f.LockTimeout, LockAttempts: f.LockAttempts,
+		Notify: func(message string) { fmt.Fprintln(console.out, message) }}
 }
 
 type migrateUp struct {
@@ -53,13 +45,11 @@ type migrateUp struct {
 
 // Run applies the pending migrations.
 func (c *migrateUp) Run(ctx context.Context, console *console) error {
-	progress := newProgress(console, "applied", isTerminal(console.err))
-	changes, err := migrations().Up(ctx, c.DatabaseURL, c.options(progress))
-	progress.end()
+	done, err := migrate.Up(ctx, c.owner.url, c.options(console))
 	if err != nil {
 		return c.explained(err)
 	}
-	if len(changes) == 0 {
+	if len(done) == 0 {
 		fmt.Fprintf(console.out, "nothing to do: every migration up to %d is applied\n", migrate.Latest())
 	}
 	return nil
@@ -68,32 +58,16 @@ func (c *migrateUp) Run(ctx context.Context, console *console) error {
 type migrateDown struct {
 	ownerFlags `embed:""`
 	lockFlags  `embed:""`
-	To         *int64 `help:"Version that shall be the newest afterwards; 0 takes everything back. Default: one step." placeholder:"VERSION"`
+	To         int64 `default:"-1" placeholder:"VERSION" help:"Version that is the newest afterwards; 0 rolls everything back. Default: one step."`
 }
 
-// Validate refuses values that can't work.
-func (c *migrateDown) Validate() error {
-	if c.To != nil && *c.To < 0 {
-		return fmt.Errorf("--to is %d: it must be at least 0", *c.To)
-	}
-	return c.lockFlags.Validate()
-}
-
-// Run takes migrations back.
+// Run rolls migrations back.
 func (c *migrateDown) Run(ctx context.Context, console *console) error {
-	progress := newProgress(console, "took back", isTerminal(console.err))
-	var changes []migrate.Change
-	var err error
-	if c.To == nil {
-		changes, err = migrations().Down(ctx, c.DatabaseURL, c.options(progress))
-	} else {
-		changes, err = migrations().DownTo(ctx, c.DatabaseURL, *c.To, c.options(progress))
-	}
-	progress.end()
+	done, err := migrate.Down(ctx, c.owner.url, c.To, c.options(console))
 	if err != nil {
 		return c.explained(err)
 	}
-	if len(changes) == 0 {
+	if len(done) == 0 {
 		fmt.Fprintln(console.out, "nothing to do: no such migration is applied")
 	}
 	return nil
@@ -106,68 +80,54 @@ type migrateStatus struct {
 
 // Run lists the migrations.
 func (c *migrateStatus) Run(ctx context.Context, console *console) error {
-	states, trouble, err := migrations().Status(ctx, c.DatabaseURL)
+	states, err := migrate.Status(ctx, c.owner.url)
 	if err != nil {
 		return c.explained(err)
-	}
-	type row struct {
-		Version   int64      `json:"version"`
-		Name      string     `json:"name"`
-		State     string     `json:"state"`
-		AppliedAt *time.Time `json:"applied_at"`
-	}
-	rows := make([]row, len(states))
-	for i, s := range states {
-		rows[i] = row{Version: s.Version, Name: s.Name, State: "pending"}
-		if !s.AppliedAt.IsZero() {
-			rows[i].State, rows[i].AppliedAt = "applied", &s.AppliedAt
-		}
-		if s.Changed {
-			rows[i].State = "applied, changed since"
-		}
-		if s.Unknown {
-			rows[i].State = "unknown to this binary"
-		}
 	}
 	if c.JSON {
-		fmt.Fprint(console.err, troubleText(trouble))
-		return writeJSON(console.out, rows)
+		return writeJSON(console.out, states)
 	}
-	table := newTable(console.out, "MIGRATION", "STATE", "APPLIED AT")
-	for _, r := range rows {
-		at := "-"
-		if r.AppliedAt != nil {
-			at = r.AppliedAt.UTC().Format(time.RFC3339)
-		}
-		fmt.Fprintf(table, "%s\t%s\t%s\n", r.Name, r.State, at)
-	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
-	_, err = io.WriteString(console.out, troubleText(trouble))
-	return err
-}
-
-type migrateVersion struct {
-	ownerFlags `embed:""`
-	JSON       bool `name:"json" help:"Print JSON."`
-}
-
-// Run prints the newest applied version.
-func (c *migrateVersion) Run(ctx context.Context, console *console) error {
-	states, _, err := migrations().Status(ctx, c.DatabaseURL)
-	if err != nil {
-		return c.explained(err)
-	}
-	var newest int64
+	table := newTable(console.out, "VERSION", "MIGRATION", "APPLIED AT")
 	for _, s := range states {
-		if !s.AppliedAt.IsZero() {
-			newest = max(newest, s.Version)
+		at := "pending"
+		if s.AppliedAt != nil {
+			at = date(*s.AppliedAt, "")
 		}
+		fmt.Fprintf(table, "%d\t%s\t%s\n", s.Version, s.Name, at)
 	}
-	if c.JSON {
-		return writeJSON(console.out, map[string]int64{"version": newest, "binary": migrate.Latest()})
+	return table.Flush()
+}
+
+// exitPending is the exit code of plan where migrations are pending.
+const exitPending = 3
+
+type migratePlan struct {
+	ownerFlags `embed:""`
+	SQL        bool `name:"sql" xor:"form" help:"Print the SQL that would run, for psql."`
+	JSON       bool `name:"json" xor:"form" help:"Print JSON."`
+}
+
+// Run shows what up would do.
+func (c *migratePlan) Run(ctx context.Context, console *console) error {
+	plan, err := migrate.Plan(ctx, c.owner.url)
+	if err != nil {
+		return c.explained(err)
 	}
-	fmt.Fprintln(console.out, newest)
+	switch {
+	case c.JSON:
+		err = writeJSON(console.out, plan)
+	case c.SQL:
+		_, err = io.WriteString(console.out, plan.SQL())
+	default:
+		_, err = io.WriteString(console.out, plan.Summary())
+	}
+	switch {
+	case err != nil:
+		return err
+	case len(plan.Problems) > 0:
+		return &exitError{code: 1}
+	case len(plan.Pending) > 0:
+		return &exitError{code: exitPending}
+	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"io/fs"
@@ -12,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/alecthomas/kong"
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"plantstore/internal/readme"
 )
@@ -27,6 +28,9 @@ func commandLine(t *testing.T) *kong.Kong {
 	return parser
 }
 
+// settingsManual is where the table of settings is.
+const settingsManual = "deploy/docs/configuration.md"
+
 func TestManualHasTheSettings(t *testing.T) {
 	t.Parallel()
 	all := commandLine(t).Model.Children
@@ -35,13 +39,13 @@ func TestManualHasTheSettings(t *testing.T) {
 	for _, flag := range all[serve].Flags {
 		want = append(want, strings.Join([]string{strings.Join(flag.Envs, ","), "--" + flag.Name, flag.Default}, " "))
 	}
-	for _, row := range readme.Table(t, "deploy/README.md", "variable") {
+	for _, row := range readme.Table(t, settingsManual, "variable") {
 		got = append(got, strings.Join(row[:3], " "))
 	}
 	slices.Sort(want)
 	slices.Sort(got)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("variable, flag and default (-command line +deploy/README.md):\n%s", diff)
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("variable, flag and default (-command line +%s):\n%s", settingsManual, diff)
 	}
 }
 
@@ -49,11 +53,29 @@ func TestManualHasTheSettings(t *testing.T) {
 func manuals(t *testing.T) map[string]string {
 	t.Helper()
 	all := make(map[string]string)
-	err := fs.WalkDir(os.DirFS(readme.Top(t)), ".", func(name string, entry fs.DirEntry, err error) error {
-		if slices.Contains([]string{"README.md", "engines.md"}, path.Base(name)) {
-			all[name] = readme.Read(t, name)
+	for name, text := range files(t) {
+		if path.Ext(name) == ".md" && path.Base(name) != "CHANGELOG.md" {
+			all[name] = text
 		}
-		return err
+	}
+	return all
+}
+
+// files returns the texts of the module by their paths.
+func files(t *testing.T) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	top := os.DirFS(readme.Top(t))
+	err := fs.WalkDir(top, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() && (name == ".git" || name == ".bin") {
+			return cmp.Or(err, fs.SkipDir)
+		}
+		if slices.Contains([]string{".md", ".go", ".yml", ".yaml", ".service", ""}, path.Ext(name)) && entry.Type().IsRegular() {
+			text, err := fs.ReadFile(top, name)
+			all[name] = string(text)
+			return err
+		}
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -61,36 +83,12 @@ func manuals(t *testing.T) map[string]string {
 	return all
 }
 
-// Whoever reads that an engine can't, or not without a step, can look it up.
-func TestEveryNoOfAnEngineHasItsSource(t *testing.T) {
-	t.Parallel()
-	nos := 0
-	for _, row := range readme.Table(t, "deploy/engines.md", "engine") {
-		for _, cell := range row[1:] {
-			kind, _, _ := strings.Cut(cell, ":")
-			if !slices.Contains([]string{"yes", "a step", "no", "not looked into"}, kind) {
-				t.Errorf("%s: %q is no answer", row[0], kind)
-			}
-			if kind != "a step" && kind != "no" {
-				continue
-			}
-			nos++
-			if !strings.Contains(cell, "](https://") {
-				t.Errorf("%s: %q has no link", row[0], cell)
-			}
-		}
-	}
-	if nos == 0 {
-		t.Error("no engine lacks anything: the test does not find the cells")
-	}
-}
-
 // A command is named as code: in a sentence, or in a block that shows a shell.
 // Named alone it has to exist; with flags or arguments it has to be right.
 func TestNamedCommandsAreRight(t *testing.T) {
 	t.Parallel()
 	command := regexp.MustCompile("(?m)(?:`|^ *|\\$ |migrate )plantstore ([a-z][^`\n]*)|compose run (?:--rm|-T| )*migrate ([a-z][^`\n]*)")
-	parser := commandLine(t)
+	parser, all := commandLine(t), 0
 	for manual, text := range manuals(t) {
 		seen := 0
 		for _, m := range command.FindAllStringSubmatch(text, -1) {
@@ -100,9 +98,10 @@ func TestNamedCommandsAreRight(t *testing.T) {
 				t.Errorf("%s says 'plantstore %s': %v", manual, line, err)
 			}
 		}
-		if seen == 0 && path.Dir(manual) == "deploy" {
-			t.Errorf("%s names no command: the expression does not find them", manual)
-		}
+		all += seen
+	}
+	if all == 0 {
+		t.Error("no manual names a command: the expression does not find them")
 	}
 }
 
@@ -144,11 +143,15 @@ func TestNamedVariablesExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	elsewhere := readme.Read(t, "docker-compose.yml") + readme.Read(t, "internal/pgtest/server.go") + readme.Read(t, "Makefile") +
-		readme.Read(t, "internal/postgres/every_fault_test.go") + readme.Read(t, "internal/server/docs_browser_test.go")
+	var elsewhere strings.Builder // of tests, compose and make
+	for name, text := range files(t) {
+		if path.Ext(name) != ".md" {
+			elsewhere.WriteString(text)
+		}
+	}
 	for manual, text := range manuals(t) {
 		for _, name := range regexp.MustCompile(`\bPLANTSTORE_\w+`).FindAllString(text, -1) {
-			if !known[name] && !strings.Contains(elsewhere, name) {
+			if !known[name] && !strings.Contains(elsewhere.String(), name) {
 				t.Errorf("%s names %s, which nothing reads", manual, name)
 			}
 		}

@@ -8,45 +8,76 @@ import (
 	"strings"
 	"time"
 
+	"github.com/alecthomas/kong"
+	"github.com/jackc/pgx/v5"
+
 	"plantstore/internal/auth"
 	"plantstore/internal/plant"
 	"plantstore/internal/postgres"
 )
 
 type tokenCommand struct {
-	Create tokenCreate `cmd:"" help:"Make a principal, a client of the service, and print its token, this once."`
-	Rotate tokenRotate `cmd:"" help:"Print another token for a principal, this once. The one before goes on for a while."`
-	List   tokenList   `cmd:"" help:"List the principals, their tokens, without the tokens themselves, and their budgets."`
-	Budget tokenBudget `cmd:"" help:"Set or lift the deletion budget of a principal: how many plants it may delete in a time."`
-	Revoke tokenRevoke `cmd:"" help:"End all tokens of a principal."`
+	Create tokenCreate `cmd:"" help:"Create a principal, a client of the service, and print its token, this once."`
+	Rotate tokenRotate `cmd:"" help:"Print another token for a principal, this once. The earlier ones go on for a while."`
+	List   tokenList   `cmd:"" help:"List the principals, what is stored of their tokens, and their budgets."`
+	Revoke tokenRevoke `cmd:"" help:"Revoke all tokens of a principal."`
+	Budget tokenBudget `cmd:"" help:"Limit how many plants a principal may delete in a time."`
 }
 
-// withTokens opens the tokens of the database for use.
-func (f *ownerFlags) withTokens(ctx context.Context, use func(*postgres.Tokens) error) error {
-	db, err := postgres.OpenFrom(ctx, f.setting, f.DatabaseURL)
+// change runs do on the owner's connection, and words its error for principal name. lost is
+// the advice where the answer to the commit was lost.
+func (f *ownerFlags) change(ctx context.Context, name, lost string, do func(*pgx.Conn) error) error {
+	conn, err := f.connect(ctx)
 	if err != nil {
-		return f.explained(err)
+		return err
 	}
-	defer db.Close()
-	return use(db.Tokens(0))
+	defer conn.Close(context.WithoutCancel(ctx))
+	err = do(conn)
+	switch {
+	case errors.Is(err, postgres.ErrPrincipalExists):
+		return fmt.Errorf("principal %q exists: 'plantstore token rotate %s' makes another token for it", name, name)
+	case errors.Is(err, postgres.ErrPrincipalName):
+		return fmt.Errorf("%q cannot be a principal's name: use 1 to 63 letters, digits and . _ @ -, the first a letter or digit", name)
+	case errors.Is(err, postgres.ErrRoleName):
+		return fmt.Errorf("%q is the name of a database role, under which direct SQL is recorded: choose another", name)
+	case errors.Is(err, postgres.ErrNoPrincipal):
+		return fmt.Errorf("there is no principal %q: see 'plantstore token list'", name)
+	case errors.Is(err, postgres.ErrNoToken) && auth.ComesWithJWT(name):
+		return fmt.Errorf("%q comes with JWTs, which the identity provider issues and revokes", name)
+	case errors.Is(err, postgres.ErrNoToken):
+		return fmt.Errorf("all tokens of %q are revoked: 'plantstore token create %s' makes another", name, name)
+	case errors.Is(err, postgres.ErrCommitUnknown):
+		return fmt.Errorf("%w, so the change may have been made: %s", err, lost)
+	}
+	return f.explained(err)
 }
+
+// lostToken and lostChange are advice after a lost answer to a commit.
+const (
+	lostToken  = "if 'plantstore token list' shows a new token, nobody has it: run 'plantstore token rotate' to replace it; otherwise run this command again"
+	lostChange = "run this command again, which does no harm"
+)
 
 // A lifetime is how long a new token is good.
 type lifetime struct {
-	Days int `default:"90" help:"Days until the token expires; 0 for never."`
+	Days     int  `default:"90" help:"Days until the token expires."`
+	NoExpiry bool `help:"The token never expires."`
 }
 
-// Validate refuses values that can't work.
-func (l lifetime) Validate() error {
-	if l.Days < 0 || l.Days > 36500 {
-		return fmt.Errorf("--days is %d: it must be from 0 to 36500", l.Days)
+// Validate rejects values that cannot work.
+func (l *lifetime) Validate(parsed *kong.Context) error {
+	switch {
+	case l.NoExpiry && isGiven(parsed, "days"):
+		return errors.New("--days and --no-expiry contradict each other")
+	case l.Days < 1 || l.Days > 36500:
+		return fmt.Errorf("--days is %d: it must be from 1 to 36500; --no-expiry is for a token that never expires", l.Days)
 	}
 	return nil
 }
 
-// end is when a token expires that is made at the moment; zero for never.
-func (l lifetime) end() time.Time {
-	if l.Days == 0 {
+// end returns when a token that is made now expires; zero for never.
+func (l *lifetime) end() time.Time {
+	if l.NoExpiry {
 		return time.Time{}
 	}
 	return time.Now().AddDate(0, 0, l.Days)
@@ -55,103 +86,127 @@ func (l lifetime) end() time.Time {
 type tokenCreate struct {
 	ownerFlags `embed:""`
 	lifetime   `embed:""`
-	Name       string   `arg:"" help:"Who the token is for: recorded with each deletion."`
-	Scope      []string `default:"${scope}" enum:"${scope}" help:"What it allows: ${enum}."`
-	Budget     budget   `default:"none" placeholder:"BUDGET" help:"How many plants it may delete in a time, as 500/1h or 10000/7d."`
+	Name       string   `arg:"" help:"The client that gets the token: recorded with each deletion."`
+	Scope      []string `default:"${scope}" enum:"${scope}" help:"What the token allows: ${enum}."`
+	Budget     budget   `default:"none" placeholder:"BUDGET" help:"How many plants the principal may delete in a time, as 500/1h or 10000/7d."`
 }
 
-// Validate refuses values that can't work.
-func (c *tokenCreate) Validate() error {
-	if len(c.Scope) == 0 {
-		return errors.New("--scope is empty: the token would allow nothing")
-	}
-	return c.lifetime.Validate()
-}
-
-// Run makes a principal.
+// Run creates a principal.
 func (c *tokenCreate) Run(ctx context.Context, console *console) error {
-	if console.nowhere {
-		return errTokenNowhere
-	}
 	expires := c.end()
-	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
-		token, err := tokens.Create(ctx, c.Name, slices.Compact(slices.Sorted(slices.Values(c.Scope))), expires, plant.Budget(c.Budget))
-		switch {
-		case errors.Is(err, postgres.ErrPrincipalExists):
-			return fmt.Errorf("there is a principal %q already: 'plantstore token rotate %s' gives it another token", c.Name, c.Name)
-		case errors.Is(err, postgres.ErrPrincipalName):
-			return fmt.Errorf("%q cannot be a principal's name: use 1 to 63 letters, digits and . _ @ -, the first a letter or digit", c.Name)
-		case errors.Is(err, postgres.ErrRoleName):
-			return fmt.Errorf("%q is the name of a database role, which may delete by itself: choose another", c.Name)
-		case err != nil:
+	if len(c.Scope) == 0 {
+		return &exitError{exitUsage, errors.New("--scope is empty: the token would allow nothing")}
+	}
+	return c.change(ctx, c.Name, lostToken, func(conn *pgx.Conn) error {
+		token, err := postgres.CreatePrincipal(ctx, conn, c.Name, slices.Compact(slices.Sorted(slices.Values(c.Scope))), expires, plant.Budget(c.Budget))
+		if err != nil {
 			return err
 		}
 		return printToken(console, c.Name, token, expires)
 	})
 }
 
-// errTokenNowhere: the token, which is shown once, would be lost.
-var errTokenNowhere = &exitError{exitUsage, errors.New("nothing was done, as standard output is closed or the null device: the token is printed there, and this once only")}
-
-// printToken prints a token alone on standard output, so that a script can take it.
+// printToken prints a token alone on standard output, so that a script can read it.
 func printToken(console *console, principal, token string, expires time.Time) error {
 	if _, err := fmt.Fprintln(console.out, token); err != nil {
-		return fmt.Errorf("a token of %[1]q was made, and is lost: %[2]w; 'plantstore token rotate %[1]s' gives it another", principal, err)
+		return fmt.Errorf("the new token of %[1]q is lost: %[2]w: 'plantstore token rotate %[1]s' makes another", principal, err)
 	}
-	_, err := fmt.Fprintf(console.err, "the token of %q %s; it cannot be shown again\n", principal, expiry(expires))
-	return err
+	expiry := "never expires"
+	if !expires.IsZero() {
+		expiry = "expires " + expires.UTC().Format(time.DateOnly)
+	}
+	fmt.Fprintf(console.err, "the token of %q %s; it cannot be shown again\n", principal, expiry)
+	return nil
 }
 
 type tokenRotate struct {
 	ownerFlags `embed:""`
 	lifetime   `embed:""`
 	Name       string `arg:"" help:"The principal."`
-	Overlap    age    `default:"24h" placeholder:"AGE" help:"How long its earlier tokens go on, as 24h or 7d; 0s ends them at once."`
+	Overlap    age    `default:"24h" placeholder:"AGE" help:"How long its earlier tokens go on, as 24h or 7d; 0s revokes them at once."`
 }
 
-// Run gives a principal another token.
+// Run makes another token for a principal.
 func (c *tokenRotate) Run(ctx context.Context, console *console) error {
-	if console.nowhere {
-		return errTokenNowhere
-	}
 	expires := c.end()
-	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
-		token, err := tokens.Rotate(ctx, c.Name, time.Duration(c.Overlap), expires)
-		switch {
-		case errors.Is(err, postgres.ErrNoPrincipal):
-			return noPrincipal(c.Name)
-		case errors.Is(err, postgres.ErrRevoked):
-			return fmt.Errorf("all tokens of %q were revoked: 'plantstore token create %s' lets it in again", c.Name, c.Name)
-		case err != nil:
+	return c.change(ctx, c.Name, lostToken, func(conn *pgx.Conn) error {
+		token, err := postgres.RotateToken(ctx, conn, c.Name, time.Duration(c.Overlap), expires)
+		if err != nil {
 			return err
 		}
 		if err := printToken(console, c.Name, token, expires); err != nil {
 			return err
 		}
 		if c.Overlap > 0 {
-			_, err = fmt.Fprintf(console.err, "its earlier tokens end in %s at the latest\n", c.Overlap)
+			fmt.Fprintf(console.err, "its earlier tokens expire in %s at the latest\n", c.Overlap)
 		} else {
-			_, err = fmt.Fprintf(console.err, "its earlier tokens are revoked; %s\n", onceStale)
+			fmt.Fprintf(console.err, "its earlier tokens are revoked; %s\n", inEffect)
 		}
-		return err
+		return nil
 	})
 }
 
-// onceStale says when a revocation takes effect.
-const onceStale = "services refuse them once their cache is stale (PLANTSTORE_TOKEN_CACHE_TTL)"
+// inEffect says when services know of a change.
+const inEffect = "services know within 5 seconds"
 
-func noPrincipal(name string) error {
-	if auth.ComesWithJWT(name) {
-		return fmt.Errorf("%q comes with JWTs, which the identity provider issues and ends: 'plantstore token budget' with 1/7d stops it meanwhile, where services have a PLANTSTORE_OIDC_BUDGET", name)
-	}
-	return fmt.Errorf("there is no principal %q: see 'plantstore token list'", name)
+type tokenRevoke struct {
+	ownerFlags `embed:""`
+	Name       string `arg:"" help:"The principal."`
 }
 
-func expiry(t time.Time) string {
-	if t.IsZero() {
-		return "never expires"
+// Run revokes the tokens of a principal.
+func (c *tokenRevoke) Run(ctx context.Context, console *console) error {
+	return c.change(ctx, c.Name, lostChange, func(conn *pgx.Conn) error {
+		revoked, err := postgres.RevokeTokens(ctx, conn, c.Name)
+		if err != nil {
+			return err
+		}
+		if revoked == 0 {
+			fmt.Fprintf(console.out, "%q has no token that is not revoked\n", c.Name)
+		} else {
+			fmt.Fprintf(console.out, "%s of %q revoked; %s\n", counted(revoked, "token"), c.Name, inEffect)
+		}
+		return nil
+	})
+}
+
+type tokenBudget struct {
+	ownerFlags `embed:""`
+	Name       string  `arg:"" help:"The principal; ${jwt_prefix}SUBJECT if it comes with JWTs."`
+	Budget     *budget `arg:"" optional:"" help:"How many plants it may delete in a time, as 500/1h or 10000/7d, or none. Deletions of the current period count."`
+	Reset      bool    `help:"Forget what was used of the current period."`
+}
+
+// Help adds to the command's help.
+func (c *tokenBudget) Help() string {
+	return `The budget is shared by all replicas of the service. A period begins with its first
+deletion. Once the budget is used up, the service answers 429 (42901) until the period ends.
+Rejected and repeated requests use nothing of it, and a restore gives nothing back.
+
+A principal that comes with JWTs has the service's PLANTSTORE_OIDC_BUDGET, unless it has a
+budget of its own.`
+}
+
+// Run sets or resets a budget.
+func (c *tokenBudget) Run(ctx context.Context, console *console) error {
+	if c.Budget == nil && !c.Reset {
+		return &exitError{exitUsage, fmt.Errorf("set the budget of %q, as 500/1h or none, or reset what is used of it with --reset", c.Name)}
 	}
-	return "expires " + t.UTC().Format(time.DateOnly)
+	return c.change(ctx, c.Name, lostChange, func(conn *pgx.Conn) error {
+		if c.Budget != nil {
+			if err := postgres.SetBudget(ctx, conn, c.Name, plant.Budget(*c.Budget)); err != nil {
+				return err
+			}
+			fmt.Fprintf(console.out, "the deletion budget of %q is %s; %s\n", c.Name, c.Budget, inEffect)
+		}
+		if c.Reset {
+			if err := postgres.ResetBudget(ctx, conn, c.Name); err != nil {
+				return err
+			}
+			fmt.Fprintf(console.out, "%q can use its whole budget again; %s\n", c.Name, inEffect)
+		}
+		return nil
+	})
 }
 
 type tokenList struct {
@@ -161,73 +216,69 @@ type tokenList struct {
 
 // Run lists the principals.
 func (c *tokenList) Run(ctx context.Context, console *console) error {
-	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
-		list, err := tokens.List(ctx)
-		if err != nil {
-			return err
+	conn, err := c.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	list, err := postgres.Principals(ctx, conn)
+	if err != nil {
+		return c.explained(err)
+	}
+	now := time.Now()
+	if c.JSON {
+		return writeJSON(console.out, principalsAsJSON(list, now))
+	}
+	table := newTable(console.out, "PRINCIPAL", "TOKEN", "SCOPES", "CREATED", "EXPIRES", "LAST USED", "BUDGET")
+	for _, p := range list {
+		if len(p.Tokens) == 0 {
+			fmt.Fprintf(table, "%s\tJWT\t-\t%s\t-\t-\t%s\n", p.Name, date(p.CreatedAt, "-"), budgetText(p))
 		}
-		if c.JSON {
-			return writeJSON(console.out, principalsAsJSON(list))
+		for i, t := range p.Tokens {
+			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, state(t, i > 0, now), strings.Join(t.Scopes, ","),
+				date(t.CreatedAt, "-"), date(t.ExpiresAt, "never"), date(t.LastUsedAt, "never"), budgetText(p))
 		}
-		table := newTable(console.out, "PRINCIPAL", "TOKEN", "SCOPES", "CREATED", "EXPIRES", "LAST USED", "BUDGET")
-		for _, p := range list {
-			if len(p.Tokens) == 0 {
-				fmt.Fprintf(table, "%s\tJWT\t-\t-\t-\t-\t%s\n", p.Name, budgetOf(p, time.Now()))
-			}
-			for i, t := range p.Tokens {
-				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, state(t, i > 0, time.Now()), strings.Join(t.Scopes, ","),
-					date(t.CreatedAt, "-"), date(t.ExpiresAt, "never"), date(t.LastUsedAt, "never"), budgetOf(p, time.Now()))
-			}
-		}
-		return table.Flush()
-	})
+	}
+	return table.Flush()
 }
 
-// state is what has become of a token. One that is good may be an old one, since when
-// its principal was given another.
-func state(t auth.Token, old bool, now time.Time) string {
+// state describes a token. A valid one is old if its principal has a newer one.
+func state(t postgres.Token, old bool, now time.Time) string {
 	switch {
 	case !t.RevokedAt.IsZero():
 		return "revoked"
-	case !t.ValidAt(now):
+	case !t.ExpiresAt.IsZero() && !now.Before(t.ExpiresAt):
 		return "expired"
 	case old:
 		return "old"
-	default:
-		return "valid"
 	}
+	return "valid"
 }
 
-// budgetOf is a principal's budget, and what is used of it.
-func budgetOf(p postgres.PrincipalTokens, now time.Time) string {
-	budget := p.Budget.String()
-	switch {
-	case p.ByDefault && p.Budget == plant.Budget{}:
-		budget = "default"
-	case p.ByDefault:
-		budget += " by default"
-	case p.Budget == plant.Budget{}:
-		return "-"
+// budgetText describes a principal's budget, and what is used of it.
+func budgetText(p postgres.Principal) string {
+	text := p.Budget.String()
+	if p.Budget == (plant.Budget{}) && p.Used > 0 {
+		text = "default"
 	}
-	if now.Before(p.LiftedUntil) {
-		return fmt.Sprintf("%s, lifted until %s", budget, date(p.LiftedUntil, ""))
+	if p.Used > 0 {
+		text += fmt.Sprintf(", %d used until %s", p.Used, date(p.ResetsAt, ""))
 	}
-	return fmt.Sprintf("%s, %d used", budget, p.Used)
+	return text
 }
 
 type principalJSON struct {
 	Name      string      `json:"name"`
-	CreatedAt time.Time   `json:"created_at,omitzero"`
+	CreatedAt time.Time   `json:"created_at"`
 	Budget    *budgetJSON `json:"budget,omitempty"`
 	Tokens    []tokenJSON `json:"tokens"` // newest first; none if the principal comes with JWTs
 }
 
 type budgetJSON struct {
-	Most          int64     `json:"most,omitzero"` // not of a default that is not known yet
+	Most          int64     `json:"most,omitzero"` // not of the service's default
 	PeriodSeconds float64   `json:"period_seconds,omitzero"`
-	ByDefault     bool      `json:"by_default,omitzero"`
 	Used          int64     `json:"used"`
-	LiftedUntil   time.Time `json:"lifted_until,omitzero"`
+	ResetsAt      time.Time `json:"resets_at,omitzero"`
 }
 
 type tokenJSON struct {
@@ -239,114 +290,16 @@ type tokenJSON struct {
 	LastUsedAt time.Time `json:"last_used_at,omitzero"`
 }
 
-func principalsAsJSON(list []postgres.PrincipalTokens) []principalJSON {
+func principalsAsJSON(list []postgres.Principal, now time.Time) []principalJSON {
 	out := make([]principalJSON, len(list))
 	for i, p := range list {
 		out[i] = principalJSON{Name: p.Name, CreatedAt: p.CreatedAt, Tokens: []tokenJSON{}}
-		if p.Budget != (plant.Budget{}) || p.ByDefault {
-			out[i].Budget = &budgetJSON{p.Budget.Most, p.Budget.Period.Seconds(), p.ByDefault, p.Used, p.LiftedUntil}
+		if p.Budget != (plant.Budget{}) || p.Used > 0 {
+			out[i].Budget = &budgetJSON{p.Budget.Most, p.Budget.Period.Seconds(), p.Used, p.ResetsAt}
 		}
 		for j, t := range p.Tokens {
-			out[i].Tokens = append(out[i].Tokens, tokenJSON{state(t, j > 0, time.Now()), t.Scopes, t.CreatedAt, t.ExpiresAt, t.RevokedAt, t.LastUsedAt})
+			out[i].Tokens = append(out[i].Tokens, tokenJSON{state(t, j > 0, now), t.Scopes, t.CreatedAt, t.ExpiresAt, t.RevokedAt, t.LastUsedAt})
 		}
 	}
 	return out
-}
-
-type tokenBudget struct {
-	ownerFlags `embed:""`
-	Name       string  `arg:"" help:"The principal; oidc:SUBJECT if it comes with JWTs."`
-	Budget     *budget `arg:"" optional:"" help:"How many plants it may delete in a time, as 500/1h or 10000/7d, or none. What it has deleted under another budget counts; a lift ends."`
-	Lift       *age    `placeholder:"AGE" help:"Let it delete as if it had no budget, for that time, as 30m; 0s ends that."`
-}
-
-// Help adds to the command's help.
-func (c *tokenBudget) Help() string {
-	return `In no span of time as long as the budget's, a principal deletes more plants than it
-says, however many services there are. Beyond it they answer 429 (42901), with the time
-in Retry-After. Answers that repeat an earlier one and refusals cost nothing, and a
-restore gives nothing back. Services know of a budget that is new, or gone, once their
-cache is stale (PLANTSTORE_TOKEN_CACHE_TTL); what one is, is up to the database.
-
-A principal that comes with JWTs has the budget that services have for those
-(PLANTSTORE_OIDC_BUDGET), or one of its own instead, until that is none again. Services
-without that setting do not look at its budget.`
-}
-
-// Validate refuses what says nothing, or two things.
-func (c *tokenBudget) Validate() error {
-	if c.Budget == nil && c.Lift == nil {
-		return fmt.Errorf("say what the deletion budget of %q is to be, as 500/1h or none, or lift it, as --lift 30m", c.Name)
-	}
-	if c.Budget != nil && *c.Budget == (budget{}) && c.Lift != nil && !auth.ComesWithJWT(c.Name) {
-		return errors.New("a principal without a budget has none that could be lifted: leave out --lift")
-	}
-	return nil
-}
-
-// Run sets or lifts a budget.
-func (c *tokenBudget) Run(ctx context.Context, console *console) error {
-	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
-		if c.Budget != nil {
-			budget := plant.Budget(*c.Budget)
-			if err := c.told(tokens.SetBudget(ctx, c.Name, budget)); err != nil {
-				return err
-			}
-			switch {
-			case !auth.ComesWithJWT(c.Name) && budget == plant.Budget{}:
-				fmt.Fprintf(console.out, "%q has no deletion budget any more\n", c.Name)
-			case !auth.ComesWithJWT(c.Name):
-				fmt.Fprintf(console.out, "the deletion budget of %q is %s\n", c.Name, budget)
-			case budget == plant.Budget{}:
-				fmt.Fprintf(console.out, "%q has no deletion budget of its own: that of PLANTSTORE_OIDC_BUDGET counts\n", c.Name)
-			default:
-				fmt.Fprintf(console.out, "the deletion budget of %q is %s, instead of that of PLANTSTORE_OIDC_BUDGET; services without that setting do not look at it\n", c.Name, budget)
-			}
-		}
-		if c.Lift != nil {
-			if err := c.told(tokens.LiftBudget(ctx, c.Name, time.Duration(*c.Lift))); err != nil {
-				return err
-			}
-			if *c.Lift > 0 {
-				fmt.Fprintf(console.out, "the deletion budget of %q is lifted for %s\n", c.Name, c.Lift)
-			} else {
-				fmt.Fprintf(console.out, "the deletion budget of %q counts\n", c.Name)
-			}
-		}
-		return nil
-	})
-}
-
-// told puts the errors of a change into words.
-func (c *tokenBudget) told(err error) error {
-	switch {
-	case errors.Is(err, postgres.ErrNoPrincipal):
-		return noPrincipal(c.Name)
-	case errors.Is(err, postgres.ErrNoBudget):
-		return fmt.Errorf("%q has no deletion budget that could be lifted", c.Name)
-	}
-	return err
-}
-
-type tokenRevoke struct {
-	ownerFlags `embed:""`
-	Name       string `arg:"" help:"The principal."`
-}
-
-// Run ends the tokens of a principal.
-func (c *tokenRevoke) Run(ctx context.Context, console *console) error {
-	return c.withTokens(ctx, func(tokens *postgres.Tokens) error {
-		before, err := tokens.Revoke(ctx, c.Name)
-		switch {
-		case errors.Is(err, postgres.ErrNoPrincipal):
-			return noPrincipal(c.Name)
-		case err != nil:
-			return err
-		case !before.IsZero():
-			fmt.Fprintf(console.out, "the tokens of %q had been revoked, the last at %s\n", c.Name, date(before, ""))
-		default:
-			fmt.Fprintf(console.out, "the tokens of %q are revoked; %s\n", c.Name, onceStale)
-		}
-		return nil
-	})
 }

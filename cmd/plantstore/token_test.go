@@ -1,222 +1,87 @@
 package main
 
 import (
-	"bytes"
-	"errors"
-	"fmt"
 	"io"
-	"net/http"
-	"os"
-	"os/exec"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
-	"plantstore/internal/auth"
 	"plantstore/internal/pgtest"
+	"plantstore/internal/postgres"
 )
 
-// A token that nobody got is told of: the principal is there, and of a rotation the token
-// before may be no good any more.
-func TestATokenThatCannotBeWritten(t *testing.T) {
+func TestTokenCommands(t *testing.T) {
 	t.Parallel()
-	database := pgtest.New(t)
-	const want = `a token of "shop" was made, and is lost: no space left on device; 'plantstore token rotate shop' gives it another`
-	for _, args := range [][]string{{"create", "shop"}, {"rotate", "shop", "--overlap=0s"}} {
-		err := run(t.Context(), nil, append([]string{"token"}, append(args, "--database-url="+database.Owner)...),
-			writerFunc(func([]byte) (int, error) { return 0, syscall.ENOSPC }), io.Discard)
-		if err == nil || err.Error() != want {
-			t.Errorf("token %v: %v, want %s", args, err, want)
-		}
+	expect := expecting(t, pgtest.New(t).Owner)
+	const token = `pst_[0-9A-Za-z]{36}\n`
+	printed := expect(0, token, `the token of "shop" expires \d{4}-\d\d-\d\d; it cannot be shown again\n`, "token", "create", "shop", "--budget=500/90m")
+	expect(1, "", `plantstore: principal "shop" exists: 'plantstore token rotate shop' makes another token for it\n`, "token", "create", "shop")
+	expect(1, "", `plantstore: "a b" cannot be a principal's name: .*\n`, "token", "create", "a b")
+	expect(1, "", `plantstore: "plantstore_app" is the name of a database role, .*\n`, "token", "create", "plantstore_app")
+	expect(0, `PRINCIPAL +TOKEN +SCOPES +CREATED +EXPIRES +LAST USED +BUDGET\nshop +valid +plants:delete +\S+Z +\S+Z +never +500/1h30m\n`, "", "token", "list")
+	printed += expect(0, token, `the token of "shop" never expires; .*\nits earlier tokens expire in 7d at the latest\n`, "token", "rotate", "shop", "--overlap=7d", "--no-expiry")
+	expect(0, `PRINCIPAL [^\n]*\nshop +valid +plants:delete +\S+ +never [^\n]*\nshop +old +plants:delete +\S+ +\S+Z [^\n]*\n`, "", "token", "list")
+	printed += expect(0, token, `the token of "shop" expires .*\nits earlier tokens are revoked; services know within 5 seconds\n`, "token", "rotate", "shop", "--overlap=0s")
+	expect(0, `1 token of "shop" revoked; .*\n`, "", "token", "revoke", "shop")
+	expect(0, `"shop" has no token that is not revoked\n`, "", "token", "revoke", "shop")
+	expect(1, "", `plantstore: all tokens of "shop" are revoked: 'plantstore token create shop' makes another\n`, "token", "rotate", "shop")
+	for _, command := range []string{"revoke", "rotate", "budget 5/1h"} {
+		words := strings.Fields(command)
+		expect(1, "", `plantstore: there is no principal "nobody": see 'plantstore token list'\n`, append([]string{"token", words[0], "nobody"}, words[1:]...)...)
 	}
-}
-
-// A token that would go nowhere is not made, and takes the place of none.
-func TestATokenForNobody(t *testing.T) {
-	t.Parallel()
-	database := pgtest.New(t)
-	const want = "plantstore: nothing was done, as standard output is closed or the null device: the token is printed there, and this once only\n"
-	for _, to := range []string{">&-", ">/dev/null"} {
-		for _, args := range [][]string{{"create", "shop"}, {"rotate", "shop", "--overlap=0s"}} {
-			program := exec.CommandContext(t.Context(), "sh", append([]string{"-c", `exec "$0" "$@" ` + to, os.Args[0], "token"}, append(args, "--database-url="+database.Owner)...)...)
-			program.Env = append(os.Environ(), runMain+"=1")
-			told, err := program.CombinedOutput()
-			if code := program.ProcessState.ExitCode(); code != exitUsage || string(told) != want {
-				t.Errorf("token %v %s: exit code %d, %v, %s; want %d, %s", args, to, code, err, told, exitUsage, want)
-			}
-		}
-	}
-	expecting(t, database.Owner)(0, `PRINCIPAL .*\n`, ``, "token", "list")
-}
-
-// A token is looked up again once it was known for as long as is set.
-func TestTheTokenCacheIsAsLongAsSet(t *testing.T) {
-	t.Parallel()
-	database := pgtest.New(t)
-	token := strings.TrimSpace(expecting(t, database.Owner)(0, `pst_.*\n`, `.*\n`, "token", "create", "shop"))
-	for ttl, want := range map[string]string{"1h": "1 found, 1 cached", "0s": "2 found, 0 cached"} {
-		p := start(t, "serve", "--database-url="+database.App, "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s", "--token-cache-ttl="+ttl)
-		public, admin := p.addresses(t)
-		waitReady(t, admin, http.StatusOK)
-		for range 2 {
-			if code, body := send(t, http.MethodDelete, public+"/plants/1", token); code != http.StatusNotFound {
-				t.Fatalf("DELETE of no plant: %d %s, want 404", code, body)
-			}
-		}
-		looked := map[string]float64{}
-		for _, m := range scrape(t, admin, "plantstore_token_lookups_total")["plantstore_token_lookups_total"].GetMetric() {
-			looked[m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue()
-		}
-		if got := fmt.Sprintf("%g found, %g cached", looked["found"], looked["cached"]); got != want {
-			t.Errorf("--token-cache-ttl=%s, the same token twice: %s, want %s", ttl, got, want)
-		}
-	}
-}
-
-// What became of the tokens before is told, or it is an error.
-func TestARotationThatCannotBeTold(t *testing.T) {
-	t.Parallel()
-	database := pgtest.New(t)
-	expecting(t, database.Owner)(0, `pst_.*\n`, `.*\n`, "token", "create", "shop")
-	for _, overlap := range []string{"0s", "1h"} {
-		err := run(t.Context(), nil, []string{"token", "rotate", "shop", "--overlap=" + overlap, "--database-url=" + database.Owner}, io.Discard,
-			writerFunc(func(p []byte) (int, error) {
-				if bytes.Contains(p, []byte("its earlier tokens")) {
-					return 0, syscall.ENOSPC
-				}
-				return len(p), nil
-			}))
-		if !errors.Is(err, syscall.ENOSPC) {
-			t.Errorf("token rotate --overlap=%s: %v, want that no space is left", overlap, err)
-		}
-	}
-}
-
-func TestAScopeIsStoredOnce(t *testing.T) {
-	t.Parallel()
-	database := pgtest.New(t)
-	createToken(t, database.Owner, "shop", "--scope=plants:delete,plants:delete", "--scope=plants:delete")
-	expecting(t, database.Owner)(0, `(?s).*"scopes": \[\n +"plants:delete"\n +\].*`, "", "token", "list", "--json")
-}
-
-// The owner's commands say so where the URL is the service's.
-func TestStateOfAToken(t *testing.T) {
-	t.Parallel()
-	now := time.Now()
-	for _, tt := range []struct {
-		token auth.Token
-		old   bool
-		want  string
-	}{
-		{auth.Token{}, false, "valid"},
-		{auth.Token{ExpiresAt: now.Add(time.Second)}, true, "old"},
-		{auth.Token{ExpiresAt: now.Add(-time.Second)}, true, "expired"},
-		{auth.Token{ExpiresAt: now.Add(-time.Second), RevokedAt: now}, true, "revoked"},
-	} {
-		if got := state(tt.token, tt.old, now); got != tt.want {
-			t.Errorf("state of %+v, old: %v: %s, want %s", tt.token, tt.old, got, tt.want)
+	expect(0, `the deletion budget of "shop" is none; .*\n"shop" can use its whole budget again; .*\n`, "", "token", "budget", "shop", "none", "--reset")
+	expect(0, `the deletion budget of "jwt:x" is 5/7d; .*\n`, "", "token", "budget", "jwt:x", "5/7d")
+	expect(1, "", `plantstore: "jwt:x" comes with JWTs, .*\n`, "token", "rotate", "jwt:x")
+	list := expect(0, `\[\n  \{\n    "name": "jwt:x",\n.*"most": 5,\n +"period_seconds": 604800,\n.*"tokens": \[\]\n.*"name": "shop".*"state": "revoked",\n +"scopes": \[\n +"plants:delete"\n.*\]\n`, "", "token", "list", "--json")
+	for one := range strings.Lines(printed) {
+		if strings.Contains(list, strings.TrimSpace(one)) {
+			t.Error("token list shows a token")
 		}
 	}
 }
 
 func TestCommandsOfTheOwnerAsTheService(t *testing.T) {
 	t.Parallel()
-	expect := expecting(t, pgtest.New(t).App)
-	for _, args := range []string{"deletions list", "deletions restore 1", "deletions purge --older-than=8d",
-		"token list", "token create shop", "token rotate shop", "token revoke shop", "token budget shop 5/1h"} {
-		expect(1, "(?:ID[^\n]*\n)?", `plantstore: [a-z :]+: permission denied for [^:]*: connect as the owner, see PLANTSTORE_MIGRATE_DATABASE_URL.*\n`, strings.Fields(args)...)
+	expect := expecting(t, pgtest.Shared(t).App)
+	for _, args := range []string{"token create x", "token budget x 5/1h"} {
+		expect(1, "", `plantstore: ERROR: permission denied for table principals \(SQLSTATE 42501\): connect as the owner of the schema, see --migrate-database-url \(PLANTSTORE_MIGRATE_DATABASE_URL\)\n`, strings.Fields(args)...)
+	}
+	expecting(t, pgtest.Empty(t).Owner)(1, "", `plantstore: ERROR: relation "plantstore.principals" does not exist \(SQLSTATE 42P01\): apply the migrations with 'plantstore migrate up'\n`, "token", "list")
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+func TestATokenThatCannotBePrinted(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	const want = `the new token of "shop" is lost: no space left on device: 'plantstore token rotate shop' makes another`
+	for _, args := range [][]string{{"create", "shop"}, {"rotate", "shop"}} {
+		err := run(t.Context(), append([]string{"token"}, append(args, "--migrate-database-url="+database.Owner)...),
+			writerFunc(func([]byte) (int, error) { return 0, syscall.ENOSPC }), io.Discard)
+		if err == nil || err.Error() != want {
+			t.Errorf("token %v: got %v, want %s", args, err, want)
+		}
 	}
 }
 
-// A client whose answer was lost changes its token, and is told with the new one what
-// became of its deletion: it is the same client.
-func TestRotationWithAnOpenDeletion(t *testing.T) {
+func TestStateOfAToken(t *testing.T) {
 	t.Parallel()
-	database := pgtest.New(t)
-	owner := pgtest.Connect(t, database.Owner)
-	execute(t, owner, `INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, 9) i`)
-	token := func(args ...string) string {
-		t.Helper()
-		out, stderr, code := command(t, append(append([]string{"token"}, args...), "--database-url="+database.Owner)...)
-		if code != 0 {
-			t.Fatal(stderr)
+	now := time.Now()
+	for _, tt := range []struct {
+		token postgres.Token
+		old   bool
+		want  string
+	}{
+		{postgres.Token{}, false, "valid"},
+		{postgres.Token{ExpiresAt: now.Add(time.Second)}, true, "old"},
+		{postgres.Token{ExpiresAt: now}, true, "expired"},
+		{postgres.Token{ExpiresAt: now, RevokedAt: now}, true, "revoked"},
+	} {
+		if got := state(tt.token, tt.old, now); got != tt.want {
+			t.Errorf("state of %+v, old: %v: got %s, want %s", tt.token, tt.old, got, tt.want)
 		}
-		return strings.TrimSpace(out)
-	}
-	first, other := token("create", "shop"), token("create", "another")
-	// From the DELETE on the database is not heard of any more.
-	var armed, silent atomic.Bool
-	url := relayed(t, database.App, func(b []byte, answer bool) bool {
-		if armed.Load() && !answer && bytes.Contains(b, []byte("DELETE FROM ONLY public.plants")) {
-			silent.Store(true)
-		}
-		return !answer || !silent.Load()
-	})
-	// In this mode each statement is sent as text.
-	p := start(t, "serve", "--database-url="+url+" default_query_exec_mode=exec", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s",
-		"--request-timeout=3s")
-	public, admin := p.addresses(t)
-	waitReady(t, admin, http.StatusOK)
-	plant := 1
-	try := func(token string) (int, string) {
-		t.Helper()
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, fmt.Sprint(public, "/plants/", plant), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		request.Header.Set("Authorization", "Bearer "+token)
-		request.Header.Set("Idempotency-Key", "k")
-		answer, err := http.DefaultClient.Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		answer.Body.Close()
-		return answer.StatusCode, answer.Header.Get("Idempotency-Replayed")
-	}
-	if code, body := send(t, http.MethodDelete, public+"/plants/9", first); code != http.StatusNoContent {
-		t.Fatalf("DELETE: %d %s, want 204", code, body)
-	}
-	deletions := func() (n int) {
-		t.Helper()
-		if err := owner.QueryRow(t.Context(), `SELECT count(*) FROM plant_deletions WHERE plant_id = $1 AND plant IS NOT NULL AND deleted_by = 'shop'`, plant).Scan(&n); err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	// A database that is slow to begin with it is told to give a deletion up: then that
-	// plant is of no use here.
-	for ; ; plant++ {
-		armed.Store(true)
-		if code, _ := try(first); code != http.StatusGatewayTimeout {
-			t.Fatalf("DELETE whose answer is lost: %d, want 504", code)
-		}
-		armed.Store(false)
-		silent.Store(false)
-		if deletions() == 1 {
-			break
-		}
-		if plant == 5 {
-			t.Fatal("none of five deletions whose answer was lost was committed")
-		}
-		waitReady(t, admin, http.StatusOK)
-	}
-	second := token("rotate", "shop", "--overlap=1h")
-	waitReady(t, admin, http.StatusOK)
-	for name, token := range map[string]string{"the new token": second, "the old one": first} {
-		if code, replayed := try(token); code != http.StatusNoContent || replayed != "true" {
-			t.Errorf("the same request with %s: %d, replayed %q; want 204 and true", name, code, replayed)
-		}
-	}
-	if code, _ := try(other); code != http.StatusNotFound {
-		t.Errorf("the same key of another principal: %d, want 404", code)
-	}
-	if got := deletions(); got != 1 {
-		t.Errorf("the ledger has %d deletions of the plant by shop, want 1", got)
-	}
-	out, _, _ := command(t, "deletions", "list", "--by=shop", fmt.Sprint("--plant=", plant), "--database-url="+database.Owner)
-	if strings.Count(out, "\n") != 2 {
-		t.Errorf("deletions list --by=shop:\n%s\nwant the one deletion", out)
 	}
 }

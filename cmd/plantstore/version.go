@@ -14,16 +14,13 @@ var (
 	commit  = "unknown"
 )
 
-// identify takes version and commit from what Go itself puts into a program, where the
-// linker was told nothing: after "go install" and "go build".
+// identify takes version and commit from Go's own build information where the linker set
+// nothing, as after "go install".
 func identify() {
-	if info, ok := debug.ReadBuildInfo(); ok && version == "dev" {
-		version, commit = builtFrom(info, version, commit)
+	info, ok := debug.ReadBuildInfo()
+	if !ok || version != "dev" {
+		return
 	}
-}
-
-// builtFrom returns the version and commit that Go knows of, or else what it is given.
-func builtFrom(info *debug.BuildInfo, version, commit string) (string, string) {
 	if v := info.Main.Version; v != "" && v != "(devel)" {
 		version = v
 	}
@@ -32,19 +29,16 @@ func builtFrom(info *debug.BuildInfo, version, commit string) (string, string) {
 			commit = s.Value[:min(len(s.Value), 7)]
 		}
 	}
-	return version, commit
 }
 
-// versionText is what this program is.
 func versionText() string {
-	return fmt.Sprintf("plantstore %s\ncommit     %s\ngo         %s\nmigration  %d",
-		version, commit, runtime.Version(), migrate.Latest())
+	return fmt.Sprintf("plantstore %s\ncommit     %s\ngo         %s\nmigration  %d", version, commit, runtime.Version(), migrate.Latest())
 }
 
 type versionCommand struct{}
 
-// Run prints what this is.
+// Run prints the version.
 func (c *versionCommand) Run(console *console) error {
-	fmt.Fprintln(console.out, versionText())
-	return nil
+	_, err := fmt.Fprintln(console.out, versionText())
+	return err
 }

@@ -17,40 +17,35 @@ import (
 	"plantstore/internal/plant"
 )
 
-// JWTPrefix begins the name of every principal that comes with a JWT. A token's name has
-// no colon, so neither can pass for the other.
-const JWTPrefix = "oidc:"
+// JWTPrefix begins the name of every principal with a JWT. The names of other principals
+// have no colon.
+const JWTPrefix = "jwt:"
 
-// ErrKeysUnknown: whether a JWT is good can't be told now, because its issuer's keys are
-// not known.
+// ErrKeysUnknown: a JWT can't be verified now, because its issuer's key for it is not known.
+// The error has a method RetryAfter, which returns when the issuer can be asked again.
 var ErrKeysUnknown = errors.New("the identity provider's keys are not known")
-
-// ErrKeyUnknown is an ErrKeysUnknown of a JWT by a key that the issuer did not have a
-// moment ago: it may be new, or made up.
-var ErrKeyUnknown = fmt.Errorf("%w: that of the JWT was not among them a moment ago", ErrKeysUnknown)
 
 var errNoKey = errors.New("no such key")
 
 const (
 	// leeway is by how much clocks may differ.
 	leeway = 30 * time.Second
-	// rememberedJWTs bounds how many are kept in mind.
-	rememberedJWTs = 1024
-	// maxSubject bounds a principal's name at its issuer, in bytes (OpenID Connect
-	// Core, 2).
+	// maxRemembered limits how many verified JWTs are remembered.
+	maxRemembered = 1024
+	// maxSubject limits a principal's name at its issuer, in bytes (OpenID Connect Core, 2).
 	maxSubject = 255
 )
 
-// algorithms are those with which a JWT may be signed: of the usual ones, those with a
-// public key and one choice of parameters.
+// algorithms are those that may sign a JWT: the usual ones with a public key and one choice
+// of parameters.
 var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.ES256, jose.EdDSA}
 
-// An Issuer is whose JWTs are taken.
+// An Issuer is an identity provider whose JWTs are accepted.
 type Issuer struct {
-	URL      string       // what their "iss" is
+	URL      string       // the "iss" of its JWTs
 	JWKS     string       // URL of its keys; empty: found by OpenID Connect discovery
-	Audience string       // what their "aud" has to name
-	Claim    string       // which claim names the principal, as "sub"
+	Audience string       // the "aud" of JWTs for this service
+	Claim    string       // the claim that names the principal, such as "sub"
 	Budget   plant.Budget // of deletions, of each principal
 }
 
@@ -62,35 +57,33 @@ type Verifier struct {
 	remembered *lru.Cache[Digest, verified]
 }
 
-// A verified JWT need not be verified again for a while.
+// A verified JWT is not verified again for a while.
 type verified struct {
 	principal   Principal
 	at, expires time.Time
 }
 
-// NewVerifier makes a Verifier, which begins to fetch the issuer's keys. A JWT that was
-// verified is believed for ttl, at most until it expires. Trouble with the keys is told to
-// log.
+// NewVerifier makes a Verifier, which begins to fetch the issuer's keys. A verified JWT is
+// remembered for ttl, at most until it expires.
 func NewVerifier(issuer Issuer, ttl time.Duration, log *slog.Logger) *Verifier {
 	return newVerifier(issuer, ttl, &keyring{fetch: newIssuersKeys(issuer.URL, issuer.JWKS).fetch, log: log})
 }
 
 func newVerifier(issuer Issuer, ttl time.Duration, keys *keyring) *Verifier {
-	remembered, err := lru.New[Digest, verified](rememberedJWTs)
+	remembered, err := lru.New[Digest, verified](maxRemembered)
 	if err != nil {
 		panic(err) // only for a size that is not positive
 	}
 	v := &Verifier{issuer: issuer, ttl: ttl, keys: keys, remembered: remembered}
-	v.keys.look(true)
+	v.keys.get(true)
 	return v
 }
 
 // IsJWT reports whether a token has the shape of a JWT. No token of ours has a dot.
 func IsJWT(token string) bool { return strings.Count(token, ".") == 2 }
 
-// Authenticate returns whom a JWT was issued to. It returns ErrInvalidToken, with the
-// reason, for one that is not acceptable, and ErrKeysUnknown or ErrKeyUnknown, whose
-// RetryAfter tells when the issuer may be asked again.
+// Authenticate returns the principal of a JWT. It returns ErrInvalidToken with the reason for
+// one that is not acceptable, or ErrKeysUnknown.
 func (v *Verifier) Authenticate(ctx context.Context, token string) (Principal, error) {
 	digest, now := Digest(sha256.Sum256([]byte(token))), time.Now()
 	if r, ok := v.remembered.Get(digest); ok && now.Sub(r.at) < v.ttl && now.Before(r.expires) {
@@ -104,15 +97,14 @@ func (v *Verifier) Authenticate(ctx context.Context, token string) (Principal, e
 	return principal, nil
 }
 
-// refused is ErrInvalidToken with a reason, which nothing of the token is in.
-func refused(reason string) error { return fmt.Errorf("%w: JWT: %s", ErrInvalidToken, reason) }
+// rejected returns ErrInvalidToken with a reason, which has nothing of the token.
+func rejected(reason string) error { return fmt.Errorf("%w: JWT: %s", ErrInvalidToken, reason) }
 
-// verify looks at the claims first: most that is wrong shows there, and costs neither
-// arithmetic nor a fetch of keys.
+// verify checks the claims first, which costs neither arithmetic nor a fetch of keys.
 func (v *Verifier) verify(ctx context.Context, token string, now time.Time) (_ Principal, expires time.Time, _ error) {
 	parsed, err := jwt.ParseSigned(token, algorithms)
 	if err != nil {
-		return Principal{}, expires, refused("it can't be read, or is not signed with RS256, ES256 or EdDSA")
+		return Principal{}, expires, rejected("it can't be read, or is not signed with RS256, ES256 or EdDSA")
 	}
 	if err := checkHeader(parsed.Headers[0]); err != nil {
 		return Principal{}, expires, err
@@ -120,18 +112,18 @@ func (v *Verifier) verify(ctx context.Context, token string, now time.Time) (_ P
 	var claims jwt.Claims
 	var all map[string]any
 	if parsed.UnsafeClaimsWithoutVerification(&claims, &all) != nil {
-		return Principal{}, expires, refused("its claims can't be read")
+		return Principal{}, expires, rejected("its claims can't be read")
 	}
 	if claims.Expiry == nil {
-		return Principal{}, expires, refused("it has no exp")
+		return Principal{}, expires, rejected("it has no exp")
 	}
 	expected := jwt.Expected{Issuer: v.issuer.URL, AnyAudience: jwt.Audience{v.issuer.Audience}, Time: now}
 	if err := claims.ValidateWithLeeway(expected, leeway); err != nil {
-		return Principal{}, expires, refused(err.Error()) // one of the library's constants
+		return Principal{}, expires, rejected(err.Error()) // one of the library's constants
 	}
 	subject, _ := all[v.issuer.Claim].(string)
 	if !isSubject(subject) {
-		return Principal{}, expires, refused("its claim " + v.issuer.Claim + " is not 1 to 255 printable ASCII characters")
+		return Principal{}, expires, rejected("its claim " + v.issuer.Claim + " is not 1 to 255 printable ASCII characters")
 	}
 	scopes, err := scopesOf(all)
 	if err != nil {
@@ -143,32 +135,31 @@ func (v *Verifier) verify(ctx context.Context, token string, now time.Time) (_ P
 	return Principal{Name: JWTPrefix + subject, Scopes: scopes, Budget: v.issuer.Budget}, claims.Expiry.Time().Add(leeway), nil
 }
 
-// checkHeader refuses what is no access token, and what brings its own key along or means
-// something that is not understood here.
+// checkHeader rejects what is no access token, brings its own key along, or has critical
+// extensions.
 func checkHeader(h jose.Header) error {
 	typ, _ := h.ExtraHeaders[jose.HeaderType].(string)
 	switch strings.TrimPrefix(strings.ToLower(typ), "application/") {
 	case "at+jwt", "jwt":
 	default:
-		return refused("its typ is neither at+jwt nor JWT")
+		return rejected("its typ is neither at+jwt nor JWT")
 	}
 	for _, name := range []jose.HeaderKey{"jku", "x5u", "crit"} {
 		if _, ok := h.ExtraHeaders[name]; ok {
-			return refused("its header has " + string(name))
+			return rejected("its header has " + string(name))
 		}
 	}
 	if h.JSONWebKey != nil {
-		return refused("its header has jwk")
+		return rejected("its header has jwk")
 	}
 	return nil
 }
 
 // checkSignature verifies the signature with the issuer's keys. A JWT that names a key is
-// tried with that one only (RFC 7515, 4.1.4).
+// tried with that key only (RFC 7515, 4.1.4).
 func (v *Verifier) checkSignature(ctx context.Context, token *jwt.JSONWebToken) error {
 	header := token.Headers[0]
-	// wrong is set if there is a key of that name which has not signed it. The issuer
-	// may have another by that name now.
+	// wrong: a key of that name did not sign it. The issuer may have replaced the key.
 	wrong := false
 	err := v.keys.find(ctx, func(keys []jose.JSONWebKey) (done bool) {
 		wrong = false
@@ -186,27 +177,26 @@ func (v *Verifier) checkSignature(ctx context.Context, token *jwt.JSONWebToken) 
 	})
 	switch {
 	case err != nil && wrong:
-		return refused("its signature is wrong")
+		return rejected("its signature is wrong")
 	case errors.Is(err, errNoKey):
-		return refused("none of the issuer's keys has signed it")
+		return rejected("none of the issuer's keys has signed it")
 	}
 	return err
 }
 
-// ComesWithJWT reports whether a principal's name is one that a JWT gives it.
+// ComesWithJWT reports whether a principal's name is that of one with a JWT.
 func ComesWithJWT(principal string) bool {
 	subject, ok := strings.CutPrefix(principal, JWTPrefix)
 	return ok && isSubject(subject)
 }
 
-// isSubject reports whether a principal of that name fits into every database and log.
+// isSubject reports whether a name fits into every database and log.
 func isSubject(s string) bool {
 	return len(s) >= 1 && len(s) <= maxSubject && !strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c > '~' })
 }
 
-// scopesOf reads the claim scope (RFC 9068, 2.2.3: a text, divided by blanks) or scp,
-// which others send instead: a text of that kind or a list. If they send both, these have
-// to say the same.
+// scopesOf reads the claim scope (RFC 9068, 2.2.3: a text, divided by blanks), or scp, which
+// some issuers send instead, as such a text or a list. Both together have to be equal.
 func scopesOf(claims map[string]any) ([]string, error) {
 	var found [][]string
 	for _, name := range []string{"scope", "scp"} {
@@ -221,7 +211,7 @@ func scopesOf(claims map[string]any) ([]string, error) {
 			}
 			found = append(found, list)
 		default:
-			return nil, refused("its claim " + name + " is neither a text nor a list")
+			return nil, rejected("its claim " + name + " is neither a text nor a list")
 		}
 	}
 	for _, scopes := range found {
@@ -231,7 +221,7 @@ func scopesOf(claims map[string]any) ([]string, error) {
 	case len(found) == 0:
 		return nil, nil
 	case len(found) == 2 && !slices.Equal(slices.Compact(found[0]), slices.Compact(found[1])):
-		return nil, refused("its claims scope and scp differ")
+		return nil, rejected("its claims scope and scp differ")
 	}
 	return found[0], nil
 }

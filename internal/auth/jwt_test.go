@@ -1,578 +1,205 @@
 package auth
 
 import (
-	"context"
+	"crypto/ecdsa"
 	"crypto/ed25519"
+	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
-	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
-	"fmt"
-	"io"
 	"log/slog"
-	"net/http"
-	"net/http/httptest"
 	"os"
-	"regexp"
+	"path/filepath"
+	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
 
 	"plantstore/internal/auth/authtest"
+	"plantstore/internal/plant"
 )
 
-// A source stands for an issuer that is asked for its keys, in simulated time.
-type source struct {
-	provider *authtest.Provider
-	fetches  atomic.Int64
-	takes    atomic.Int64 // nanoseconds
-	down     atomic.Bool
-	empty    atomic.Bool
+func newTestVerifier(p *authtest.Provider) *Verifier {
+	return newVerifier(Issuer{URL: p.URL, Audience: authtest.Audience, Claim: "sub"}, time.Minute,
+		&keyring{fetch: (&source{provider: p}).fetch, log: slog.New(slog.DiscardHandler)})
 }
 
-func (s *source) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
-	s.fetches.Add(1)
-	var set struct{ Keys []json.RawMessage }
-	if err := json.Unmarshal(s.provider.JWKS(), &set); err != nil {
-		return nil, err
-	}
-	select {
-	case <-time.After(time.Duration(s.takes.Load())):
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	if s.down.Load() {
-		return nil, errors.New("connection refused")
-	}
-	var keys []jose.JSONWebKey
-	for _, raw := range set.Keys {
-		var key jose.JSONWebKey
-		if json.Unmarshal(raw, &key) == nil && !s.empty.Load() {
-			keys = append(keys, key)
-		}
-	}
-	return keys, nil
-}
-
-const ttl = 5 * time.Second
-
-// simulate runs a test in simulated time, a while after the keys were first fetched.
-func simulate(t *testing.T, test func(t *testing.T, s *source, v *Verifier)) {
-	t.Helper()
+func TestGoodJWTs(t *testing.T) {
 	t.Parallel()
-	provider := authtest.New(t)
-	synctest.Test(t, func(t *testing.T) {
-		s := &source{provider: provider}
-		v := newVerifier(Issuer{URL: provider.URL, Audience: authtest.Audience, Claim: "sub"}, ttl,
-			&keyring{fetch: s.fetch, log: slog.New(slog.DiscardHandler)})
-		time.Sleep(fetchEvery)
-		test(t, s, v)
-		synctest.Wait()
-	})
-}
-
-// want authenticates and compares what comes of it.
-func (v *Verifier) want(t *testing.T, token string, want error) {
-	t.Helper()
-	if _, err := v.Authenticate(t.Context(), token); !errors.Is(err, want) {
-		t.Errorf("Authenticate: %v, want %v", err, want)
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
 	}
-}
-
-// wantLater looks at when a JWT that can't be checked now may be tried again.
-func (v *Verifier) wantLater(t *testing.T, token string, want time.Duration) {
-	t.Helper()
-	_, err := v.Authenticate(t.Context(), token)
-	later, ok := errors.AsType[interface {
-		error
-		RetryAfter() time.Duration
-	}](err)
-	if !ok || later.RetryAfter() != want {
-		t.Errorf("Authenticate: %#v, want an error after which to wait %s", err, want)
+	ecKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
 	}
-}
-
-func TestUnknownKeysAreAskedForOnceInTenSeconds(t *testing.T) {
-	simulate(t, func(t *testing.T, s *source, v *Verifier) {
-		s.takes.Store(int64(300 * time.Millisecond))
-		_, key, err := ed25519.GenerateKey(rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		claims := s.provider.Claims("forger", nil)
-		forged := make([]string, 50)
-		for i := range forged {
-			forged[i] = authtest.SignWith(t, jose.JSONWebKey{Key: key, KeyID: fmt.Sprint("forged-", i), Algorithm: "EdDSA"}, claims, nil)
-		}
-		const seconds, perSecond = 30, 1000
-		before := s.fetches.Load()
-		for i := range seconds * perSecond {
-			if i%500 == 0 { // who is known does not wait for them
-				began := time.Now()
-				v.want(t, s.provider.Sign(t, s.provider.Claims("shop", map[string]any{"jti": fmt.Sprint(i)}), nil), nil)
-				if took := time.Since(began); took > 0 {
-					t.Fatalf("a good JWT took %s beside %d forged ones, want no wait", took, i)
+	both := []string{"plants:delete", "plants:read"}
+	for _, tt := range []struct {
+		name    string
+		key     any // nil: the provider's first
+		alg     jose.SignatureAlgorithm
+		kid     string
+		claims  map[string]any // a duration: from the moment at which the JWT is made
+		headers map[string]any
+		subject string   // empty: shop
+		scopes  []string // nil: plants:delete
+	}{
+		{name: "EdDSA"},
+		{name: "ES256", key: ecKey, alg: jose.ES256, kid: "ec"},
+		{name: "RS256", key: rsaKey, alg: jose.RS256, kid: "rsa"},
+		{name: "without kid", key: ecKey, alg: jose.ES256},
+		{name: "typ JWT", headers: map[string]any{"typ": "JWT"}},
+		{name: "typ with its tree", headers: map[string]any{"typ": "application/AT+JWT"}},
+		{name: "audiences", claims: map[string]any{"aud": []string{"https://other.example", authtest.Audience}}},
+		{name: "subject of the usual characters", claims: map[string]any{"sub": "auth0|64 (x)@~"}, subject: "auth0|64 (x)@~"},
+		{name: "longest subject", claims: map[string]any{"sub": strings.Repeat("s", 255)}, subject: strings.Repeat("s", 255)},
+		{name: "expired within the leeway", claims: map[string]any{"exp": -time.Second}},
+		{name: "not yet within the leeway", claims: map[string]any{"nbf": leeway / 2}},
+		{name: "scopes", claims: map[string]any{"scope": "plants:read plants:delete"}, scopes: both},
+		{name: "scp as a list", claims: map[string]any{"scope": nil, "scp": both}, scopes: both},
+		{name: "scp as a text", claims: map[string]any{"scope": nil, "scp": "plants:read plants:delete"}, scopes: both},
+		{name: "scopes that agree", claims: map[string]any{"scope": "plants:read plants:delete", "scp": both}, scopes: both},
+		{name: "no scope", claims: map[string]any{"scope": nil}, scopes: []string{}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			p := authtest.New(t)
+			if tt.key != nil {
+				p.Use(jose.JSONWebKey{Key: tt.key, KeyID: tt.kid, Algorithm: string(tt.alg)})
+			}
+			for name, value := range tt.claims {
+				if d, ok := value.(time.Duration); ok {
+					tt.claims[name] = time.Now().Add(d).Unix()
 				}
 			}
-			go func() {
-				if _, err := v.Authenticate(t.Context(), forged[i%len(forged)]); !errors.Is(err, ErrInvalidToken) && !errors.Is(err, ErrKeysUnknown) {
-					t.Errorf("a forged JWT: %v", err)
-				}
-			}()
-			time.Sleep(time.Second / perSecond)
-		}
-		time.Sleep(fetchTimeout)
-		if got, want := s.fetches.Load()-before, int64(seconds/10); got > want || got == 0 {
-			t.Errorf("the issuer was asked %d times in %d s, want %d", got, seconds, want)
-		}
-	})
-}
-
-func TestWhatIsToldOfAnUnknownKey(t *testing.T) {
-	simulate(t, func(t *testing.T, s *source, v *Verifier) {
-		_, key, err := ed25519.GenerateKey(rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		forged := authtest.SignWith(t, jose.JSONWebKey{Key: key, KeyID: "forged", Algorithm: "EdDSA"}, s.provider.Claims("forger", nil), nil)
-		v.want(t, forged, ErrInvalidToken) // the issuer was asked
-		time.Sleep(time.Second)
-		s.provider.Rotate(t, "second")
-		second := s.provider.Token(t, "shop")
-		v.want(t, second, ErrKeyUnknown) // it was asked before there was that key
-		v.wantLater(t, second, fetchEvery-time.Second)
-		time.Sleep(fetchEvery)
-		v.want(t, second, nil)
-		s.provider.Rotate(t, "third")
-		time.Sleep(fetchEvery)
-		v.want(t, s.provider.Token(t, "shop"), nil)
-		v.want(t, second, nil)
-	})
-}
-
-// An issuer that publishes each key a while before it signs with it is never asked in vain:
-// none of its JWTs waits, or is refused.
-func TestRotationsWithOverlapAreNotNoticed(t *testing.T) {
-	for name, flood := range map[string]bool{"alone": false, "beside made-up keys": true} {
-		t.Run(name, func(t *testing.T) {
-			simulate(t, func(t *testing.T, s *source, v *Verifier) {
-				made := func(kid string) jose.JSONWebKey {
-					_, key, err := ed25519.GenerateKey(rand.Reader)
-					if err != nil {
-						t.Fatal(err)
-					}
-					return jose.JSONWebKey{Key: key, KeyID: kid, Algorithm: "EdDSA"}
-				}
-				signs := made("0")
-				s.provider.Use(signs)
-				v.want(t, authtest.SignWith(t, signs, s.provider.Claims("shop", nil), nil), nil)
-				s.takes.Store(int64(time.Second))
-				const every = 5 * time.Second // a JWT comes
-				for kid := range 3 {
-					s.provider.Withdraw() // the one before
-					next := made(fmt.Sprint(kid + 1))
-					s.provider.Use(next)
-					for i := range (refreshEvery + 2*every) / every {
-						if flood {
-							forged := authtest.SignWith(t, made("forged"), s.provider.Claims("forger", nil), nil)
-							go v.Authenticate(t.Context(), forged)
-						}
-						began := time.Now()
-						v.want(t, authtest.SignWith(t, signs, s.provider.Claims("shop", map[string]any{"jti": fmt.Sprint(kid, i)}), nil), nil)
-						if took := time.Since(began); took > 0 {
-							t.Errorf("a JWT by key %s took %s, want no wait", signs.KeyID, took)
-						}
-						time.Sleep(every)
-					}
-					signs = next
-				}
-			})
+			if tt.subject == "" {
+				tt.subject = "shop"
+			}
+			if tt.scopes == nil {
+				tt.scopes = []string{ScopeDelete}
+			}
+			got, err := newTestVerifier(p).Authenticate(t.Context(), p.Sign(t, p.Claims("shop", tt.claims), tt.headers))
+			if err != nil || got.Name != JWTPrefix+tt.subject || !slices.Equal(got.Scopes, tt.scopes) {
+				t.Errorf("principal %q with scopes %q, %v; want %q with %q", got.Name, got.Scopes, err, JWTPrefix+tt.subject, tt.scopes)
+			}
 		})
 	}
 }
 
-// A key is for one algorithm if it says so (RFC 7517, 4.4).
-func TestAKeyOfAnotherAlgorithm(t *testing.T) {
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
+// The last key signs well, so what is wrong is what the name says.
+func TestBadJWTs(t *testing.T) {
+	t.Parallel()
+	p := authtest.New(t)
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		t.Fatal(err)
 	}
-	simulate(t, func(t *testing.T, s *source, v *Verifier) {
-		for algorithm, want := range map[jose.SignatureAlgorithm]error{jose.PS256: ErrInvalidToken, jose.RS256: nil, "": nil} {
-			kid := "for " + string(algorithm)
-			s.provider.Use(jose.JSONWebKey{Key: key, KeyID: kid, Algorithm: string(algorithm)})
-			time.Sleep(fetchEvery)
-			v.want(t, authtest.SignWith(t, jose.JSONWebKey{Key: key, KeyID: kid, Algorithm: string(jose.RS256)}, s.provider.Claims("shop", nil), nil), want)
-		}
-	})
-}
+	p.Use(jose.JSONWebKey{Key: rsaKey, KeyID: "rsa", Algorithm: string(jose.RS256)})
+	published, err := x509.MarshalPKIXPublicKey(rsaKey.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	publicPEM := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: published})
+	_, foreign, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, goodEd, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	goodKey := jose.JSONWebKey{Key: goodEd, KeyID: "known", Algorithm: string(jose.EdDSA)}
+	p.Use(goodKey)
+	v := newTestVerifier(p)
 
-// An issuer may replace a key and keep its name. Good JWTs are refused for ten seconds at
-// the most then, forged ones always, and no more keys are fetched than for other names.
-func TestAKeyThatIsReplacedUnderItsName(t *testing.T) {
-	simulate(t, func(t *testing.T, s *source, v *Verifier) {
-		_, key, err := ed25519.GenerateKey(rand.Reader)
+	part := func(v any) string {
+		b, err := json.Marshal(v)
 		if err != nil {
 			t.Fatal(err)
 		}
-		forge := func() string {
-			return authtest.SignWith(t, jose.JSONWebKey{Key: key, KeyID: "same", Algorithm: "EdDSA"}, s.provider.Claims("forger", nil), nil)
-		}
-		s.provider.Rotate(t, "same")
-		v.want(t, s.provider.Token(t, "shop"), nil)
-		v.want(t, forge(), ErrInvalidToken)
-		s.provider.Withdraw()
-		s.provider.Rotate(t, "same")
-		s.provider.Withdraw()
-		fresh := s.provider.Token(t, "shop")
-		v.want(t, fresh, ErrInvalidToken) // the keys were fetched a moment ago
-		time.Sleep(fetchEvery)
-		v.want(t, fresh, nil)
-		before := s.fetches.Load()
-		for range 1000 {
-			v.want(t, forge(), ErrInvalidToken)
-		}
-		if got := s.fetches.Load() - before; got > 1 {
-			t.Errorf("forged JWTs had the keys fetched %d times within a moment, want once at most", got)
-		}
-		v.want(t, s.provider.Token(t, "other"), nil)
-	})
-}
-
-func TestAnIssuerThatIsDown(t *testing.T) {
-	simulate(t, func(t *testing.T, s *source, v *Verifier) {
-		s.down.Store(true)
-		s.takes.Store(int64(time.Hour))
-		for range 20 {
-			v.want(t, s.provider.Token(t, "shop"), nil)
-			time.Sleep(time.Minute)
-		}
-		known := s.provider.Token(t, "shop")
-		s.provider.Rotate(t, "second")
-		second := s.provider.Token(t, "shop")
-		time.Sleep(fetchEvery)
-		began := time.Now()
-		v.want(t, second, ErrKeysUnknown)
-		if took := time.Since(began); took != fetchTimeout {
-			t.Errorf("it took %s to find out that the issuer is silent, want %s", took, fetchTimeout)
-		}
-		began = time.Now()
-		v.want(t, second, ErrKeysUnknown)
-		v.wantLater(t, second, fetchEvery-fetchTimeout)
-		v.want(t, known, nil)
-		if took := time.Since(began); took > 0 {
-			t.Errorf("the next ones took %s, want no wait", took)
-		}
-		s.down.Store(false)
-		s.takes.Store(0)
-		time.Sleep(fetchEvery)
-		v.want(t, second, nil)
-	})
-}
-
-func TestKeysThatAreTakenBackEnd(t *testing.T) {
-	simulate(t, func(t *testing.T, s *source, v *Verifier) {
-		stolen := s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
-		s.provider.Rotate(t, "second")
-		s.provider.Withdraw()
-		v.want(t, stolen, nil)
-		time.Sleep(refreshEvery)
-		good := s.provider.Token(t, "shop")
-		v.want(t, good, nil) // and has the keys fetched
-		time.Sleep(ttl)
-		v.want(t, stolen, ErrKeysUnknown)
-		time.Sleep(fetchEvery)
-		v.want(t, stolen, ErrInvalidToken)
-		v.want(t, good, nil)
-	})
-}
-
-// After a pause, keys that were taken back meanwhile are of no use for a moment either. Who
-// waits for fresh ones does so once: an issuer that is down holds nobody up.
-func TestKeysThatAreTakenBackInAPause(t *testing.T) {
-	simulate(t, func(t *testing.T, s *source, v *Verifier) {
-		stolen := s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
-		s.provider.Rotate(t, "second")
-		s.provider.Withdraw()
-		s.takes.Store(int64(time.Second))
-		time.Sleep(believedFor)
-		v.want(t, stolen, ErrInvalidToken)
-		good := s.provider.Token(t, "shop")
-		v.want(t, good, nil)
-
-		s.down.Store(true)
-		time.Sleep(believedFor)
-		for i, want := range []time.Duration{time.Second, 0, 0} {
-			good := s.provider.Token(t, "shop")
-			began := time.Now()
-			v.want(t, good, nil)
-			if took := time.Since(began); took != want {
-				t.Errorf("JWT %d took %s while the issuer is down, want %s", i, took, want)
-			}
-			time.Sleep(fetchEvery)
-		}
-
-		// That it was down is no reason to believe old keys once it is up.
-		s.down.Store(false)
-		stolen = s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
-		s.provider.Rotate(t, "third")
-		s.provider.Withdraw()
-		time.Sleep(believedFor)
-		var both sync.WaitGroup
-		for range 2 {
-			both.Go(func() { v.want(t, stolen, ErrInvalidToken) })
-		}
-		both.Wait()
-	})
-}
-
-// An issuer may take back its last key.
-func TestTheLastKeyThatIsTakenBackEnds(t *testing.T) {
-	simulate(t, func(t *testing.T, s *source, v *Verifier) {
-		stolen := s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
-		v.want(t, stolen, nil)
-		s.empty.Store(true)
-		time.Sleep(believedFor)
-		v.want(t, stolen, ErrInvalidToken)
-		s.empty.Store(false)
-		time.Sleep(fetchEvery)
-		v.want(t, stolen, nil)
-	})
-}
-
-// An issuer is not asked for keys because JWTs are good: only now and then, for those
-// that it took back.
-func TestGoodJWTsAreNoReasonToAskForKeys(t *testing.T) {
-	simulate(t, func(t *testing.T, s *source, v *Verifier) {
-		for range 2 * refreshEvery / fetchEvery {
-			v.want(t, s.provider.Token(t, "shop"), nil)
-			time.Sleep(fetchEvery)
-		}
-		if got := s.fetches.Load(); got != 3 {
-			t.Errorf("the issuer was asked %d times in %s, want 3", got, 2*refreshEvery)
-		}
-	})
-}
-
-// While a JWT is remembered, its signature is not checked.
-func TestJWTsAreRemembered(t *testing.T) {
-	simulate(t, func(t *testing.T, s *source, v *Verifier) {
-		token := s.provider.Token(t, "shop")
-		last := s.provider.Sign(t, s.provider.Claims("shop", map[string]any{"exp": time.Now().Add(2*time.Second - leeway).Unix()}), nil)
-		v.want(t, token, nil)
-		v.want(t, last, nil)
-		synctest.Wait()
-		v.keys.keys = nil // nothing can be verified any more
-		s.down.Store(true)
-		time.Sleep(ttl - time.Second)
-		v.want(t, token, nil)
-		v.want(t, last, ErrInvalidToken)
-		time.Sleep(time.Second)
-		v.want(t, token, ErrKeysUnknown)
-	})
-}
-
-func TestRememberedJWTsAreBounded(t *testing.T) {
-	simulate(t, func(t *testing.T, s *source, v *Verifier) {
-		first := s.provider.Token(t, "shop")
-		v.want(t, first, nil)
-		for i := range rememberedJWTs - 1 {
-			v.remembered.Add(Digest{byte(i), byte(i >> 8)}, verified{})
-		}
-		remembers := func() bool { return v.remembered.Contains(sha256.Sum256([]byte(first))) }
-		if !remembers() {
-			t.Error("a JWT is forgotten before its turn")
-		}
-		v.want(t, s.provider.Sign(t, s.provider.Claims("shop", map[string]any{"jti": "2"}), nil), nil)
-		if got := v.remembered.Len(); got != rememberedJWTs || remembers() {
-			t.Errorf("%d JWTs are remembered, the first of %d among them: %v; want %d and not", got, rememberedJWTs+1, remembers(), rememberedJWTs)
-		}
-	})
-}
-
-func TestTheLogSaysOnceWhatIsWrongWithTheKeys(t *testing.T) {
-	t.Parallel()
-	provider := authtest.New(t)
-	synctest.Test(t, func(t *testing.T) {
-		var log strings.Builder
-		s := &source{provider: provider}
-		s.down.Store(true)
-		v := newVerifier(Issuer{URL: provider.URL, Audience: authtest.Audience, Claim: "sub"}, ttl,
-			&keyring{fetch: s.fetch, log: slog.New(slog.NewTextHandler(&log, nil))})
-		for i := range 6 {
-			s.down.Store(i < 3)
-			time.Sleep(fetchEvery)
-			_, _ = v.Authenticate(t.Context(), provider.Token(t, "shop"))
-			synctest.Wait()
-		}
-		for _, want := range []string{"the identity provider's keys can't be read: connection refused", "the identity provider's keys are known"} {
-			if got := strings.Count(log.String(), want); got != 1 {
-				t.Errorf("the log says %d times %q, want it once:\n%s", got, want, log.String())
-			}
-		}
-	})
-}
-
-// No name of a token can be one of a JWT's principal.
-func TestPrincipalsOfTwoKindsNeverMeet(t *testing.T) {
-	t.Parallel()
-	migration, err := os.ReadFile("../../migrations/00004_api_tokens.sql")
+		return base64.RawURLEncoding.EncodeToString(b)
+	}
+	claims := p.Claims("shop", nil)
+	with := func(claims, headers map[string]any) string { return p.Sign(t, p.Claims("shop", claims), headers) }
+	good := p.Token(t, "shop")
+	header, rest, _ := strings.Cut(good, ".")
+	payload, signature, _ := strings.Cut(rest, ".")
+	decoded, err := base64.RawURLEncoding.DecodeString(payload)
 	if err != nil {
 		t.Fatal(err)
 	}
-	rule := regexp.MustCompile(`name ~ '(\^[^']+\$)'`).FindSubmatch(migration)
-	if rule == nil {
-		t.Fatal("the migration has no rule for the names of tokens")
+	twice := strings.Replace(string(decoded), `{`, `{"scope":"plants:read",`, 1)
+
+	for name, token := range map[string]string{
+		"alg none":                    part(map[string]string{"alg": "none", "typ": "JWT"}) + "." + payload + ".",
+		"alg none, with a signature":  part(map[string]string{"alg": "none", "typ": "JWT", "kid": "known"}) + "." + payload + "." + signature,
+		"HS256 with the public key":   authtest.SignWith(t, jose.JSONWebKey{Key: publicPEM, KeyID: "rsa", Algorithm: string(jose.HS256)}, claims, nil),
+		"RS512":                       authtest.SignWith(t, jose.JSONWebKey{Key: rsaKey, KeyID: "rsa", Algorithm: string(jose.RS512)}, claims, nil),
+		"PS256":                       authtest.SignWith(t, jose.JSONWebKey{Key: rsaKey, KeyID: "rsa", Algorithm: string(jose.PS256)}, claims, nil),
+		"other issuer":                with(map[string]any{"iss": "https://other.example"}, nil),
+		"issuer with a slash":         with(map[string]any{"iss": p.URL + "/"}, nil),
+		"no issuer":                   with(map[string]any{"iss": nil}, nil),
+		"other audience":              with(map[string]any{"aud": "https://other.example"}, nil),
+		"no audience":                 with(map[string]any{"aud": nil}, nil),
+		"audience in another case":    with(map[string]any{"aud": strings.ToUpper(authtest.Audience)}, nil),
+		"typ of an identity":          with(nil, map[string]any{"typ": "id+jwt"}),
+		"typ is no text":              with(nil, map[string]any{"typ": 1}),
+		"no typ":                      with(nil, map[string]any{"typ": nil}),
+		"expired":                     with(map[string]any{"exp": time.Now().Add(-leeway - time.Second).Unix()}, nil),
+		"never expires":               with(map[string]any{"exp": nil}, nil),
+		"exp is a text":               with(map[string]any{"exp": "tomorrow"}, nil),
+		"not yet":                     with(map[string]any{"nbf": time.Now().Add(time.Hour).Unix()}, nil),
+		"issued in the future":        with(map[string]any{"iat": time.Now().Add(time.Hour).Unix()}, nil),
+		"cut in its signature":        good[:len(good)-10],
+		"without its signature":       header + "." + payload + ".",
+		"signature of something else": header + "." + part(p.Claims("owner", nil)) + "." + signature,
+		"foreign key, known kid":      authtest.SignWith(t, jose.JSONWebKey{Key: foreign, KeyID: "known", Algorithm: string(jose.EdDSA)}, claims, nil),
+		"key in the header: jwk":      with(nil, map[string]any{"jwk": goodKey.Public()}),
+		"key in the header: jku":      with(nil, map[string]any{"jku": p.URL + "/keys"}),
+		"key in the header: x5u":      with(nil, map[string]any{"x5u": "https://other.example/cert"}),
+		"critical header":             with(nil, map[string]any{"crit": []string{"exp"}, "exp": 1}),
+		"critical header b64":         with(nil, map[string]any{"crit": []string{"b64"}, "b64": true}),
+		"two scopes claims":           with(map[string]any{"scp": []string{"plants:read"}}, nil),
+		"two scopes claims, reversed": with(map[string]any{"scope": "plants:read", "scp": []string{"plants:delete"}}, nil),
+		"scope twice":                 authtest.SignWith(t, goodKey, []byte(twice), nil),
+		"scope is a number":           with(map[string]any{"scope": 1}, nil),
+		"sub empty":                   with(map[string]any{"sub": ""}, nil),
+		"no sub":                      with(map[string]any{"sub": nil}, nil),
+		"sub is a number":             with(map[string]any{"sub": 7}, nil),
+		"sub of 256 bytes":            with(map[string]any{"sub": strings.Repeat("s", 256)}, nil),
+		"sub with a control":          with(map[string]any{"sub": "shop\nroot"}, nil),
+		"sub of other letters":        with(map[string]any{"sub": "b\u00fcro\u202e"}, nil),
+		"claims are a list":           authtest.SignWith(t, goodKey, []byte(`[]`), nil),
+		"nothing":                     "..",
+	} {
+		if got, err := v.Authenticate(t.Context(), token); !errors.Is(err, ErrInvalidToken) || got.Name != "" {
+			t.Errorf("%s: principal %q, %v; want none and ErrInvalidToken", name, got.Name, err)
+		}
 	}
-	if regexp.MustCompile(string(rule[1])).MatchString(JWTPrefix + "shop") {
-		t.Errorf("a token may be named %q", JWTPrefix+"shop")
+	if _, err := v.Authenticate(t.Context(), good); err != nil {
+		t.Errorf("the good JWT: %v", err)
 	}
 }
 
-func TestCheckURL(t *testing.T) {
+func TestJWTsByAFileOfKeys(t *testing.T) {
 	t.Parallel()
-	for url, want := range map[string]bool{
-		"https://login.example/realms/shop": true, "http://127.0.0.1:8080": true, "http://localhost/x": true, "http://[::1]:80/": true,
-		"http://login.example": false, "http://localhost.example": false, "login.example": false, "https://": false,
-		"file:///etc/passwd": false, "": false, "https:\n//x": false, "ftp://127.0.0.1/": false,
-	} {
-		if err := CheckURL(url, "https"); (err == nil) != want {
-			t.Errorf("CheckURL(%q): %v, want it good: %v", url, err, want)
-		}
-	}
-	const aFiles = " is no URL of a file: that has three slashes and the whole path, as file:///"
-	const insecure = " is no https URL: whoever is between could put in keys of their own"
-	for url, want := range map[string]string{
-		"file:///etc/jwks.json": "", "file://localhost/etc/jwks.json": "", "file:/etc/jwks.json": "",
-		"/etc/jwks.json":           `"/etc/jwks.json"` + aFiles + "etc/jwks.json",
-		"file://etc/jwks.json":     `"file://etc/jwks.json"` + aFiles + "etc/jwks.json",
-		"file://svc:hunter2@etc/x": `"file://etc/x"` + aFiles + "etc/x",
-		"file:jwks.json":           `"file:"` + aFiles + "jwks.json",
-		"login.example/keys":       `"login.example/keys"` + insecure,
-		"http://login.example":     `"http://login.example"` + insecure,
-	} {
-		got := ""
-		if err := CheckURL(url, "https", "file"); err != nil {
-			got = err.Error()
-		}
-		if got != want {
-			t.Errorf("CheckURL(%q), also of a file: %q, want %q", url, got, want)
-		}
-	}
-}
-
-// An issuer that answers something else has its keys unknown, and is told why.
-func TestAnIssuerThatAnswersSomethingElse(t *testing.T) {
-	t.Parallel()
-	public, private, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
+	p := authtest.New(t)
+	file := filepath.Join(t.TempDir(), "jwks.json")
+	if err := os.WriteFile(file, p.JWKS(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	keys := func(keys ...jose.JSONWebKey) string {
-		set, err := json.Marshal(jose.JSONWebKeySet{Keys: keys})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(set)
-	}
-	var answers sync.Map // path to body
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, ok := answers.Load(r.URL.Path)
-		if !ok {
-			w.WriteHeader(http.StatusNotFound)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		io.WriteString(w, body.(string))
-	}))
-	defer server.Close()
-	discovery := func(issuer, jwks string) string {
-		return fmt.Sprintf(`{"issuer":%q,"jwks_uri":%q}`, issuer, jwks)
-	}
-	for name, tt := range map[string]struct {
-		discovery string // empty: the keys are at /NAME/keys
-		keys      string
-		want      string // empty: a key is found; "none": there is none
-	}{
-		"good":       {"", keys(jose.JSONWebKey{Key: public}), ""},
-		"sig":        {"", keys(jose.JSONWebKey{Key: public, Use: "sig"}), ""},
-		"discovered": {discovery(server.URL+"/discovered", server.URL+"/discovered/keys"), keys(jose.JSONWebKey{Key: public}), ""},
-		"enc":        {"", keys(jose.JSONWebKey{Key: public, Use: "enc"}), "none"},
-		"private":    {"", keys(jose.JSONWebKey{Key: private}), "none"},
-		"taken back": {"", `{"keys":[]}`, "none"},
-		"no set":     {"", `{}`, "it is no set of keys"},
-		"html":       {"", "<html>", "invalid character '<' looking for beginning of value"},
-		"large":      {"", strings.Repeat(" ", maxKeys) + keys(jose.JSONWebKey{Key: public}), "EOF"},
-		"absent":     {"", "", "404 Not Found"},
-		"nowhere":    {"-", "", "discovery: 404 Not Found: "},
-		"other":      {discovery("https://other.example", server.URL+"/good/keys"), "", `discovery: oidc: issuer URL provided to client ("` + server.URL + `/other") did not match`},
-		"plain":      {discovery(server.URL+"/plain", "http://idp.example/keys"), "", `discovery: jwks_uri: "http://idp.example/keys" is no https URL`},
-		"file":       {discovery(server.URL+"/file", "file:///etc/passwd"), "", `discovery: jwks_uri: "file:///etc/passwd" is no https URL`},
-	} {
-		base := server.URL + "/" + name
-		if tt.keys != "" {
-			answers.Store("/"+name+"/keys", tt.keys)
-		}
-		jwks := base + "/keys"
-		if tt.discovery != "" {
-			jwks = ""
-		}
-		if strings.HasPrefix(tt.discovery, "{") {
-			answers.Store("/"+name+"/.well-known/openid-configuration", tt.discovery)
-		}
-		found, err := newIssuersKeys(base, jwks).fetch(t.Context())
-		switch {
-		case tt.want == "" && (err != nil || len(found) != 1):
-			t.Errorf("%s: %d keys, %v; want one", name, len(found), err)
-		case tt.want == "none":
-			if err != nil || len(found) > 0 {
-				t.Errorf("%s: %d keys, %v; want none", name, len(found), err)
-			}
-		case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
-			t.Errorf("%s: %v, want %s", name, err, tt.want)
-		}
-	}
-}
-
-// No error of a fetch, and none of a setting, tells what may be secret in a URL.
-func TestErrorsTellNoSecretOfAURL(t *testing.T) {
-	t.Parallel()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch r.URL.Path {
-		case "/no":
-			http.Error(w, "no", http.StatusForbidden)
-		case "/none":
-			io.WriteString(w, `{}`)
-		case "/elsewhere":
-			http.Redirect(w, r, r.URL.String(), http.StatusFound)
-		case "/silence":
-			panic(http.ErrAbortHandler)
-		}
-	}))
-	defer server.Close()
-	host := strings.TrimPrefix(server.URL, "http://")
-	for _, path := range []string{"/no", "/none", "/elsewhere", "/silence", "/nonsense"} {
-		_, err := newIssuersKeys("https://login.example", "http://svc:hunter2@"+host+path+"?token=sekrit").fetch(t.Context())
-		if err == nil || !strings.HasPrefix(err.Error(), server.URL+path+": ") {
-			t.Errorf("fetch: %v, want an error of %s", err, server.URL+path)
-		}
-	}
-	_, refused := newIssuersKeys("https://login.example", "http://svc:hunter2@127.0.0.1:1/keys?token=sekrit").fetch(t.Context())
-	_, discovery := newIssuersKeys("http://svc:hunter2@127.0.0.1:1/?token=sekrit", "").fetch(t.Context())
-	_, unreadable := newIssuersKeys("https://login.example", "http://svc:hunter2@[::1?token=sekrit").fetch(t.Context())
-	for _, err := range []error{refused, discovery, unreadable, CheckURL("http://svc:hunter2@idp/keys?token=sekrit", "https"),
-		CheckURL("http://svc:hunter2@[::1?token=sekrit", "https"), CheckIssuer("https://svc:hunter2@idp"), CheckIssuer("https://idp/?token=sekrit"), CheckIssuer("https://idp/#sekrit")} {
-		if err == nil || strings.Contains(err.Error(), "svc") || strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "sekrit") {
-			t.Errorf("%v; want an error without a secret", err)
-		}
-	}
-	if err := CheckIssuer("https://login.example/realms/shop"); err != nil {
-		t.Errorf("CheckIssuer: %v, want none", err)
+	budget := plant.Budget{Most: 7, Period: time.Hour}
+	v := NewVerifier(Issuer{URL: "https://login.example", JWKS: "file://" + file, Audience: authtest.Audience, Claim: "client_id", Budget: budget},
+		time.Minute, slog.New(slog.DiscardHandler))
+	token := p.Sign(t, p.Claims("7", map[string]any{"iss": "https://login.example", "client_id": "back-office"}), nil)
+	if got, err := v.Authenticate(t.Context(), token); err != nil || got.Name != "jwt:back-office" || got.Budget != budget {
+		t.Errorf("principal %+v, %v; want jwt:back-office with the budget %v", got, err, budget)
 	}
 }

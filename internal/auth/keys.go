@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -21,127 +20,118 @@ import (
 )
 
 const (
-	// fetchEvery is how often the keys of an issuer are asked for at the most. A
-	// signature by a key that is not known may mean that there is a new one, and
-	// anybody can send one.
+	// fetchEvery limits how often keys are fetched. An unknown key may be a new one, but
+	// anybody can make one up.
 	fetchEvery = 10 * time.Second
-	// refreshEvery is how often keys are asked for again while JWTs come, so that those
-	// that the issuer takes back end.
+	// refreshEvery is how often keys are fetched while JWTs come, so that withdrawn keys
+	// end.
 	refreshEvery = 4 * time.Minute
-	// believedFor is how long keys are believed without asking again. No JWT came for a
-	// while if they are older: then the first ones wait for the answer.
-	believedFor = 5 * time.Minute
-	// fetchTimeout bounds one fetch.
+	// maxAge is the age of keys from which on a JWT waits for fresh ones.
+	maxAge = 5 * time.Minute
+	// fetchTimeout limits one fetch.
 	fetchTimeout = 5 * time.Second
-	// maxKeys bounds what is read of an issuer's answer, in bytes.
+	// maxKeys limits what is read of an issuer's answer, in bytes.
 	maxKeys = 1 << 20
 )
 
-// A keyring has the public keys of an issuer, as far as they are known.
+// A keyring caches the public keys of an issuer.
 type keyring struct {
 	fetch func(context.Context) ([]jose.JSONWebKey, error)
 	log   *slog.Logger
 
-	mu    sync.Mutex
-	keys  []jose.JSONWebKey
-	asked time.Time // when the fetch of keys began
-	tried time.Time // when the last fetch began
-	// running is closed when the fetch under way ends, and nil without one.
-	running chan struct{}
-	failed  bool   // the last fetch that ended did, and began less than refreshEvery before the next
-	said    string // what was logged last
+	mu      sync.Mutex
+	keys    []jose.JSONWebKey
+	fetched time.Time     // when the fetch of keys began
+	tried   time.Time     // when the last fetch began
+	running chan struct{} // closed when the fetch under way ends; nil without one
+	failed  bool          // the last fetch did, less than refreshEvery before the next
+	logged  string
 }
 
-// look returns the keys, and when they were asked for. It starts a fetch if one is due, or
-// if these keys did not help the caller (inVain). running is closed when the fetch under way
-// ends, and old says that until then the keys are not to be believed. They are if the fetch
-// before failed, less than refreshEvery ago: the issuer can't be reached.
-func (k *keyring) look(inVain bool) (keys []jose.JSONWebKey, asked time.Time, running <-chan struct{}, old bool) {
+// get returns the keys, and when their fetch began. It starts a fetch if one is due, or if
+// these keys did not help (again). running is closed when the fetch under way ends. stale:
+// the keys are too old to be used before that. An issuer that is down does not make them
+// stale.
+func (k *keyring) get(again bool) (keys []jose.JSONWebKey, fetched time.Time, running <-chan struct{}, stale bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := time.Now()
-	if k.running == nil && (inVain || now.Sub(k.asked) >= refreshEvery) && now.Sub(k.tried) >= fetchEvery {
+	if k.running == nil && (again || now.Sub(k.fetched) >= refreshEvery) && now.Sub(k.tried) >= fetchEvery {
 		if now.Sub(k.tried) >= refreshEvery {
-			k.failed = false // what happened then says nothing of now
+			k.failed = false
 		}
 		k.tried, k.running = now, make(chan struct{})
 		go k.renew(now)
 	}
-	return k.keys, k.asked, k.running, k.running != nil && !k.failed && now.Sub(k.asked) >= believedFor
+	return k.keys, k.fetched, k.running, k.running != nil && !k.failed && now.Sub(k.fetched) >= maxAge
 }
 
-// renew fetches the keys. Nobody who waits for them may end it for the others. Keys that
-// are known stay where it fails.
+// renew fetches the keys, for all that wait. The old ones stay if it fails.
 func (k *keyring) renew(began time.Time) {
 	ctx, cancel := context.WithTimeout(context.Background(), fetchTimeout)
 	defer cancel()
 	keys, err := k.fetch(ctx)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	said, level := "the identity provider's keys are known", slog.LevelInfo
+	message, level := "the identity provider's keys are known", slog.LevelInfo
 	if k.failed = err != nil; k.failed {
-		said, level = fmt.Sprintf("the identity provider's keys can't be read: %.300s", err.Error()), slog.LevelWarn
-	} else if k.keys, k.asked = keys, began; len(keys) == 0 {
-		said, level = "the identity provider has no key that could sign a token: no JWT is accepted", slog.LevelWarn
+		message, level = fmt.Sprintf("the identity provider's keys can't be fetched: %.300s", err.Error()), slog.LevelWarn
+	} else if k.keys, k.fetched = keys, began; len(keys) == 0 {
+		message, level = "the identity provider has no key that could sign a token: no JWT is accepted", slog.LevelWarn
 	}
-	if said != k.said {
-		k.said = said
-		k.log.Log(ctx, level, said)
+	if message != k.logged {
+		k.logged = message
+		k.log.Log(ctx, level, message)
 	}
 	close(k.running)
 	k.running = nil
 }
 
-// find tries the keys, and where none is the right one, fresh ones. It returns errNoKey
-// only if the issuer was asked after the call and has no such key, and ErrKeysUnknown if
-// it could not be asked; if it had been a moment before, ErrKeyUnknown.
+// find tries the keys, and then fresh ones. It returns errNoKey if keys fetched after the
+// call don't help, and ErrKeysUnknown if none could be fetched.
 func (k *keyring) find(ctx context.Context, try func([]jose.JSONWebKey) (done bool)) error {
-	came := time.Now()
-	for inVain := false; ; {
-		keys, asked, running, old := k.look(inVain)
+	start := time.Now()
+	for again := false; ; {
+		keys, fetched, running, stale := k.get(again)
 		switch {
-		case old: // wait
+		case stale: // wait
 		case try(keys):
 			return nil
-		case !asked.Before(came):
+		case !fetched.Before(start):
 			return errNoKey
-		case !inVain:
-			inVain = true
+		case !again:
+			again = true
 			continue
-		case running == nil && came.Sub(asked) < fetchEvery:
-			return k.later(ErrKeyUnknown)
 		case running == nil:
-			return k.later(ErrKeysUnknown)
+			return k.later()
 		}
 		select {
 		case <-running:
 		case <-ctx.Done():
-			return k.later(ErrKeysUnknown)
+			return k.later()
 		}
 	}
 }
 
-// later is an error that passes with the next fetch of keys at the earliest.
-func (k *keyring) later(err error) error {
+// later returns an ErrKeysUnknown that passes with the next fetch at the earliest.
+func (k *keyring) later() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return &laterError{err, time.Until(k.tried.Add(fetchEvery))}
+	return &laterError{ErrKeysUnknown, time.Until(k.tried.Add(fetchEvery))}
 }
 
-// A laterError is an ErrKeysUnknown that knows when the keys may be fetched again.
+// A laterError has when the keys can be fetched again.
 type laterError struct {
 	error
 	wait time.Duration
 }
 
-func (e *laterError) Unwrap() error { return e.error }
-
-// RetryAfter is how long it takes until then.
+func (e *laterError) Unwrap() error             { return e.error }
 func (e *laterError) RetryAfter() time.Duration { return e.wait }
 
 // An issuersKeys fetches the keys of an issuer.
 type issuersKeys struct {
-	issuer, jwks string // jwks may be empty: then the issuer is asked where they are
+	issuer, jwks string // jwks may be empty: discovery
 	client       *http.Client
 }
 
@@ -150,12 +140,12 @@ func newIssuersKeys(issuer, jwks string) issuersKeys {
 	transport.RegisterProtocol("file", http.NewFileTransport(http.Dir("/")))
 	return issuersKeys{issuer, jwks, &http.Client{
 		Transport: bounded{transport},
-		// What was checked is where it is asked.
+		// Only the URL that was checked is asked.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 }
 
-// bounded is a transport that lets nobody send more than maxKeys.
+// bounded is a transport that reads no more than maxKeys.
 type bounded struct{ http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -170,8 +160,7 @@ func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// fetch asks for the keys. It returns those that can sign a JWT, which may be none: the
-// issuer may take back the last one.
+// fetch returns the keys that can sign a JWT. An issuer that withdrew its last key has none.
 func (i issuersKeys) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
 	from := i.jwks
 	if from == "" {
@@ -210,12 +199,12 @@ func (i issuersKeys) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
 		return nil, fmt.Errorf("%s: %w", from, err)
 	}
 	if set.Keys == nil {
-		return nil, fmt.Errorf("%s: it is no set of keys", from)
+		return nil, fmt.Errorf("%s: not a set of keys", from)
 	}
 	var keys []jose.JSONWebKey
 	for _, raw := range set.Keys {
 		var key jose.JSONWebKey
-		// Others may be of kinds that are not known here (RFC 7517, 5).
+		// Kinds that are not known here are ignored (RFC 7517, 5).
 		if json.Unmarshal(raw, &key) == nil && key.IsPublic() && (key.Use == "" || key.Use == "sig") {
 			keys = append(keys, key)
 		}
@@ -223,8 +212,8 @@ func (i issuersKeys) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
 	return keys, nil
 }
 
-// ShownURL is what may be told of a URL: not the user, the password or the query, any
-// of which may be a secret.
+// ShownURL returns what can be logged of a URL: not the user, the password or the query,
+// which may be secrets.
 func ShownURL(text string) string {
 	u, err := url.Parse(text)
 	if err != nil {
@@ -233,7 +222,7 @@ func ShownURL(text string) string {
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path, RawPath: u.RawPath}).String()
 }
 
-// withoutSecrets is an error of net/http's client, in which the URL is as ShownURL has it.
+// withoutSecrets returns an error of net/http's client with the URL as ShownURL returns it.
 func withoutSecrets(err error) error {
 	if e, ok := errors.AsType[*url.Error](err); ok {
 		return fmt.Errorf("%s: %w", ShownURL(e.URL), e.Err)
@@ -241,8 +230,8 @@ func withoutSecrets(err error) error {
 	return err
 }
 
-// CheckIssuer returns an error for a URL at which no issuer can be: see CheckURL. Nor has
-// it a user, a query or a fragment (OpenID Connect Discovery, 3).
+// CheckIssuer returns an error for a URL at which no issuer can be: see CheckURL. It has no
+// user, query or fragment either (OpenID Connect Discovery, 3).
 func CheckIssuer(text string) error {
 	if err := CheckURL(text, "https"); err != nil {
 		return err
@@ -253,24 +242,23 @@ func CheckIssuer(text string) error {
 	return nil
 }
 
-// CheckURL returns an error for a URL that keys can't safely be fetched from: it has to
-// have one of the schemes, or to be http on this machine.
+// CheckURL returns an error for a URL from which keys can't safely be fetched: it needs one
+// of the schemes, or has to be http on this machine.
 func CheckURL(text string, schemes ...string) error {
 	u, err := url.Parse(text)
 	if err != nil {
-		return errors.New("it is no URL")
+		return errors.New("not a URL")
 	}
 	ip := net.ParseIP(u.Hostname())
-	here := u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
-	if slices.Contains(schemes, "file") && (u.Scheme == "file" || u.Scheme == "" && strings.HasPrefix(text, "/")) {
-		if u.Scheme == "file" && u.Path != "" && (u.Host == "" || u.Host == "localhost") { // no other host would be asked
-			return nil
+	local := u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
+	switch {
+	case u.Scheme == "file" && slices.Contains(schemes, "file"):
+		if u.Host != "" || u.Path == "" {
+			return fmt.Errorf("%q is not the URL of a file: write three slashes and the whole path, as in file:///etc/keys.json", ShownURL(text))
 		}
-		whole := url.URL{Scheme: "file", Path: path.Join("/", u.Host, u.Opaque, u.Path)}
-		return fmt.Errorf("%q is no URL of a file: that has three slashes and the whole path, as %s", ShownURL(text), &whole)
-	}
-	if u.Host != "" && (slices.Contains(schemes, u.Scheme) || u.Scheme == "http" && here) {
+		return nil
+	case u.Host != "" && (slices.Contains(schemes, u.Scheme) || u.Scheme == "http" && local):
 		return nil
 	}
-	return fmt.Errorf("%q is no %s URL: whoever is between could put in keys of their own", ShownURL(text), schemes[0])
+	return fmt.Errorf("%q is not an %s URL: keys could be replaced on their way", ShownURL(text), schemes[0])
 }

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// A token is the prefix, then random base62 characters, then the CRC-32 (IEEE)
-// of both in base62: the shape of GitHub's tokens. Secret scanners find the
-// prefix, and a mistyped token is refused without asking the database.
+// A token is the prefix, then random base62 characters, then the CRC-32 (IEEE) of both in
+// base62: the shape of GitHub's tokens. Secret scanners find the prefix, and a mistyped
+// token is rejected without asking the database.
 const (
 	tokenPrefix  = "pst_"
 	randomLen    = 30
@@ -17,8 +17,8 @@ const (
 	base62Digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
 
-// A Digest is the SHA-256 of a token. A token has 178 random bits, so a plain
-// hash without salt or stretching is enough.
+// A Digest is the SHA-256 of a token. A token has 178 random bits, so it needs neither salt
+// nor stretching.
 type Digest [sha256.Size]byte
 
 // NewToken makes a token from the system's secure random source.
@@ -38,8 +38,8 @@ func NewToken() string {
 	return string(append(token, checksum(string(token))...))
 }
 
-// DigestOf returns the digest of a token, or ErrInvalidToken for a string that
-// this service cannot have issued.
+// DigestOf returns the digest of a token, or ErrInvalidToken for a string that was never
+// issued as one.
 func DigestOf(token string) (Digest, error) {
 	if len(token) != len(tokenPrefix)+randomLen+checksumLen || !strings.HasPrefix(token, tokenPrefix) {
 		return Digest{}, ErrInvalidToken
@@ -49,26 +49,6 @@ func DigestOf(token string) (Digest, error) {
 		return Digest{}, ErrInvalidToken
 	}
 	return sha256.Sum256([]byte(token)), nil
-}
-
-// HasSecret reports whether a token of ours stands in a text, with its prefix or without:
-// what follows that is all it takes to know the token.
-func HasSecret(s string) bool {
-	digits := 0
-	for i := range len(s) {
-		digits++
-		if strings.IndexByte(base62Digits, s[i]) < 0 {
-			digits = 0
-		}
-		if digits < randomLen+checksumLen {
-			continue
-		}
-		random, sum := s[i+1-checksumLen-randomLen:i+1-checksumLen], s[i+1-checksumLen:i+1]
-		if checksum(tokenPrefix+random) == sum {
-			return true
-		}
-	}
-	return false
 }
 
 func checksum(s string) string {

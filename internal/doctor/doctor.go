@@ -1,266 +1,216 @@
-// Package doctor examines a database and says what is wrong with it, and what
-// helps. It changes nothing. (For a superuser it locks what it reads, see migrate.Holding.)
+// Package doctor looks for accidents in a database: what an owner, a DBA or a script changed
+// without meaning to. Each check is one query. Nothing is changed.
 package doctor
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"strings"
+	"slices"
 	"time"
-	"unicode"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
-	"plantstore/internal/migrate"
 	"plantstore/internal/postgres"
 )
 
-// A Grade is how serious a finding is.
-type Grade string
+// A Level is how serious a finding is.
+type Level string
 
+// The levels.
 const (
-	OK      Grade = "ok"
-	Warning Grade = "warning" // it works, and may cost something one day
-	Problem Grade = "problem" // the service fails, or does not keep a promise
+	Problem Level = "problem" // the service fails, is slow, or breaks a promise
+	Advice  Level = "advice"  // it works, and may be meant to be so
 )
 
 // A Finding is what a check found.
 type Finding struct {
 	Check   string `json:"check"`
-	Grade   Grade  `json:"grade"`
+	Level   Level  `json:"level"`
 	Message string `json:"message"`
-	// Remedy is SQL or a command to copy, or says which setting to change. It is
-	// empty when all is well.
+	// Remedy is SQL for psql or commands for a shell. What takes a decision is a comment.
 	Remedy string `json:"remedy,omitempty"`
 }
 
-// Limits are from where on something is worth a word.
-type Limits struct {
-	Transaction time.Duration // age of an open one
-	LedgerBytes int64         // size of a ledger that has entries older than LedgerAge
-	LedgerAge   time.Duration
-	TokenExpiry time.Duration // time left to a token
-	TokenUnused time.Duration // age of a token that was never used
+// Input is what an examination needs.
+type Input struct {
+	Service *pgx.Conn // as the service connects; nil where it cannot, or its URL is not known
+	Owner   *pgx.Conn // as the schema's owner connects; nil: the service's role is the owner
+	// ServiceErr and OwnerErr say why a connection is missing.
+	ServiceErr, OwnerErr error
+	Versions             []int64 // of this binary's migrations
+	Connections          int     // how many all replicas of the service open at most
+	Skip                 []string
 }
 
-// UsualLimits are those of the doctor command.
-var UsualLimits = Limits{
-	Transaction: 15 * time.Minute,
-	LedgerBytes: 10 << 30,
-	LedgerAge:   365 * 24 * time.Hour,
-	TokenExpiry: 14 * 24 * time.Hour,
-	TokenUnused: 30 * 24 * time.Hour,
+// A Check is the name of a check, and what it looks at.
+type Check struct{ Name, About string }
+
+// Checks returns all checks in the order in which they run.
+func Checks() []Check {
+	var all []Check
+	for _, c := range checks() {
+		all = append(all, Check{c.name, c.about})
+	}
+	return all
 }
 
-// A Target is the database to examine, and who uses it.
-type Target struct {
-	Owner   string // URL of the owner's direct connection
-	Service string // URL that the service connects with; empty if not known
-	// OwnerSetting and ServiceSetting are what a person changes to change the URLs.
-	OwnerSetting, ServiceSetting string
-	// PrivateNetwork says that nobody else is on the network to the database.
-	PrivateNetwork bool
-	// Replicas is how many instances of the service run.
-	Replicas int
-	Limits   Limits
-}
-
-// serviceRole is what deploy/postgres/roles.sql calls the service's role.
-const serviceRole = "plantstore_app"
-
-// Examine examines a database. What it cannot look at is a finding, too.
-func Examine(ctx context.Context, target Target) []Finding {
-	e := examination{Target: target, isRemote: isRemote}
-	return e.run(ctx)
-}
-
-// An examination is one call of Examine.
-type examination struct {
-	Target
-	isRemote func(net.Addr) bool // tests have everything on one machine
-	pooled   bool                // the service's connection goes through a pooler
-	foreign  bool                // a table of ours is somebody else's: better not touched
-	findings []Finding
-}
-
-// A check looks at one subject and returns one finding at least. Its transaction
-// is the owner's and read-only.
+// A check is one query that returns a level, a message and a remedy for each finding. It knows
+// the arguments of Input.arguments.
 type check struct {
-	name  string
-	look  func(context.Context, pgx.Tx) ([]Finding, error)
-	reads []string // tables of ours, none of which may be somebody else's then
-	// without: what else it looks at is worth it where one is, or is not there.
-	without bool
+	name, about string
+	by          role
+	sql         string
+	look        func(Input) []Finding // instead of by and sql
 }
 
-func (e *examination) run(ctx context.Context) []Finding {
-	e.findings, e.foreign = nil, false
-	e.add("service connection", e.serviceConnection(ctx)...)
-	conn, err := migrate.Connect(ctx, e.Owner, applicationName)
-	if err != nil {
-		e.add("connection", Finding{Grade: Problem, Message: postgres.ExplainFor(err, e.OwnerSetting), Remedy: "Mend that, and run this again: nothing else could be examined."})
-		return e.findings
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	e.add("connection", e.ownerConnection(ctx, conn)...)
-	if found := outside(ctx, conn); len(found) > 0 {
-		e.add("rights", found...)
-		return e.findings
-	}
-	e.look(ctx, conn,
-		check{name: "version", look: e.version},
-		check{name: "primary", look: e.primary},
-		check{name: "connections", look: e.connections},
-		check{name: "transactions", look: e.transactions},
-		check{name: "schema", look: e.schema, reads: migrate.History, without: true},
-		check{name: "plants", look: e.hindrances("plants", "nothing keeps them from being deleted, recorded and restored"), reads: migrate.History, without: true},
-		check{name: "rights", look: e.hindrances("rights", "the owner can do its job, and nobody else can touch what is ours"), reads: migrate.History, without: true},
-		check{name: "names", look: e.hindrances("names", "nobody else has names of ours"), reads: migrate.History, without: true},
-	)
-	if !e.foreign && haveTables(ctx, conn) {
-		e.look(ctx, conn,
-			check{name: "record", look: e.hindrances("record", "each deletion is recorded, TRUNCATE is refused"), reads: []string{"goose_db_version", "plant_deletions", "plant_shapes"}},
-			check{name: "grants", look: e.grants},
-			check{name: "foreign keys", look: e.foreignKeys},
-			check{name: "cascades", look: e.cascades},
-			check{name: "ledger", look: e.ledger, reads: []string{"plant_deletions"}},
-			check{name: "tokens", look: e.tokens, reads: []string{"api_tokens"}},
-		)
-	}
-	return e.findings
-}
+// A role says whose connection a check uses.
+type role int
 
-// hindrances returns what looks at the hindrances of one check.
-func (e *examination) hindrances(about, none string) func(context.Context, pgx.Tx) ([]Finding, error) {
-	return func(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
-		found, err := hindrancesNow(ctx, tx, about, e.foreign)
-		return orFine(found, "%s", none), err
+const (
+	service role = 1 << iota
+	owner
+	both = service | owner
+)
+
+// schemaCheck is the check without which those that follow it make no sense.
+const schemaCheck = "schema"
+
+func checks() []check {
+	return []check{
+		{name: "connect", about: "service and owner can connect", look: connections},
+		{name: "tls", about: "the connections are encrypted, unless they stay on this machine", look: encryption},
+		{name: "version", about: "the version of PostgreSQL", by: owner, sql: version},
+		{name: "primary", about: "the server is the primary and takes writes", by: both, sql: primary},
+		{name: "connections", about: "the server has room for the service's connections", by: service, sql: poolSize},
+		{name: "transactions", about: "transactions that have been open for 15 minutes, prepared ones too", by: owner, sql: transactions},
+		{name: "password", about: "passwords that expire within 14 days", by: both, sql: password},
+		{name: "superuser", about: "the service's role is no superuser", by: service, sql: superuser},
+		{name: "session", about: "the settings of the service's sessions behind a pooler in transaction mode", by: service, sql: session},
+		{name: "durability", about: "synchronous_commit is not off by default", by: both, sql: durability},
+		{name: "triggers-fire", about: "session_replication_role is not replica by default", by: both, sql: triggersFire},
+		{name: schemaCheck, about: "every migration is applied", by: owner, sql: schema},
+		{name: "table", about: "the service can work with public.plants", by: owner, sql: table},
+		{name: "ledger-trigger", about: "the triggers that record deletions and refuse TRUNCATE are enabled", by: owner, sql: ledgerTrigger},
+		{name: "unlogged", about: "a crash does not empty the service's tables", by: owner, sql: unlogged},
+		{name: "replica-identity", about: "published deletions of plants are possible", by: owner, sql: replicaIdentity},
+		{name: "sequences", about: "no sequence is behind the ids, as after a logical failover", by: owner, sql: sequences},
+		{name: "rights", about: "the service's role has the rights that it needs", by: service, sql: rights},
+		{name: "excess-rights", about: "the service's role and PUBLIC have no rights beyond those", by: service, sql: excessRights},
+		{name: "roles", about: "the service's role does not own the ledger", by: service, sql: roles},
+		{name: "foreign-keys", about: "tables that refer to plants have an index for it", by: owner, sql: foreignKeys},
+		{name: "cascades", about: "tables whose rows a deletion removes or changes", by: owner, sql: cascades},
+		{name: "store-triggers", about: "triggers of the store's that a deletion or a restore fires", by: owner, sql: storeTriggers},
+		{name: "ledger", about: "the ledger is purged", by: owner, sql: ledger},
+		{name: "tokens", about: "principals whose tokens expire within 14 days", by: owner, sql: tokens},
+		{name: "budgets", about: "deletion budgets that are used up", by: owner, sql: budgets},
 	}
 }
 
-func (e *examination) add(check string, found ...Finding) {
-	for _, f := range found {
-		f.Check = check
-		e.findings = append(e.findings, f)
+// Run runs all checks but those to skip. Where migrations are pending it ends with that
+// finding. Checks whose connection is missing are left out, and "connect" says so. The error
+// lists the checks that failed; the findings of the others are valid.
+func Run(ctx context.Context, in Input) ([]Finding, error) {
+	if in.Service == nil && in.Owner == nil {
+		return nil, errors.Join(in.ServiceErr, in.OwnerErr)
 	}
-}
-
-func (e *examination) look(ctx context.Context, conn *pgx.Conn, checks ...check) {
-	for _, c := range checks {
-		var found []Finding
-		look := func(tx pgx.Tx) (err error) {
-			found, err = c.look(ctx, tx)
-			return err
-		}
-		var err error
-		switch {
-		case len(c.reads) == 0, e.foreign && c.without:
-			err = migrate.Reading(ctx, conn, look)
-		case e.foreign:
+	if in.Owner == nil && in.OwnerErr == nil {
+		in.Owner = in.Service
+	}
+	var findings []Finding
+	var failed []error
+	for _, c := range checks() {
+		if slices.Contains(in.Skip, c.name) {
 			continue
-		case c.without:
-			err = migrate.Holding(ctx, conn, c.reads, look)
-		default:
-			err = migrate.Holding(ctx, conn, c.reads, func(tx pgx.Tx) error {
-				there, err := migrate.There(ctx, tx, c.reads...)
-				if err == nil && !there {
-					err = fmt.Errorf("one of %s is not there", strings.Join(c.reads, ", "))
-				}
-				if err != nil {
-					return err
-				}
-				return look(tx)
-			})
 		}
-		if foreign, ok := errors.AsType[*migrate.ForeignTableError](err); ok {
-			e.foreign = true
-			found = []Finding{Finding{Grade: Problem, Message: fmt.Sprintf("%s belongs to role %s, and could run its code with our rights: nothing of it was examined", foreign.Table, foreign.Owner),
-				Remedy: foreign.Remedy()}.legible()}
-		} else if errors.Is(err, migrate.ErrNoSchema) {
-			e.foreign = true // whatever comes by that name
-			found = []Finding{{Grade: Problem, Message: "there is no schema public", Remedy: "CREATE SCHEMA public;"}}
-		} else if err != nil {
-			found = []Finding{{Grade: Warning, Message: "could not be examined: " + postgres.Explain(err),
-				Remedy: "Connect as the owner of the service's tables, see PLANTSTORE_MIGRATE_DATABASE_URL."}}
+		found, err := c.run(ctx, in)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("check %s failed: %s", c.name, postgres.Explain(err, "")))
 		}
-		e.add(c.name, found...)
+		findings = append(findings, found...)
+		if c.name == schemaCheck && slices.ContainsFunc(found, func(f Finding) bool { return f.Level == Problem }) {
+			break
+		}
 	}
+	return findings, errors.Join(failed...)
 }
 
-// outside finds that the schema may not be used: nothing in it could be named.
-func outside(ctx context.Context, conn *pgx.Conn) (found []Finding) {
-	_ = migrate.Reading(ctx, conn, func(tx pgx.Tx) error { // where that can't be seen, the checks tell
-		rows, err := tx.Query(ctx, `SELECT format('%s may not use schema public: nothing else could be examined', current_user), format('GRANT USAGE ON SCHEMA public TO %I;', current_user)
-			FROM pg_namespace n WHERE n.nspname = 'public' AND NOT has_schema_privilege(n.oid, 'USAGE')`)
-		if err == nil {
-			found, err = collect(rows, Problem)
+// run runs a check on each connection that it uses.
+func (c check) run(ctx context.Context, in Input) ([]Finding, error) {
+	if c.look != nil {
+		found := c.look(in)
+		for i := range found {
+			found[i].Check = c.name
 		}
-		return err
-	})
-	return found
-}
-
-// haveTables tells whether the tables are there that most checks are about. Where it can't
-// see, it says yes, and the checks tell that they can't either.
-func haveTables(ctx context.Context, conn *pgx.Conn) (have bool) {
-	err := migrate.Reading(ctx, conn, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, `SELECT to_regclass('public.plants') IS NOT NULL AND to_regclass('public.plant_deletions') IS NOT NULL AND to_regclass('public.plant_shapes') IS NOT NULL
-			AND to_regclass('public.plantstore_budgets') IS NOT NULL AND to_regclass('public.api_principals') IS NOT NULL AND to_regclass('public.api_tokens') IS NOT NULL`).Scan(&have)
-	})
-	return err != nil || have
-}
-
-// collect makes a finding of each row: message, remedy.
-func collect(rows pgx.Rows, grade Grade) ([]Finding, error) {
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Finding, error) {
-		f := Finding{Grade: grade}
-		err := row.Scan(&f.Message, &f.Remedy)
-		return f.legible(), err
-	})
-}
-
-// legible has nothing in it that means something to a terminal: others may have
-// chosen the names that are told, with that in mind.
-func (f Finding) legible() Finding {
-	escape := func(s string) string {
-		var b strings.Builder
-		for _, r := range s {
-			if r == '\n' || unicode.IsPrint(r) {
-				b.WriteRune(r)
-			} else {
-				fmt.Fprintf(&b, "\\u%04x", r)
+		return found, nil
+	}
+	var conns []*pgx.Conn
+	if c.by&service != 0 && in.Service != nil {
+		conns = append(conns, in.Service)
+	}
+	if c.by&owner != 0 && in.Owner != nil && !slices.Contains(conns, in.Owner) {
+		conns = append(conns, in.Owner)
+	}
+	var findings []Finding
+	for _, conn := range conns {
+		found, err := c.inTx(ctx, conn, in.arguments(conn))
+		if err != nil {
+			return findings, err
+		}
+		for _, f := range found {
+			if !slices.Contains(findings, f) { // both roles may be the same
+				findings = append(findings, f)
 			}
 		}
-		return b.String()
 	}
-	f.Message, f.Remedy = strings.ReplaceAll(escape(f.Message), "\n", "\\u000a"), escape(f.Remedy)
-	return f
+	return findings, nil
 }
 
-func fine(format string, args ...any) []Finding {
-	return []Finding{{Grade: OK, Message: fmt.Sprintf(format, args...)}}
+// arguments are those of the queries.
+func (in Input) arguments(conn *pgx.Conn) pgx.NamedArgs {
+	return pgx.NamedArgs{
+		"versions":    in.Versions,
+		"connections": in.Connections,
+		"pid":         int64(conn.PgConn().PID()), // as the driver was told
+		"oldest":      15, "newest": 18,           // versions of PostgreSQL
+		"transaction": (15 * time.Minute).Seconds(),     // age of an open one
+		"soon":        (14 * 24 * time.Hour).Seconds(),  // the end of a token or password
+		"old":         (400 * 24 * time.Hour).Seconds(), // the ledger's oldest entry
+		"scan":        8 << 20,                          // bytes of a table whose scan takes too long
+	}
 }
 
-// orFine returns found or, where that is empty, that all is well.
-func orFine(found []Finding, format string, args ...any) []Finding {
-	if len(found) == 0 {
-		return fine(format, args...)
+// limits are those of a check's transaction. The search path is empty but for the catalogue,
+// so that PostgreSQL writes the schema in front of the store's names.
+const limits = `SELECT set_config('statement_timeout', '5s', true), set_config('lock_timeout', '1s', true), set_config('search_path', 'pg_catalog, pg_temp', true)`
+
+func (c check) inTx(ctx context.Context, conn *pgx.Conn, arguments pgx.NamedArgs) ([]Finding, error) {
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly})
+	if err != nil {
+		return nil, err
 	}
-	return found
+	defer tx.Rollback(context.WithoutCancel(ctx))
+	if _, err := tx.Exec(ctx, limits); err != nil {
+		return nil, err
+	}
+	return c.query(ctx, tx, arguments)
 }
 
-// Worst returns the worst grade.
-func Worst(findings []Finding) Grade {
-	worst := OK
-	for _, f := range findings {
-		switch {
-		case f.Grade == Problem:
-			return Problem
-		case f.Grade == Warning:
-			worst = Warning
-		}
+// query returns the findings of the check's query. It uses no prepared statement, which a
+// pooler could lose.
+func (c check) query(ctx context.Context, tx pgx.Tx, arguments pgx.NamedArgs) ([]Finding, error) {
+	rows, err := tx.Query(ctx, c.sql, pgx.QueryExecModeExec, arguments)
+	if err != nil {
+		return nil, err
 	}
-	return worst
+	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Finding, error) {
+		f := Finding{Check: c.name}
+		err := row.Scan(&f.Level, &f.Message, &f.Remedy)
+		return f, err
+	})
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && c.name == schemaCheck && (pg.Code == "42P01" || pg.Code == "3F000") { // no such table, no such schema
+		return []Finding{{c.name, Problem, "no migration is applied", "plantstore migrate up"}}, nil
+	}
+	return found, err
 }

@@ -1,48 +1,87 @@
 package doctor
 
-import (
-	"context"
-	"errors"
-	"strings"
+const schema = `
+	WITH applied AS (SELECT version_id AS version FROM plantstore.goose_db_version WHERE is_applied AND version_id > 0)
+	SELECT 'problem', 'pending migrations: ' || string_agg(m.version::text, ', ' ORDER BY m.version), 'plantstore migrate up'
+	FROM unnest(@versions::bigint[]) m (version) WHERE m.version NOT IN (SELECT version FROM applied) HAVING count(*) > 0
+	UNION ALL
+	SELECT 'advice', format('a newer plantstore has migrated the database, to version %s', max(version)), '# Deploy the newer plantstore everywhere.'
+	FROM applied WHERE version <> ALL (@versions::bigint[]) HAVING count(*) > 0`
 
-	"github.com/jackc/pgx/v5"
+const table = `
+	SELECT 'problem', 'public.plants does not exist',
+		coalesce((SELECT concat_ws(E'\n', CASE WHEN n.nspname <> 'public' THEN format('ALTER TABLE %s SET SCHEMA public;', c.oid::regclass) END,
+				CASE WHEN c.relname <> 'plants' THEN format('ALTER TABLE public.%I RENAME TO plants;', c.relname) END)
+			FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+			WHERE t.tgname = 'record_deletion' AND t.tgfoid = to_regprocedure('plantstore.record_deletion()')),
+			'# Restore the table from a backup. Then run this again: its triggers are gone with it.')
+	WHERE to_regclass('public.plants') IS NULL
+	UNION ALL
+	SELECT 'problem', (SELECT string_agg(u, '; ') FROM plantstore.unfit() u), concat_ws(E'\n',
+		(SELECT string_agg(format('ALTER TABLE %s NO INHERIT public.plants;', i.inhrelid::regclass), E'\n') FROM pg_inherits i WHERE i.inhparent = c.oid),
+		(SELECT string_agg(format(CASE WHEN c.relispartition THEN 'ALTER TABLE %s DETACH PARTITION public.plants;' ELSE 'ALTER TABLE public.plants NO INHERIT %s;' END, i.inhparent::regclass), E'\n')
+			FROM pg_inherits i WHERE i.inhrelid = c.oid),
+		CASE WHEN c.relpersistence = 'u' THEN 'ALTER TABLE public.plants SET LOGGED; -- rewrites the table' END,
+		CASE WHEN a.atttypid <> 'int8'::regtype THEN 'ALTER TABLE public.plants ALTER COLUMN id TYPE bigint USING id::bigint; -- rewrites the table' END,
+		CASE WHEN p.conname IS NOT NULL AND p.conkey <> ARRAY[a.attnum] THEN format('ALTER TABLE public.plants DROP CONSTRAINT %I;', p.conname) END,
+		CASE WHEN p.conkey IS DISTINCT FROM ARRAY[a.attnum] THEN 'ALTER TABLE public.plants ADD PRIMARY KEY (id);' END,
+		CASE WHEN c.relrowsecurity THEN 'ALTER TABLE public.plants DISABLE ROW LEVEL SECURITY;' END,
+		(SELECT string_agg(format('DROP RULE %I ON public.plants;', r.rulename), E'\n') FROM pg_rewrite r WHERE r.ev_class = c.oid AND r.rulename <> '_RETURN'),
+		(SELECT string_agg(format(E'-- Remove public.plants from the publication of subscription %I, then:\nALTER SUBSCRIPTION %I REFRESH PUBLICATION;', s.subname, s.subname), E'\n')
+			FROM pg_subscription_rel r JOIN pg_subscription s ON s.oid = r.srsubid WHERE r.srrelid = c.oid))
+	FROM pg_class c LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'id' AND NOT a.attisdropped LEFT JOIN pg_constraint p ON p.conrelid = c.oid AND p.contype = 'p'
+	WHERE c.oid = to_regclass('public.plants') AND EXISTS (SELECT FROM plantstore.unfit())`
 
-	"plantstore/internal/migrate"
-	"plantstore/internal/postgres"
-)
+const ledgerTrigger = `
+	SELECT 'problem', format('trigger %I of public.plants is %s: %s', w.name, CASE WHEN t.oid IS NULL THEN 'missing' ELSE 'disabled' END, w.effect),
+		CASE WHEN t.oid IS NULL THEN w.make ELSE format('ALTER TABLE public.plants ENABLE TRIGGER %I;', w.name) END
+	FROM (VALUES
+		('record_deletion', 'plants leave without a record, and the service deletes nothing',
+			'CREATE TRIGGER record_deletion AFTER DELETE ON public.plants REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION plantstore.record_deletion();'),
+		('refuse_truncate', 'plants that leave by TRUNCATE leave no record',
+			'CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON public.plants FOR EACH STATEMENT EXECUTE FUNCTION plantstore.refuse_truncate();')
+	) w (name, effect, make) LEFT JOIN pg_trigger t ON t.tgrelid = to_regclass('public.plants') AND t.tgname = w.name
+	WHERE to_regclass('public.plants') IS NOT NULL AND (t.oid IS NULL OR t.tgenabled NOT IN ('O', 'A'))`
 
-// schema tells what is wrong with the migrations.
-func (e *examination) schema(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
-	states, troubles, err := migrate.Service().StatusIn(ctx, tx)
-	if foreign, ok := errors.AsType[*migrate.ForeignHistoryError](err); ok {
-		return []Finding{{Grade: Problem, Message: foreign.Why, Remedy: foreign.Remedy}}, nil
-	}
-	if err != nil {
-		return []Finding{{Grade: Problem, Message: "the migrations can't be read: " + postgres.Explain(err),
-			Remedy: "Connect as the owner, see PLANTSTORE_MIGRATE_DATABASE_URL."}}, nil
-	}
-	var found []Finding
-	var pending []string
-	for _, s := range states {
-		if s.AppliedAt.IsZero() {
-			pending = append(pending, s.Name)
-		}
-	}
-	if len(pending) > 0 {
-		found = append(found, Finding{Grade: Problem,
-			Message: "not applied, the service stays unready: " + strings.Join(pending, ", "), Remedy: "plantstore migrate up"})
-	}
-	for _, t := range troubles {
-		grade := Problem
-		if t.Kind == migrate.Ahead || t.Kind == migrate.InvalidIndex {
-			grade = Warning
-		}
-		found = append(found, Finding{Grade: grade, Message: t.Message, Remedy: t.Remedy})
-	}
-	missing, err := hindrancesNow(ctx, tx, "schema", false)
-	if err != nil {
-		return nil, err
-	}
-	found = append(found, missing...)
-	return orFine(found, "at version %d, as it was shipped", migrate.Latest()), nil
-}
+// A table that others refer to becomes logged first: in the order in which they were made.
+const unlogged = `
+	SELECT 'problem', format('table %s is unlogged: a crash of the server empties it', oid::regclass), format('ALTER TABLE %s SET LOGGED;', oid::regclass)
+	FROM pg_class WHERE relnamespace = to_regnamespace('plantstore') AND relkind = 'r' AND relpersistence = 'u' ORDER BY oid`
+
+const replicaIdentity = `
+	SELECT 'problem', format('publication %I publishes deletions of public.plants, which has no replica identity: PostgreSQL refuses to delete plants', p.pubname),
+		'ALTER TABLE public.plants REPLICA IDENTITY DEFAULT;'
+	FROM pg_class c JOIN pg_publication_tables pt ON pt.schemaname = 'public' AND pt.tablename = 'plants' JOIN pg_publication p ON p.pubname = pt.pubname AND p.pubdelete
+	WHERE c.oid = to_regclass('public.plants')
+		AND (c.relreplident = 'n' OR c.relreplident = 'i' AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident))`
+
+// The state of a sequence is in a table of its name; only query_to_xml can read that in a query.
+const sequences = `
+	SELECT t.level, format('the next id of %s is %s, and %s exists already: %s', t.name, s.last + 1, t.newest, t.effect),
+		format('SELECT setval(%L, (SELECT max(id) FROM %s));', t.sequence, t.name)
+	FROM (
+		SELECT 'public.plants', 'advice', 'INSERTs of the store may fail', max(id), pg_get_serial_sequence('public.plants', 'id') FROM public.plants
+		UNION ALL SELECT 'plantstore.deletions', 'problem', 'deletions fail', max(id), pg_get_serial_sequence('plantstore.deletions', 'id') FROM plantstore.deletions
+		UNION ALL SELECT 'plantstore.goose_db_version', 'problem', 'migrations fail', max(id), pg_get_serial_sequence('plantstore.goose_db_version', 'id') FROM plantstore.goose_db_version
+	) t (name, level, effect, newest, sequence), LATERAL (
+		SELECT (xpath('/row/last/text()', query_to_xml(format('SELECT last_value - 1 + is_called::int AS last FROM %s', t.sequence), false, true, '')))[1]::text::bigint AS last
+		WHERE has_sequence_privilege(t.sequence, 'SELECT')
+	) s
+	WHERE s.last < t.newest`
+
+const ledger = `
+	SELECT 'advice', format('the ledger has %s, and its oldest entry is of %s: nothing purges it',
+			pg_size_pretty(pg_total_relation_size('plantstore.deletions')), to_char(deleted_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')),
+		'plantstore deletions purge --older-than 365d # their plants cannot be restored any more'
+	FROM (SELECT deleted_at FROM plantstore.deletions ORDER BY id LIMIT 1) oldest WHERE deleted_at < now() - make_interval(secs => @old)`
+
+const tokens = `
+	SELECT 'advice', format('the tokens of %s expire until %s', principal, to_char(max(expires_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI "UTC"')), format('plantstore token rotate %s', principal)
+	FROM plantstore.tokens WHERE revoked_at IS NULL GROUP BY principal
+	HAVING max(coalesce(expires_at, 'infinity')) BETWEEN now() AND now() + make_interval(secs => @soon) ORDER BY principal COLLATE "C"`
+
+// The name of a principal that came with a JWT can hold any character.
+const budgets = `
+	SELECT 'advice', format('the deletion budget of %s is used up until %s', name, to_char(budget_resets_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI "UTC"')),
+		'plantstore token budget --reset ' || CASE WHEN name ~ '^[A-Za-z0-9:._@-]+$' THEN name ELSE '''' || replace(name, '''', '''\''''') || '''' END
+	FROM plantstore.principals WHERE budget_used >= budget AND budget_resets_at > now() ORDER BY name COLLATE "C"`

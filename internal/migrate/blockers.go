@@ -4,94 +4,41 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
-	"unicode"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// A Blocker is a session that another one waits for.
-type Blocker struct {
-	PID         int32 // 0: a prepared transaction
-	Application string
-	User        string
-	// Age of its transaction, State and Query are empty where our role may not
-	// see them: Hidden.
-	Age    time.Duration
-	State  string
-	Query  string
-	Hidden bool
+// sessionNames returns a query for one sentence for each session that another query selects,
+// the oldest transaction first. Roles without pg_read_all_stats don't see others' times.
+func sessionNames(pids string) string {
+	return `SELECT CASE WHEN b.pid IS NULL THEN 'a prepared transaction (see pg_prepared_xacts)' ELSE
+			format('pid %s, application "%s", role %s, %s', b.pid, a.application_name, coalesce(a.usename, 'of the server itself'),
+				CASE WHEN a.xact_start IS NOT NULL THEN 'in a transaction since ' || to_char(a.xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS" UTC"')
+					WHEN a.state IS NOT NULL THEN 'in no transaction' ELSE 'since when is hidden from this role' END) END
+		FROM (SELECT DISTINCT pid FROM (` + pids + `) p) b LEFT JOIN pg_stat_activity a USING (pid)
+		ORDER BY a.xact_start, b.pid LIMIT 5`
 }
 
-// String names the session on one line.
-func (b Blocker) String() string {
-	if b.PID == 0 {
-		return "a prepared transaction (see pg_prepared_xacts)"
-	}
-	about := []string{fmt.Sprintf("pid %d", b.PID)}
-	if b.User == "" {
-		return about[0] + ", a process of the server itself; autovacuum gives way once we have waited for deadlock_timeout"
-	}
-	if b.Application != "" {
-		about = append(about, "application "+b.Application)
-	}
-	about = append(about, "user "+b.User)
-	if b.Hidden {
-		return strings.Join(about, ", ") + " (age and query are hidden: grant our role pg_read_all_stats)"
-	}
-	if b.State != "" {
-		about = append(about, b.State)
-	}
-	about = append(about, "transaction open for "+b.Age.Round(time.Second/10).String())
-	s := strings.Join(about, ", ")
-	if b.Query != "" {
-		s += ": " + b.Query
-	}
-	return s
-}
-
-// blockers describes the sessions whose process ids a query selects, the one
-// with the oldest transaction first.
-func blockers(ctx context.Context, conn *pgx.Conn, pids string, args ...any) ([]Blocker, error) {
-	rows, err := conn.Query(ctx, `
-		SELECT b.pid, coalesce(a.application_name, ''), coalesce(a.usename, ''), coalesce(a.state, ''),
-			coalesce(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.state_change)), 0)::float8, coalesce(a.query, ''),
-			a.pid IS NOT NULL AND a.state IS NULL
-		FROM (SELECT DISTINCT pid FROM (`+pids+`) p (pid)) b LEFT JOIN pg_stat_activity a USING (pid)
-		ORDER BY a.xact_start NULLS LAST, b.pid`, args...)
+// tableBlockers names the sessions with locks that a migration has to wait for: any lock on
+// our tables for one that is rolled back, and for one that is applied a lock to write.
+func tableBlockers(ctx context.Context, conn *pgx.Conn, up bool) ([]string, error) {
+	rows, err := conn.Query(ctx, sessionNames(`SELECT l.pid FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+		WHERE l.locktype = 'relation' AND l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+			AND (c.oid = to_regclass('public.plants') OR c.relnamespace = to_regnamespace('plantstore'))
+			AND NOT ($1 AND l.mode IN ('AccessShareLock', 'RowShareLock'))`), up)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Blocker, error) {
-		var b Blocker
-		var seconds float64
-		err := row.Scan(&b.PID, &b.Application, &b.User, &b.State, &seconds, &b.Query, &b.Hidden)
-		b.Age = time.Duration(seconds * float64(time.Second))
-		b.Application, b.User, b.Query = oneLine(b.Application), oneLine(b.User), oneLine(b.Query)
-		return b, err
-	})
-}
-
-// oneLine makes text from others fit for a terminal, as printable does, of 80 characters
-// at most.
-func oneLine(s string) string {
-	short := []rune(printable(s))
-	if len(short) > 80 {
-		return string(short[:79]) + "…"
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("look for who has the lock: %w", err)
 	}
-	return string(short)
+	return names, nil
 }
 
-// printable has blanks for white space, and nothing else that is not printable.
-func printable(s string) string {
-	s = strings.Map(func(r rune) rune {
-		switch {
-		case unicode.IsSpace(r):
-			return ' '
-		case !unicode.IsPrint(r):
-			return -1
-		}
-		return r
-	}, s)
-	return strings.Join(strings.Fields(s), " ")
+func heldBy(blockers []string) string {
+	if len(blockers) == 0 {
+		return "nobody has it any more"
+	}
+	return "it is held by " + strings.Join(blockers, "; ")
 }

@@ -1,116 +1,406 @@
-// Package migrate applies the service's migrations so that the running service
-// does not notice, takes them back, and tells beforehand what they would do to a
-// database. The stock goose command line runs the same files.
-//
-// # Writing a migration
-//
-// Its effects belong into effects.go, or the tests fail. A migration that runs
-// outside a transaction (-- +goose NO TRANSACTION) has to be repeatable from its
-// first statement, because nothing of it is rolled back: CREATE INDEX
-// CONCURRENTLY comes after a DROP INDEX CONCURRENTLY IF EXISTS of the same name,
-// since an interrupted one leaves an INVALID index behind.
+// Package migrate applies the service's migrations, rolls them back, and says beforehand what
+// they would do to a database. The stock goose command runs the same files.
 package migrate
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
+	"database/sql"
+	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/lock"
 
 	"plantstore/migrations"
 )
 
+// table is where goose records what is applied. Its schema has to exist before goose runs.
+const table = "plantstore.goose_db_version"
+
+// Limits of one attempt. Clients may have to wait behind a migration that waits for a lock.
+// 1.2 s is longer than deadlock_timeout, when autovacuum gives way.
+const (
+	DefaultLockTimeout  = 1200 * time.Millisecond
+	DefaultLockAttempts = 10
+)
+
+// Options are for Up and Down. The zero value is fine.
+type Options struct {
+	LockTimeout  time.Duration
+	LockAttempts int
+	Notify       func(message string) // called for each step and each failed attempt
+}
+
 // A Migration is one file.
 type Migration struct {
 	Version int64  `json:"version"`
-	Name    string `json:"name"` // of the file, as in "00001_plants.sql"
+	Name    string `json:"name"` // of the file
 }
 
 // All returns the migrations of this binary, oldest first.
 func All() []Migration {
-	all, err := Service().all()
+	names, err := fs.Glob(migrations.Files, "*.sql") // sorted
 	if err != nil {
-		panic(err) // the embedded folder can always be read
-	}
-	return all
-}
-
-// Versions returns the versions of All.
-func Versions() []int64 {
-	all := All()
-	versions := make([]int64, len(all))
-	for i, m := range all {
-		versions[i] = m.Version
-	}
-	return versions
-}
-
-// Latest returns the newest version of this binary.
-func Latest() int64 {
-	versions := Versions()
-	return versions[len(versions)-1]
-}
-
-// A Set is a folder of migrations and what is known of their effects. There is
-// one, the service's; tests make others.
-type Set struct {
-	Files   fs.FS
-	Effects map[int64][]Effect // by version, one for each statement
-	// Hindrances, if set, tells what stands in the way of applying work (up) or of
-	// taking it back: Troubles of the kinds Hindrance and Caution. It is asked before
-	// anything is changed.
-	Hindrances func(ctx context.Context, tx pgx.Tx, up bool, work []Migration) ([]Trouble, error)
-}
-
-// Service returns the migrations of the service's schema, with nothing to look for
-// hindrances.
-func Service() Set { return Set{Files: migrations.Files, Effects: effects()} }
-
-// all returns the migrations of the set, oldest first.
-func (s Set) all() ([]Migration, error) {
-	names, err := fs.Glob(s.Files, "*.sql") // sorted
-	if err != nil {
-		return nil, err
+		panic(err) // the pattern is a constant
 	}
 	all := make([]Migration, len(names))
 	for i, name := range names {
 		number, _, _ := strings.Cut(name, "_")
 		version, err := strconv.ParseInt(number, 10, 64)
 		if err != nil {
-			return nil, fmt.Errorf("migration %s: its name does not start with a number", name)
+			panic(err) // goose would not take the embedded file either
 		}
 		all[i] = Migration{Version: version, Name: name}
 	}
-	return all, nil
+	return all
 }
 
-func (s Set) checksum(m Migration) (string, error) {
-	text, err := fs.ReadFile(s.Files, m.Name)
-	if err != nil {
-		return "", err
+// Versions returns the versions of All.
+func Versions() []int64 {
+	var versions []int64
+	for _, m := range All() {
+		versions = append(versions, m.Version)
 	}
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:]), nil
+	return versions
 }
 
-// Statements returns what the Up of every migration sends, oldest first.
-func (s Set) Statements(ctx context.Context) ([]string, error) {
-	all, err := s.all()
+// Latest returns the newest version of this binary.
+func Latest() int64 { return slices.Max(Versions()) }
+
+// A State is a migration and whether it is applied.
+type State struct {
+	Migration
+	AppliedAt *time.Time `json:"applied_at"`
+	Unknown   bool       `json:"unknown,omitempty"` // of a newer plantstore
+}
+
+// Status returns the migrations of this binary and of the database, oldest first. It creates
+// nothing.
+func Status(ctx context.Context, databaseURL string) ([]State, error) {
+	conn, err := connect(ctx, databaseURL)
 	if err != nil {
 		return nil, err
 	}
-	var statements []string
-	for _, m := range all {
-		script, err := s.script(ctx, m)
+	defer conn.Close(context.WithoutCancel(ctx))
+	return status(ctx, conn)
+}
+
+// OneStep has Down roll back the newest migration only.
+const OneStep = -1
+
+// ErrPooler means that Up and Down need a direct connection.
+var ErrPooler = errors.New("a connection pooler is between plantstore and the server, where the lock of migrations and lock_timeout would belong to somebody else's session: " +
+	"name the server itself in PLANTSTORE_MIGRATE_DATABASE_URL")
+
+// An AheadError means that a newer plantstore has migrated the database.
+type AheadError struct{ Version, Binary int64 }
+
+func (e *AheadError) Error() string {
+	return fmt.Sprintf("the database is at version %d, ahead of this plantstore at %d: only the newer plantstore can roll back", e.Version, e.Binary)
+}
+
+// An UnmetError lists what has to be done before Up can succeed.
+type UnmetError struct{ Problems []string }
+
+func (e *UnmetError) Error() string { return strings.Join(e.Problems, "\n") }
+
+// A BlockedError means that a migration did not get its lock in any attempt.
+type BlockedError struct {
+	Name     string
+	Attempts int
+	Blockers []string
+	Err      error // of the last attempt
+}
+
+func (e *BlockedError) Error() string {
+	return fmt.Sprintf("%s did not get its lock in %d attempts and was rolled back; %s", e.Name, e.Attempts, heldBy(e.Blockers))
+}
+
+func (e *BlockedError) Unwrap() error { return e.Err }
+
+// Up applies all pending migrations, one transaction a file, and returns them. After an error
+// those are what was applied. It refuses with *UnmetError before it changes anything.
+func Up(ctx context.Context, databaseURL string, o Options) ([]Migration, error) {
+	conn, err := connectDirectly(ctx, databaseURL)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	p, err := preview(ctx, conn)
+	if err != nil {
+		return nil, err
+	}
+	if len(p.Pending) > 0 && len(p.Problems) > 0 {
+		return nil, &UnmetError{p.Problems}
+	}
+	var work []Migration
+	for _, m := range p.Pending {
+		work = append(work, m.Migration)
+	}
+	return run(ctx, conn, work, true, o)
+}
+
+// Down rolls back all migrations newer than to, newest first, and returns them as Up does. It
+// refuses with *UnmetError where one of them would refuse: the later ones would be gone then.
+func Down(ctx context.Context, databaseURL string, to int64, o Options) ([]Migration, error) {
+	conn, err := connectDirectly(ctx, databaseURL)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	states, err := status(ctx, conn)
+	if err != nil {
+		return nil, err
+	}
+	var work []Migration
+	for _, s := range slices.Backward(states) {
+		switch {
+		case s.Unknown:
+			return nil, &AheadError{s.Version, Latest()}
+		case s.AppliedAt != nil && s.Version > to && (to != OneStep || len(work) == 0):
+			work = append(work, s.Migration)
+		}
+	}
+	var problems []string
+	for _, m := range work {
+		full, err := holdsData(ctx, conn, m.Version)
 		if err != nil {
 			return nil, err
 		}
-		statements = append(statements, script.statements...)
+		problems = append(problems, full...)
 	}
-	return statements, nil
+	if problems != nil {
+		return nil, &UnmetError{problems}
+	}
+	return run(ctx, conn, work, false, o)
+}
+
+// holdsData returns why the Down of a migration would refuse.
+func holdsData(ctx context.Context, conn *pgx.Conn, version int64) ([]string, error) {
+	sql, ok := map[int64]string{
+		3: `SELECT 'plantstore.tokens has tokens: delete them first' WHERE EXISTS (SELECT FROM plantstore.tokens)
+			UNION ALL SELECT 'plantstore.principals has budgets: end them first' WHERE EXISTS (SELECT FROM plantstore.principals WHERE budget IS NOT NULL)`,
+		2: `SELECT 'plantstore.deletions has entries: export and empty it first' WHERE EXISTS (SELECT FROM plantstore.deletions)`,
+		1: `SELECT 'public.plants has rows: move or delete them first' WHERE EXISTS (SELECT FROM public.plants)
+			AND obj_description(to_regclass('public.plants'), 'pg_class') = 'created by plantstore'`,
+	}[version]
+	if !ok {
+		return nil, nil
+	}
+	rows, err := conn.Query(ctx, sql)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// run applies migrations (up) or rolls them back, in the order given.
+func run(ctx context.Context, conn *pgx.Conn, work []Migration, up bool, o Options) (done []Migration, err error) {
+	if o.LockTimeout == 0 {
+		o.LockTimeout = DefaultLockTimeout
+	}
+	if o.LockAttempts == 0 {
+		o.LockAttempts = DefaultLockAttempts
+	}
+	if o.Notify == nil {
+		o.Notify = func(string) {}
+	}
+	verb := "applied"
+	if !up {
+		verb = "rolled back"
+	}
+	for _, m := range work {
+		begun := time.Now()
+		err := untilUnlocked(ctx, conn, m, up, o)
+		switch {
+		case errors.Is(err, goose.ErrAlreadyApplied), errors.Is(err, goose.ErrNotApplied):
+			continue // by another run, meanwhile
+		case err != nil:
+			return done, err
+		}
+		o.Notify(fmt.Sprintf("%s %s in %s", verb, m.Name, time.Since(begun).Round(time.Millisecond)))
+		done = append(done, m)
+	}
+	return done, nil
+}
+
+// untilUnlocked attempts one migration until it has got its locks.
+func untilUnlocked(ctx context.Context, conn *pgx.Conn, m Migration, up bool, o Options) error {
+	pause := o.LockTimeout / 2 // those who queued up behind us go first
+	for attempt := 1; ; attempt++ {
+		err := once(ctx, conn.Config(), m, up, o)
+		if err == nil {
+			return nil
+		}
+		pg, ok := errors.AsType[*pgconn.PgError](err)
+		switch {
+		case !ok:
+			return fmt.Errorf("%s: %w", m.Name, err)
+		case pg.Code != lockNotAvailable && pg.Code != deadlockDetected:
+			if pg.Hint != "" {
+				return fmt.Errorf("%s: %w\n%s", m.Name, err, pg.Hint)
+			}
+			return fmt.Errorf("%s: %w", m.Name, err)
+		}
+		blockers, lookErr := tableBlockers(ctx, conn, up)
+		if lookErr != nil {
+			return errors.Join(fmt.Errorf("%s: %w", m.Name, err), lookErr)
+		}
+		if attempt == o.LockAttempts {
+			return &BlockedError{Name: m.Name, Attempts: attempt, Blockers: blockers, Err: err}
+		}
+		o.Notify(fmt.Sprintf("%s did not get its lock (attempt %d of %d); %s", m.Name, attempt, o.LockAttempts, heldBy(blockers)))
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, 10*time.Second)
+	}
+}
+
+const (
+	lockNotAvailable = "55P03"
+	deadlockDetected = "40P01"
+)
+
+// once attempts one migration by a goose provider of its own: neither its locker nor the look
+// for its table can be used twice.
+func once(ctx context.Context, config *pgx.ConnConfig, m Migration, up bool, o Options) error {
+	for name, value := range map[string]string{
+		"lock_timeout":                        strconv.FormatInt(o.LockTimeout.Milliseconds(), 10),
+		"statement_timeout":                   "0",
+		"idle_in_transaction_session_timeout": "0",
+		"default_transaction_isolation":       "read committed", // what follows a LOCK has to see what was committed before
+	} {
+		config.RuntimeParams[name] = value
+	}
+	db := stdlib.OpenDB(*config)
+	defer db.Close()
+	inner, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 300)) // once a second
+	if err != nil {
+		return err
+	}
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.Files,
+		goose.WithTableName(table), goose.WithSessionLocker(&locker{inner, o.Notify}))
+	if err != nil {
+		return err
+	}
+	_, err = provider.ApplyVersion(ctx, m.Version, up)
+	if partial, ok := errors.AsType[*goose.PartialError](err); ok {
+		return partial.Err
+	}
+	return err
+}
+
+// locker is goose's, which excludes all programs that use goose as a library. It names who has
+// the lock, and creates our schema under it.
+type locker struct {
+	lock.SessionLocker
+	notify func(message string)
+}
+
+func (l *locker) SessionLock(ctx context.Context, conn *sql.Conn) error {
+	var holder string
+	err := conn.QueryRowContext(ctx, sessionNames(`SELECT pid FROM pg_locks
+		WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+			AND classid = ($1::bigint >> 32)::oid AND objid = ($1::bigint & 4294967295)::oid AND granted AND pid <> pg_backend_pid()`), lock.DefaultLockID).Scan(&holder)
+	switch {
+	case err == nil:
+		l.notify("another migration is under way; waiting up to 5 minutes for " + holder)
+	case !errors.Is(err, sql.ErrNoRows):
+		return err
+	}
+	if err := l.SessionLocker.SessionLock(ctx, conn); err != nil {
+		if holder != "" {
+			return fmt.Errorf("another migration is under way: %s: %w", holder, err)
+		}
+		return err
+	}
+	_, err = conn.ExecContext(ctx, `DO $$ BEGIN IF to_regnamespace('plantstore') IS NULL THEN CREATE SCHEMA plantstore; END IF; END $$`)
+	return err
+}
+
+// connect opens a connection that only looks, through any pooler.
+func connect(ctx context.Context, databaseURL string) (*pgx.Conn, error) {
+	pool, err := pgxpool.ParseConfig(databaseURL) // the service's URL may have pool_max_conns
+	if err != nil {
+		return nil, err
+	}
+	config := pool.ConnConfig
+	config.DefaultQueryExecMode = pgx.QueryExecModeExec
+	config.RuntimeParams["application_name"] = "plantstore migrate"
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	return conn, nil
+}
+
+// connectDirectly is connect, and ErrPooler where a pooler is between.
+func connectDirectly(ctx context.Context, databaseURL string) (*pgx.Conn, error) {
+	conn, err := connect(ctx, databaseURL)
+	if err != nil {
+		return nil, err
+	}
+	pooled, err := isPooled(ctx, conn)
+	if err == nil && pooled {
+		err = ErrPooler
+	}
+	if err != nil {
+		conn.Close(context.WithoutCancel(ctx))
+		return nil, err
+	}
+	return conn, nil
+}
+
+// isPooled tells a pooler by the process id that the driver got: it has to make one up, as
+// it has chosen no server session yet.
+func isPooled(ctx context.Context, conn *pgx.Conn) (bool, error) {
+	var pid uint32
+	err := conn.QueryRow(ctx, `SELECT pg_backend_pid()`).Scan(&pid)
+	return pid != conn.PgConn().PID(), err
+}
+
+func status(ctx context.Context, conn *pgx.Conn) ([]State, error) {
+	var exists bool
+	if err := conn.QueryRow(ctx, `SELECT to_regclass('`+table+`') IS NOT NULL`).Scan(&exists); err != nil {
+		return nil, err
+	}
+	applied := map[int64]time.Time{}
+	if exists {
+		// The column has no time zone: it is the time of the session that wrote it.
+		rows, err := conn.Query(ctx, `SELECT version_id, max(tstamp)::timestamptz FROM `+table+` WHERE is_applied AND version_id > 0 GROUP BY version_id`)
+		if err != nil {
+			return nil, err
+		}
+		var version int64
+		var at time.Time
+		if _, err := pgx.ForEachRow(rows, []any{&version, &at}, func() error { applied[version] = at; return nil }); err != nil {
+			return nil, fmt.Errorf("read %s: %w", table, err)
+		}
+	}
+	var states []State
+	for _, m := range All() {
+		s := State{Migration: m}
+		if at, ok := applied[m.Version]; ok {
+			s.AppliedAt = &at
+			delete(applied, m.Version)
+		}
+		states = append(states, s)
+	}
+	for version, at := range applied {
+		states = append(states, State{Migration: Migration{Version: version, Name: "unknown to this plantstore"}, AppliedAt: &at, Unknown: true})
+	}
+	slices.SortFunc(states, func(a, b State) int { return int(a.Version - b.Version) })
+	return states, nil
 }

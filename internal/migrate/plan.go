@@ -2,161 +2,217 @@ package migrate
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"io/fs"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pressly/goose/v3/lock"
+
+	"plantstore/migrations"
 )
 
-// A Plan is what Up would do to a database.
-type Plan struct {
-	Database string `json:"database"`
-	// Version is the newest that is applied, Binary the newest of this binary.
-	Version int64              `json:"version"`
-	Binary  int64              `json:"binary"`
-	Pending []PendingMigration `json:"pending"`
-	Trouble []Trouble          `json:"trouble"`
-	// Cautions keep nothing from working.
-	Cautions []Trouble `json:"cautions"`
-	// Unrecorded were applied by something else than Up: whether their text has
-	// changed is not known. The next Up takes their present text as Baselines.
-	Unrecorded []Migration `json:"unrecorded"`
-	Baselines  []Migration `json:"baselines"`
+// A Preview is what Up would do to a database.
+type Preview struct {
+	Database string    `json:"database"`
+	Version  int64     `json:"version"` // the newest that is applied
+	Binary   int64     `json:"binary"`  // the newest of this plantstore
+	Pending  []Pending `json:"pending"`
+	Plants   string    `json:"plants"` // the size of public.plants
+	// Problems keep Up from working. Advice does not.
+	Problems []string `json:"problems"`
+	Advice   []string `json:"advice"`
+
+	createSchema, createTable bool
 }
 
-// A PendingMigration is one that would be applied.
-type PendingMigration struct {
+// A Pending is a migration that would be applied.
+type Pending struct {
 	Migration
-	Transaction bool        `json:"transaction"` // all of it, or nothing
-	Verdict     Verdict     `json:"verdict"`     // the worst of its statements
-	Statements  []Statement `json:"statements"`
+	Locks string `json:"locks"` // on tables that the store uses
+	SQL   string `json:"sql"`
 }
 
-// A Statement is one that would be sent, letter for letter.
-type Statement struct {
-	SQL     string     `json:"sql"`
-	Verdict Verdict    `json:"verdict"`
-	Does    string     `json:"does"`
-	Locks   []HeldLock `json:"locks"` // until the transaction ends
-	Safer   string     `json:"safer,omitempty"`
-	Manual  string     `json:"manual,omitempty"`
-}
-
-// A HeldLock is a Lock and the size of its table, by estimate. A table that does
-// not exist is made by an earlier migration of the plan: nobody waits for it.
-type HeldLock struct {
-	Lock
-	Exists bool   `json:"exists"`
-	Rows   *int64 `json:"rows"` // nil: never analysed
-	Bytes  int64  `json:"bytes"`
-}
-
-// Plan tells what Up would do. It executes nothing and creates nothing, and
-// works on a standby too.
-func (s Set) Plan(ctx context.Context, databaseURL string) (Plan, error) {
-	conn, err := Connect(ctx, databaseURL, applicationName)
+// Plan says what Up would do. It changes nothing, and works on a standby and through a pooler.
+func Plan(ctx context.Context, databaseURL string) (*Preview, error) {
+	conn, err := connect(ctx, databaseURL)
 	if err != nil {
-		return Plan{}, err
+		return nil, err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
+	return preview(ctx, conn)
+}
 
-	p := Plan{Database: conn.Config().Database, Pending: []PendingMigration{}}
-	err = Holding(ctx, conn, History, func(tx pgx.Tx) error {
-		c, err := s.inspectIn(ctx, tx)
-		if err != nil {
-			return err
-		}
-		for _, m := range c.applied {
-			p.Version = max(p.Version, m.Version)
-		}
-		p.Trouble, p.Cautions = append([]Trouble{}, c.trouble...), []Trouble{}
-		p.Unrecorded = append([]Migration{}, c.unrecorded...)
-		p.Baselines = append([]Migration{}, c.baselines...)
-		for _, m := range c.pending {
-			pending, err := s.describe(ctx, tx, m)
-			if err != nil {
-				return err
-			}
-			p.Pending = append(p.Pending, pending)
-		}
-		return s.addHindrances(ctx, tx, &p, c.pending)
-	})
+func preview(ctx context.Context, conn *pgx.Conn) (*Preview, error) {
+	p := &Preview{Binary: Latest(), Pending: []Pending{}, Advice: []string{}}
+	states, err := status(ctx, conn)
 	if err != nil {
-		return Plan{}, err
+		return nil, err
 	}
-	all, err := s.all()
-	if len(all) > 0 {
-		p.Binary = all[len(all)-1].Version
+	for _, s := range states {
+		if s.AppliedAt != nil {
+			p.Version = s.Version
+			continue
+		}
+		text, err := fs.ReadFile(migrations.Files, s.Name)
+		if err != nil {
+			return nil, err
+		}
+		_, locks, _ := strings.Cut(string(text), "\n-- locks: ")
+		locks, _, _ = strings.Cut(locks, "\n")
+		p.Pending = append(p.Pending, Pending{Migration: s.Migration, Locks: locks, SQL: upSQL(string(text))})
 	}
+	if p.Problems, err = problems(ctx, conn); err != nil {
+		return nil, fmt.Errorf("check the conditions: %w", err)
+	}
+	err = conn.QueryRow(ctx, `SELECT current_database(), to_regnamespace('plantstore') IS NULL, to_regclass('`+table+`') IS NULL,
+		coalesce((SELECT CASE WHEN reltuples < 0 THEN 'an unknown number of' ELSE 'about ' || reltuples::bigint END || ' rows, ' || pg_size_pretty(pg_total_relation_size(oid))
+			FROM pg_class WHERE oid = to_regclass('public.plants')), 'does not exist yet')`).Scan(&p.Database, &p.createSchema, &p.createTable, &p.Plants)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := conn.Query(ctx, beforeDelete)
+	if err != nil {
+		return nil, err
+	}
+	p.Advice, err = pgx.AppendRows(p.Advice, rows, pgx.RowTo[string])
 	return p, err
 }
 
-func (s Set) addHindrances(ctx context.Context, tx pgx.Tx, p *Plan, work []Migration) error {
-	if s.Hindrances == nil {
-		return nil
-	}
-	found, err := s.Hindrances(ctx, tx, true, work)
-	if err != nil {
-		return fmt.Errorf("look for hindrances: %w", err)
-	}
-	for _, t := range found {
-		if t.Kind == Caution {
-			p.Cautions = append(p.Cautions, t)
-		} else {
-			p.Trouble = append(p.Trouble, t)
+// upSQL returns the statements of a file's Up section.
+func upSQL(file string) string {
+	_, up, _ := strings.Cut(file, "-- +goose Up\n")
+	up, _, _ = strings.Cut(up, "-- +goose Down\n")
+	var b strings.Builder
+	for line := range strings.Lines(up) {
+		if !strings.HasPrefix(line, "-- +goose ") {
+			b.WriteString(line)
 		}
 	}
-	return nil
+	return strings.TrimSpace(b.String()) + "\n"
 }
 
-// describe tells what m would do to the database.
-func (s Set) describe(ctx context.Context, tx pgx.Tx, m Migration) (PendingMigration, error) {
-	script, err := s.script(ctx, m)
-	if err != nil {
-		return PendingMigration{}, err
+// Summary returns the preview in about ten lines.
+func (p *Preview) Summary() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "database %s is at version %d, this plantstore at %d: ", p.Database, p.Version, p.Binary)
+	switch {
+	case p.Version > p.Binary:
+		b.WriteString("a newer plantstore has migrated it\n")
+	case len(p.Pending) == 0:
+		b.WriteString("nothing to do\n")
+	default:
+		fmt.Fprintf(&b, "pending are %d\n", len(p.Pending))
 	}
-	pending := PendingMigration{Migration: m, Transaction: script.transaction, Verdict: Safe, Statements: []Statement{}}
-	effects := s.Effects[m.Version]
-	for i, sql := range script.statements {
-		statement := Statement{SQL: sql, Verdict: Unknown, Locks: []HeldLock{},
-			Does: "its locks are not known: this plantstore was built without an entry for it"}
-		if len(effects) == len(script.statements) {
-			if err := statement.judge(ctx, tx, effects[i]); err != nil {
-				return PendingMigration{}, err
-			}
-		}
-		pending.Verdict = worse(pending.Verdict, statement.Verdict)
-		pending.Statements = append(pending.Statements, statement)
+	for _, m := range p.Pending {
+		fmt.Fprintf(&b, "  %-30s locks: %s\n", m.Name, m.Locks)
 	}
-	return pending, nil
+	fmt.Fprintf(&b, "public.plants: %s\n", p.Plants)
+	for _, problem := range p.Problems {
+		fmt.Fprintf(&b, "problem: %s\n", problem)
+	}
+	for _, advice := range p.Advice {
+		fmt.Fprintf(&b, "advice: %s\n", advice)
+	}
+	if len(p.Pending) > 0 {
+		b.WriteString("'plantstore migrate plan --sql' prints the SQL, 'plantstore migrate up' runs it\n")
+	}
+	return b.String()
 }
 
-// judge says what an effect means to the tables that exist, on the server's
-// version of PostgreSQL.
-func (s *Statement) judge(ctx context.Context, tx pgx.Tx, effect Effect) error {
-	s.Verdict, s.Does, s.Safer, s.Manual = Safe, effect.Does, effect.Safer, manual+effect.Manual
-	var major int
-	if err := tx.QueryRow(ctx, `SELECT current_setting('server_version_num')::int / 10000`).Scan(&major); err != nil {
-		return fmt.Errorf("ask for the version: %w", err)
+// SQL returns a script for psql that does what Up does, except that it tries once.
+func (p *Preview) SQL() string {
+	var b strings.Builder
+	for line := range strings.Lines(p.Summary()) {
+		b.WriteString("-- " + line)
 	}
-	for _, lock := range effect.Locks {
-		if lock.Since > major {
-			continue
-		}
-		held := HeldLock{Lock: lock}
-		err := tx.QueryRow(ctx, `SELECT true, nullif(reltuples, -1)::bigint, pg_total_relation_size(oid)
-			FROM pg_class WHERE oid = to_regclass($1)`, lock.Table).Scan(&held.Exists, &held.Rows, &held.Bytes)
-		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-			return fmt.Errorf("size of %s: %w", lock.Table, err)
-		}
-		s.Locks = append(s.Locks, held)
-		if !held.Exists {
-			continue
-		}
-		s.Verdict = worse(s.Verdict, lock.verdict())
-		if effect.Safer != "" {
-			s.Verdict = worse(s.Verdict, Rewrites)
-		}
+	if len(p.Pending) == 0 {
+		return b.String()
 	}
-	return nil
+	fmt.Fprintf(&b, "\n\\set ON_ERROR_STOP on\nSET lock_timeout = '%dms';\nSET default_transaction_isolation = 'read committed';\n", DefaultLockTimeout.Milliseconds())
+	fmt.Fprintf(&b, "SELECT pg_advisory_lock(%d); -- one migration at a time\n", lock.DefaultLockID)
+	if p.createSchema {
+		b.WriteString("CREATE SCHEMA plantstore;\n")
+	}
+	if p.createTable {
+		fmt.Fprintf(&b, `CREATE TABLE %[1]s (
+    id integer PRIMARY KEY GENERATED BY DEFAULT AS IDENTITY,
+    version_id bigint NOT NULL,
+    is_applied boolean NOT NULL,
+    tstamp timestamp NOT NULL DEFAULT now()
+);
+INSERT INTO %[1]s (version_id, is_applied) VALUES (0, true);
+`, table)
+	}
+	for _, m := range p.Pending {
+		fmt.Fprintf(&b, "\n-- %s\n-- locks: %s\nBEGIN;\n%sINSERT INTO %s (version_id, is_applied) VALUES (%d, true);\nCOMMIT;\n", m.Name, m.Locks, m.SQL, table, m.Version)
+	}
+	return b.String()
 }
+
+// problems returns what keeps Up from working, one sentence each.
+func problems(ctx context.Context, conn *pgx.Conn) ([]string, error) {
+	found := []string{}
+	pooled, err := isPooled(ctx, conn)
+	if err != nil {
+		return nil, err
+	}
+	if pooled {
+		found = append(found, ErrPooler.Error())
+	}
+	unfit, err := unfitSQL()
+	if err != nil {
+		return nil, err
+	}
+	for _, query := range []string{server, rights, unfit} {
+		rows, err := conn.Query(ctx, query)
+		if err != nil {
+			return nil, err
+		}
+		if found, err = pgx.AppendRows(found, rows, pgx.RowTo[string]); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// unfitSQL returns the query of the function plantstore.unfit, which may not exist yet.
+func unfitSQL() (string, error) {
+	text, err := fs.ReadFile(migrations.Files, "00001_plants.sql")
+	_, body, _ := strings.Cut(string(text), "FUNCTION plantstore.unfit()")
+	_, body, _ = strings.Cut(body, "$$")
+	body, _, _ = strings.Cut(body, "$$")
+	return body, err
+}
+
+const server = `
+	SELECT problem FROM (VALUES
+		(current_setting('server_version_num')::int < 150000, 'the server is PostgreSQL ' || current_setting('server_version') || ': 15 is the oldest that works'),
+		(pg_is_in_recovery(), 'the server is a standby: name the primary in PLANTSTORE_MIGRATE_DATABASE_URL')
+	) v (holds, problem) WHERE holds`
+
+// rights has a GRANT for each right that is missing. The owner of the database has them all.
+// What the service's role gets on somebody else's table has to be ours to grant.
+const rights = `
+	SELECT format('role %s lacks rights: %s', current_user, remedy) FROM (
+		SELECT CASE WHEN to_regnamespace('plantstore') IS NULL AND NOT has_database_privilege(current_database(), 'CREATE')
+			THEN format('GRANT CREATE ON DATABASE %I TO %I', current_database(), current_user) END
+		UNION ALL SELECT CASE WHEN NOT has_schema_privilege(to_regnamespace('plantstore')::oid, 'CREATE')
+			THEN format('ALTER SCHEMA plantstore OWNER TO %I', current_user) END
+		UNION ALL SELECT CASE WHEN to_regclass('public.plants') IS NULL AND NOT has_schema_privilege('public', 'CREATE')
+			THEN format('GRANT CREATE ON SCHEMA public TO %I', current_user) END
+		UNION ALL SELECT CASE WHEN NOT has_database_privilege(current_database(), 'TEMPORARY')
+			THEN format('GRANT TEMPORARY ON DATABASE %I TO %I', current_database(), current_user) END
+		UNION ALL SELECT format('GRANT %s ON public.plants TO %I', string_agg(r, ', '), current_user)
+			FROM unnest('{TRIGGER,SELECT,INSERT,DELETE}'::text[]) r WHERE NOT has_table_privilege(to_regclass('public.plants')::oid, r)
+			HAVING count(*) > 0
+		UNION ALL SELECT format('GRANT %s ON public.plants TO %I WITH GRANT OPTION', string_agg(r, ', '), current_user)
+			FROM unnest('{SELECT,DELETE}'::text[]) r WHERE to_regrole('plantstore_app') IS NOT NULL AND current_user <> 'plantstore_app'
+				AND NOT has_table_privilege(to_regclass('public.plants')::oid, r || ' WITH GRANT OPTION')
+			HAVING count(*) > 0
+	) v (remedy) WHERE remedy IS NOT NULL`
+
+// beforeDelete finds triggers of the store's that can keep a plant: 2 is BEFORE, 8 is DELETE.
+const beforeDelete = `
+	SELECT format('trigger %I fires before a plant is deleted: it can refuse, or handle the deletion in its own way, and the service then answers 409', tgname)
+	FROM pg_trigger WHERE tgrelid = to_regclass('public.plants') AND NOT tgisinternal AND tgtype & 2 > 0 AND tgtype & 8 > 0 ORDER BY tgname`

@@ -1,9 +1,8 @@
-// Package pgtest gives each test a PostgreSQL database of its own. A test
-// process has one server, see StartServer, which ends with it:
+// Package pgtest gives tests PostgreSQL databases. A test process uses one server: the one
+// in TEST_DATABASE_URL, as command run sets it, or a private one from this machine's
+// programs.
 //
 //	func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
-//
-// Where there is no PostgreSQL, tests that ask for a database fail.
 package pgtest
 
 import (
@@ -14,6 +13,7 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -22,150 +22,94 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-const (
-	startTimeout    = 5 * time.Minute // an image may have to be pulled
-	databaseTimeout = 5 * time.Minute
-)
+// timeout ends what would otherwise hang forever.
+const timeout = 5 * time.Minute
 
-// shared is the server of this test process. It is here because tests have
-// nothing else in common.
-var shared struct {
-	inMain   bool
-	once     sync.Once
-	server   *Server
-	template string
-	err      error
+// process is what the tests of this process share. Tests have nothing else in common.
+var process struct {
+	inMain bool
+	start  sync.Once
+	server *server
+	err    error
 
-	mu        sync.Mutex
-	templates []string // databases of Templates
+	shareDatabase sync.Once
+	shared        Database
+	sharedErr     error
+	ranges        atomic.Int64
 }
 
-// Main runs the tests, ends the server if one of them needed it, and returns the
-// exit code for TestMain, also after SIGINT or SIGTERM.
+// Main runs the tests and returns the exit code for TestMain. Afterwards, also on SIGINT
+// and SIGTERM, it stops the server that the tests needed.
 func Main(m *testing.M) int {
-	shared.inMain = true
+	process.inMain = true
 	interrupted, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	result := make(chan int, 1)
 	go func() { result <- m.Run() }()
-	var code int
+	code := 1
 	select {
 	case code = <-result:
 	case <-interrupted.Done():
-		code = 1
 	}
 
-	// From here on no server is started; one that is being started is awaited.
-	shared.once.Do(func() { shared.err = errors.New("the tests are over") })
-	if shared.server != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), databaseTimeout)
-		defer cancel()
-		var errs []error
-		for _, name := range shared.templates {
-			errs = append(errs, shared.server.dropDatabase(ctx, name))
-		}
-		if err := errors.Join(append(errs, shared.server.Close())...); err != nil {
-			fmt.Fprintln(os.Stderr, "pgtest:", err)
-			code = 1
-		}
+	// Once.Do waits for a start that is under way, and allows no other.
+	process.start.Do(func() { process.err = errors.New("the tests are over") })
+	process.shareDatabase.Do(func() { process.sharedErr = errors.New("the tests are over") })
+	if process.server == nil {
+		return code
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	var err error
+	if process.shared.Name != "" {
+		err = process.server.drop(ctx, process.shared.Name)
+	}
+	if err := errors.Join(err, process.server.close()); err != nil {
+		fmt.Fprintln(os.Stderr, "pgtest:", err)
+		return 1
 	}
 	return code
 }
 
-// New returns a fresh database with all migrations applied. It is dropped at the
-// end of the test.
+// New returns a fresh database with all migrations applied. It is dropped at the end of the
+// test.
 func New(t testing.TB) Database {
 	t.Helper()
-	startShared(t)
-	return newDatabase(t, func(ctx context.Context) (Database, error) { return shared.server.copyDatabase(ctx, shared.template) })
+	s := start(t)
+	return own(t, s, s.migrated)
 }
 
-// Empty returns a fresh database with the roles but no migration applied. It is
-// dropped at the end of the test.
+// Empty returns a fresh database after roles.sql: it has the roles and their rights, and no
+// migration. It is dropped at the end of the test.
 func Empty(t testing.TB) Database {
 	t.Helper()
-	return EmptyWith(t, "")
+	s := start(t)
+	return own(t, s, s.empty)
 }
 
-// EmptyWith is Empty with options of CREATE DATABASE, such as "ENCODING 'LATIN1'".
-func EmptyWith(t testing.TB, options string) Database {
+// Shared returns the one migrated database that tests of a package use together, each with
+// ids of its own: see IDs.
+func Shared(t testing.TB) Database {
 	t.Helper()
-	startShared(t)
-	return newDatabase(t, func(ctx context.Context) (Database, error) { return shared.server.emptyDatabase(ctx, options) })
-}
-
-// A Template is a database that several tests want copies of. Make fills an empty one, with the
-// roles, when the first of them comes. No connection to it may be left.
-type Template struct {
-	Make func(context.Context, Database) error
-
-	once sync.Once
-	name string
-	err  error
-}
-
-// New returns a fresh copy, as the function New does.
-func (p *Template) New(t testing.TB) Database {
-	t.Helper()
-	startShared(t)
-	p.once.Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), databaseTimeout)
+	s := start(t)
+	process.shareDatabase.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
-		var db Database
-		db, p.err = shared.server.emptyDatabase(ctx, "")
-		p.name = db.Name
-		shared.mu.Lock()
-		shared.templates = append(shared.templates, p.name)
-		shared.mu.Unlock()
-		if p.err == nil {
-			p.err = p.Make(ctx, db)
-		}
+		process.shared, process.sharedErr = s.clone(ctx, s.migrated)
 	})
-	if p.err != nil {
-		t.Fatalf("pgtest: %v", p.err)
+	if process.sharedErr != nil {
+		t.Fatalf("pgtest: %v", process.sharedErr)
 	}
-	return newDatabase(t, func(ctx context.Context) (Database, error) { return shared.server.copyDatabase(ctx, p.name) })
+	return process.shared
 }
 
-func startShared(t testing.TB) {
+// IDs returns the first of 10,000 ids that no other test of the process gets.
+func IDs(t testing.TB) int64 {
 	t.Helper()
-	if !shared.inMain {
-		t.Fatal("pgtest: TestMain has to call pgtest.Main")
-	}
-	shared.once.Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-		defer cancel()
-		if shared.server, shared.err = StartServer(ctx, os.Getenv); shared.err == nil {
-			shared.template, shared.err = shared.server.prepare(ctx)
-		}
-	})
-	if shared.err != nil {
-		t.Fatalf("pgtest: %v", shared.err)
-	}
+	return 1_000_000 + 10_000*process.ranges.Add(1)
 }
 
-func newDatabase(t testing.TB, create func(context.Context) (Database, error)) Database {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), databaseTimeout)
-	defer cancel()
-	db, err := create(ctx)
-	if db.Name != "" {
-		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), databaseTimeout)
-			defer cancel()
-			if err := shared.server.dropDatabase(ctx, db.Name); err != nil {
-				t.Errorf("pgtest: %v", err)
-			}
-		})
-	}
-	if err != nil {
-		t.Fatalf("pgtest: %v", err)
-	}
-	t.Logf("database %s on %v", db.Name, shared.server)
-	return db
-}
-
-// Pool opens a pool of connections that is closed at the end of the test.
+// Pool opens a connection pool that is closed at the end of the test.
 func Pool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	p, err := pgxpool.New(t.Context(), url)
@@ -187,15 +131,45 @@ func Connect(t testing.TB, url string) *pgx.Conn {
 	return conn
 }
 
-// WithParameters adds parameters, such as "pool_max_conns=1", to a database's
-// URL.
+// WithParameters adds parameters, such as "pool_max_conns=1", to a database's URL.
 func WithParameters(url, parameters string) string {
-	switch {
-	case parameters == "":
-		return url
-	case strings.Contains(url, "?"):
+	if strings.Contains(url, "?") {
 		return url + "&" + parameters
-	default:
-		return url + "?" + parameters
 	}
+	return url + "?" + parameters
+}
+
+func start(t testing.TB) *server {
+	t.Helper()
+	if !process.inMain {
+		t.Fatal("pgtest: TestMain has to call pgtest.Main")
+	}
+	process.start.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		process.server, process.err = startServer(ctx, os.Getenv("TEST_DATABASE_URL"))
+	})
+	if process.err != nil {
+		t.Fatalf("pgtest: %v", process.err)
+	}
+	return process.server
+}
+
+// own returns a clone of a template that is dropped at the end of the test.
+func own(t testing.TB, s *server, template string) Database {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	db, err := s.clone(ctx, template)
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		if err := s.drop(ctx, db.Name); err != nil {
+			t.Errorf("pgtest: %v", err)
+		}
+	})
+	return db
 }

@@ -1,10 +1,11 @@
 package pgtest
 
 import (
-	"io"
+	"context"
 	"math/rand/v2"
 	"net"
 	"net/url"
+	"slices"
 	"sync"
 	"testing"
 
@@ -13,44 +14,64 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// A PoolMode says when a Pooler's client gives its server connection back.
-type PoolMode int
-
-const (
-	SessionMode     PoolMode = iota // when it leaves
-	TransactionMode                 // at the end of each transaction
-	StatementMode                   // at the end of each statement: a transaction of several ends the client's connection
-)
-
-// Pooler puts what matters to us of PgBouncer in front of a database until the
-// end of the test, and returns its URL. Each client is told a process id that is
-// made up. In all modes but SessionMode the clients share one server connection.
-func Pooler(t testing.TB, server string, mode PoolMode) string {
+// Pooler is a connection pooler in transaction mode in front of a database, and returns its
+// URL. As PgBouncer does, it refuses startup parameters, makes up the process id that a
+// client gets, and gives each transaction a server session: here two in turn, so that a
+// lone client never gets the same one twice. Prepared statements stay in their session.
+func Pooler(t testing.TB, server string) string {
 	t.Helper()
-	dial := func() *pgconn.PgConn {
+	sessions := make(chan *pgconn.PgConn, 2)
+	for range cap(sessions) {
 		conn, err := pgconn.Connect(t.Context(), server)
 		if err != nil {
-			if t.Context().Err() == nil { // and not over
-				t.Error(err)
-			}
-			return nil
+			t.Fatal(err)
 		}
-		t.Cleanup(func() { conn.Conn().Close() })
-		return conn
+		sessions <- conn
 	}
-	shared, turn := dial(), new(sync.Mutex)
-	return Proxy(t, server, func(client net.Conn) {
-		conn, turn := shared, turn
-		if mode == SessionMode {
-			conn, turn = dial(), new(sync.Mutex)
+	t.Cleanup(func() {
+		for range cap(sessions) {
+			if conn := <-sessions; conn != nil {
+				conn.Close(context.Background())
+			}
 		}
-		if conn != nil {
-			pool(client, conn, turn, mode)
+	})
+	return Proxy(t, server, func(client net.Conn) {
+		backend := pgproto3.NewBackend(client, client)
+		if !admit(backend) {
+			return
+		}
+		for {
+			message, err := backend.Receive()
+			if err != nil {
+				return
+			}
+			if _, leaves := message.(*pgproto3.Terminate); leaves {
+				return
+			}
+			session := <-sessions
+			if session == nil || !relay(backend, session, message) {
+				sessions <- replace(session, server)
+				return
+			}
+			sessions <- session
 		}
 	})
 }
 
-// Proxy serves clients until the end of the test, and returns server's URL with
+// replace ends a session, with the transaction that its client left open, and returns another
+// one, or nil where the server is away.
+func replace(session *pgconn.PgConn, server string) *pgconn.PgConn {
+	if session != nil {
+		session.Conn().Close()
+	}
+	next, err := pgconn.Connect(context.Background(), server)
+	if err != nil {
+		return nil
+	}
+	return next
+}
+
+// Proxy calls serve for each client until the end of the test, and returns server's URL with
 // the proxy's address. Its clients ask for no encryption.
 func Proxy(t testing.TB, server string, serve func(client net.Conn)) string {
 	t.Helper()
@@ -66,109 +87,80 @@ func Proxy(t testing.TB, server string, serve func(client net.Conn)) string {
 			if err != nil {
 				return
 			}
-			wg.Go(func() { defer client.Close(); serve(client) })
+			wg.Go(func() {
+				defer client.Close()
+				defer context.AfterFunc(t.Context(), func() { client.Close() })() // the test is over
+				serve(client)
+			})
 		}
 	})
-	u, err := url.Parse(server)
+	config, err := pgx.ParseConfig(server)
 	if err != nil {
 		t.Fatal(err)
 	}
-	u.Host = l.Addr().String()
-	u.RawQuery = "sslmode=disable"
-	if u.User.Username() == "" {
-		config, err := pgx.ParseConfig(server)
-		if err != nil {
-			t.Fatal(err)
-		}
-		u.User = url.User(config.User)
-	}
-	return u.String()
+	return (&url.URL{Scheme: "postgres", User: url.UserPassword(config.User, config.Password),
+		Host: l.Addr().String(), Path: "/" + config.Database, RawQuery: "sslmode=disable"}).String()
 }
 
-// pool serves one client until it leaves.
-func pool(client net.Conn, server *pgconn.PgConn, turn *sync.Mutex, mode PoolMode) {
-	backend := pgproto3.NewBackend(client, client)
-	if welcome(backend) != nil {
-		return
+// admit answers a client's start.
+func admit(backend *pgproto3.Backend) bool {
+	start, err := backend.ReceiveStartupMessage()
+	if err != nil {
+		return false
 	}
-	ours := false
-	defer func() {
-		if ours {
-			turn.Unlock()
-		}
-	}()
-	for {
-		message, err := backend.Receive()
-		if err != nil {
-			return
-		}
-		if _, leaves := message.(*pgproto3.Terminate); leaves {
-			return
-		}
-		if !ours {
-			turn.Lock()
-			ours = true
-		}
-		server.Frontend().Send(message)
-		switch message.(type) {
-		case *pgproto3.Query, *pgproto3.Sync:
-		default:
-			continue
-		}
-		idle, err := passOn(server.Frontend(), backend)
-		if err != nil {
-			return
-		}
-		if !idle && mode == StatementMode {
-			refuse(backend)
-			server.Frontend().SendQuery(&pgproto3.Query{String: "ROLLBACK"}) // for the others
-			_, _ = passOn(server.Frontend(), pgproto3.NewBackend(client, io.Discard))
-			return
-		}
-		if backend.Flush() != nil {
-			return
-		}
-		if idle {
-			turn.Unlock()
-			ours = false
-		}
+	startup, ok := start.(*pgproto3.StartupMessage)
+	if !ok {
+		return false // a cancel request
 	}
-}
-
-// welcome takes a client in.
-func welcome(backend *pgproto3.Backend) error {
-	if _, err := backend.ReceiveStartupMessage(); err != nil {
-		return err
+	tracked := []string{"user", "database", "client_encoding", "datestyle", "timezone", "standard_conforming_strings", "application_name"}
+	for name := range startup.Parameters {
+		if !slices.Contains(tracked, name) {
+			backend.Send(&pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "08P01", Message: "unsupported startup parameter: " + name})
+			_ = backend.Flush()
+			return false
+		}
 	}
 	backend.Send(&pgproto3.AuthenticationOk{})
 	backend.Send(&pgproto3.ParameterStatus{Name: "standard_conforming_strings", Value: "on"})
 	backend.Send(&pgproto3.ParameterStatus{Name: "client_encoding", Value: "UTF8"})
 	backend.Send(&pgproto3.BackendKeyData{ProcessID: rand.Uint32() | 1<<31, SecretKey: []byte{1, 2, 3, 4}})
 	backend.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
-	return backend.Flush()
+	return backend.Flush() == nil
 }
 
-// refuse ends a client's connection as PgBouncer 1.24 does in statement mode.
-func refuse(client *pgproto3.Backend) {
-	client.Send(&pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "08P01",
-		Message: "transaction blocks not allowed in statement pooling mode"})
-	_ = client.Flush()
-}
-
-// passOn sends what the client asked, has the answer ready for it, and tells whether
-// the server is in no transaction then.
-func passOn(server *pgproto3.Frontend, client *pgproto3.Backend) (idle bool, err error) {
-	if err := server.Flush(); err != nil {
-		return false, err
-	}
+// relay passes messages on, from the first one to the end of the transaction.
+func relay(client *pgproto3.Backend, session *pgconn.PgConn, message pgproto3.FrontendMessage) bool {
+	server := session.Frontend()
 	for {
-		answer, err := server.Receive()
-		if err != nil {
-			return false, err
+		server.Send(message)
+		switch message.(type) {
+		case *pgproto3.Query, *pgproto3.Sync:
+			if server.Flush() != nil {
+				return false
+			}
+			for status := byte(0); status == 0; {
+				answer, err := server.Receive()
+				if err != nil {
+					return false
+				}
+				client.Send(answer)
+				if ready, ok := answer.(*pgproto3.ReadyForQuery); ok {
+					status = ready.TxStatus
+				}
+				if status == 'I' {
+					return client.Flush() == nil
+				}
+			}
+			if client.Flush() != nil {
+				return false
+			}
 		}
-		client.Send(answer)
-		if ready, ok := answer.(*pgproto3.ReadyForQuery); ok {
-			return ready.TxStatus == 'I', nil
+		var err error
+		if message, err = client.Receive(); err != nil {
+			return false
+		}
+		if _, leaves := message.(*pgproto3.Terminate); leaves {
+			return false
 		}
 	}
 }

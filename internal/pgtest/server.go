@@ -1,243 +1,226 @@
 package pgtest
 
 import (
-	"cmp"
 	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
-	"net"
+	"io/fs"
 	"net/url"
-	"os"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/moby/moby/client"
-	"github.com/testcontainers/testcontainers-go"
-	"github.com/testcontainers/testcontainers-go/log"
-	"github.com/testcontainers/testcontainers-go/modules/postgres"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
 
+	roles "plantstore/deploy/postgres"
 	"plantstore/internal/localpg"
+	"plantstore/migrations"
 )
 
 const (
-	defaultImage = "postgres:18-alpine"
-	pullTimeout  = 2 * time.Minute
+	// password is the password of both roles.
+	password = "plantstore-test"
 
-	// Tests run side by side, each with pools of its own.
-	maxConnections = "300"
+	// templateLock is the advisory lock under which test processes that share a server make
+	// roles and templates. Any number would do.
+	templateLock = 7_526_884_111
 )
 
-// A Server is the PostgreSQL that the tests use.
-type Server struct {
-	// URL is that of a superuser in a database for maintenance.
-	URL string
-
-	source  string
-	version string
-	stop    func() error
-	// admin makes and drops databases. To begin a session takes longer than that.
-	admin *pgxpool.Pool
+// A Database is a test's database. The fields but Name are URLs.
+type Database struct {
+	Name  string
+	Super string // as a superuser
+	Owner string // as plantstore_owner, which migrates
+	App   string // as plantstore_app, as the service does
 }
 
-// StartServer returns the PostgreSQL that the environment asks for, to be ended
-// with Close:
-//
-//   - PLANTSTORE_TEST_POSTGRES=container or =local: that source and no other.
-//   - TEST_DATABASE_URL: a server that runs already, as the URL of a superuser. It
-//     has to be one for tests: roles named as the service's get new passwords.
-//   - Otherwise a container of the image PLANTSTORE_TEST_POSTGRES_IMAGE, or
-//     postgres:18-alpine, where a Docker engine answers and has the image or can
-//     pull it; otherwise the PostgreSQL installed on this machine.
-//
-// PLANTSTORE_TEST_POSTGRES_VERSION=17 refuses a server of another version.
-//
-// The error tells what to do about it.
-func StartServer(ctx context.Context, getenv func(string) string) (*Server, error) {
-	image := cmp.Or(getenv("PLANTSTORE_TEST_POSTGRES_IMAGE"), defaultImage)
-	var s *Server
-	var err error
-	switch source := getenv("PLANTSTORE_TEST_POSTGRES"); {
-	case source == "container":
-		s, err = startContainer(ctx, image)
-	case source == "local":
-		s, err = startLocal(ctx)
-	case source != "":
-		return nil, fmt.Errorf("PLANTSTORE_TEST_POSTGRES is %q, want container, local or nothing", source)
-	case getenv("TEST_DATABASE_URL") != "":
-		s = &Server{URL: getenv("TEST_DATABASE_URL"), source: "TEST_DATABASE_URL", stop: func() error { return nil }}
-	default:
-		s, err = startAny(ctx, image)
+// A server has two templates: one after roles.sql, and one with all migrations.
+type server struct {
+	url             string // of a superuser, in a maintenance database
+	stop            func() error
+	admin           *pgxpool.Pool // creates and drops databases
+	empty, migrated string
+}
+
+// startServer returns the server at superuserURL or, where that is empty, one of its own.
+// The server has to be one for tests: the service's roles get new passwords.
+func startServer(ctx context.Context, superuserURL string) (_ *server, err error) {
+	s := &server{url: superuserURL, stop: func() error { return nil }}
+	if superuserURL == "" {
+		pg, err := localpg.Start(ctx, localpg.Options{Settings: Settings()})
+		if err != nil {
+			return nil, fmt.Errorf("start a PostgreSQL for the tests: install one (apt-get install postgresql) or set TEST_DATABASE_URL to a superuser's URL: %w", err)
+		}
+		s.url, s.stop = pg.URL("postgres", "postgres"), pg.Close
 	}
-	if err != nil {
-		return nil, err
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.stop())
+		}
+	}()
+	if u, err := url.Parse(s.url); err != nil || !strings.HasPrefix(u.Scheme, "postgres") {
+		return nil, errors.New("TEST_DATABASE_URL: want a URL, as in postgres://user:password@host:5432/database") // it may hold a password
 	}
-	if err := s.inspect(ctx, getenv("PLANTSTORE_TEST_POSTGRES_VERSION")); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", s.source, err), s.stop())
+	if s.admin, err = pgxpool.New(ctx, s.url); err != nil {
+		return nil, fmt.Errorf("TEST_DATABASE_URL: %w", err)
 	}
-	if s.admin, err = pgxpool.New(ctx, s.URL); err != nil {
-		return nil, errors.Join(err, s.stop())
+	if err := s.prepare(ctx); err != nil {
+		s.admin.Close()
+		return nil, fmt.Errorf("prepare the server for tests: %w", err)
 	}
 	return s, nil
 }
 
-// String tells where the server comes from, and its version.
-func (s *Server) String() string { return s.source + ", PostgreSQL " + s.version }
+// Settings are for a server that the tests start: nobody needs its data, and tests run side
+// by side with pools of their own.
+func Settings() map[string]string {
+	return map[string]string{"fsync": "off", "max_connections": "300"}
+}
 
-// Close ends the server, with all of its data, unless it ran already.
-func (s *Server) Close() error {
+func (s *server) close() error {
 	s.admin.Close()
 	return s.stop()
 }
 
-func startAny(ctx context.Context, image string) (*Server, error) {
-	s, containerErr := startContainer(ctx, image)
-	if containerErr == nil {
-		return s, nil
-	}
-	s, localErr := startLocal(ctx)
-	if localErr == nil {
-		return s, nil
-	}
-	return nil, fmt.Errorf("no PostgreSQL for the tests: start Docker, install PostgreSQL (apt-get install postgresql), "+
-		"or set TEST_DATABASE_URL to the URL of a superuser: %w", errors.Join(containerErr, localErr))
-}
-
-func startLocal(ctx context.Context) (*Server, error) {
-	s, err := localpg.Start(ctx, localpg.Options{
-		Settings: map[string]string{"fsync": "off", "max_connections": maxConnections},
-	})
-	if err != nil {
-		return nil, fmt.Errorf("local binaries: %w", err)
-	}
-	return &Server{
-		URL:    s.URL("postgres", "postgres"),
-		source: "local binaries " + s.Programs(),
-		stop:   s.Close,
-	}, nil
-}
-
-func startContainer(ctx context.Context, image string) (*Server, error) {
-	log.SetDefault(log.NewNoopLogger()) // it would write the first line of the tests' output
-	if err := configureTestcontainers(ctx); err != nil {
-		return nil, fmt.Errorf("docker: %w", err)
-	}
-	docker, err := testcontainers.NewDockerProvider()
-	if err != nil {
-		return nil, fmt.Errorf("docker: %w", err)
-	}
-	defer docker.Close()
-	if err := pullIfAbsent(ctx, docker, image); err != nil {
-		return nil, err
-	}
-
-	container, err := postgres.Run(ctx, image, postgres.BasicWaitStrategies(),
-		testcontainers.WithTmpfs(map[string]string{"/var/lib/postgresql": ""}), // as in useMemory of the command run
-		testcontainers.WithCmd("postgres", "-c", "fsync=off", "-c", "max_connections="+maxConnections))
-	stop := func() error {
-		// No grace: nobody needs the data.
-		return testcontainers.TerminateContainer(container, testcontainers.StopTimeout(0))
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("container %s: %w", image, err), stop())
-	}
-	address, err := container.ConnectionString(ctx, "sslmode=disable")
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("container %s: %w", image, err), stop())
-	}
-	return &Server{URL: address, source: "container " + image, stop: stop}, nil
-}
-
-func pullIfAbsent(ctx context.Context, docker *testcontainers.DockerProvider, image string) error {
-	if _, err := docker.Client().ImageInspect(ctx, image); err == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, pullTimeout)
-	defer cancel()
-	if err := docker.PullImage(ctx, image); err != nil {
-		return fmt.Errorf("pull image %s: %w", image, err)
-	}
-	return nil
-}
-
-// configureTestcontainers sets what testcontainers reads from the environment,
-// once, and can't find out by itself on a machine without an image registry.
-func configureTestcontainers(ctx context.Context) error {
-	set := func(name, value string) error {
-		if os.Getenv(name) != "" {
-			return nil
-		}
-		return os.Setenv(name, value)
-	}
-	// Its janitor container removes what a killed test process leaves, but
-	// without the janitor's image nothing would start.
-	docker, err := client.New(client.FromEnv)
+// prepare makes roles and templates, unless another process has.
+func (s *server) prepare(ctx context.Context) error {
+	hash, err := templateHash()
 	if err != nil {
 		return err
 	}
-	defer docker.Close()
-	//lint:ignore SA1019 there is no other public name for it
-	if _, err := docker.ImageInspect(ctx, testcontainers.ReaperDefaultImage); err != nil {
-		if err := set("TESTCONTAINERS_RYUK_DISABLED", "true"); err != nil {
+	s.empty, s.migrated = "plantstore_empty_"+hash, "plantstore_template_"+hash
+	conn, err := pgx.Connect(ctx, s.url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) // releases the lock
+	var done bool
+	if _, err := conn.Exec(ctx, `SELECT pg_advisory_lock($1)`, int64(templateLock)); err != nil {
+		return err
+	}
+	if err := conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)`, s.migrated).Scan(&done); done || err != nil {
+		return err
+	}
+	// The templates get their names when they are complete: an earlier attempt may have been
+	// cut short. A database with connections can't be cloned.
+	unfinished := s.database("plantstore_unfinished")
+	for _, step := range []struct{ url, sql string }{
+		{s.url, `DROP DATABASE IF EXISTS plantstore_unfinished WITH (FORCE)`},
+		{s.url, `DROP DATABASE IF EXISTS ` + s.empty + ` WITH (FORCE)`},
+		{s.url, `CREATE DATABASE plantstore_unfinished TEMPLATE template0`},
+		{unfinished.Super, roles.SQL},
+		{s.url, `ALTER ROLE plantstore_owner PASSWORD '` + password + `'`},
+		{s.url, `ALTER ROLE plantstore_app PASSWORD '` + password + `'`},
+		{s.url, `CREATE DATABASE ` + s.empty + ` TEMPLATE plantstore_unfinished ALLOW_CONNECTIONS false`},
+	} {
+		if err := execute(ctx, step.url, step.sql); err != nil {
 			return err
 		}
 	}
-	// In a container, it takes the engine for one outside of it. Where the
-	// engine's bridge is an interface of ours, its ports are, too.
-	if _, err := net.InterfaceByName("docker0"); err == nil {
-		return set("TESTCONTAINERS_HOST_OVERRIDE", "127.0.0.1")
+	if err := migrate(ctx, unfinished.Owner); err != nil {
+		return err
 	}
-	return nil
+	if err := execute(ctx, s.url, `ALTER DATABASE plantstore_unfinished ALLOW_CONNECTIONS false`); err != nil {
+		return err
+	}
+	return execute(ctx, s.url, `ALTER DATABASE plantstore_unfinished RENAME TO `+s.migrated)
 }
 
-// inspect finds the version out, and whether the server is fit for the tests:
-// the version has to be major, unless that is empty.
-func (s *Server) inspect(ctx context.Context, major string) error {
-	u, err := url.Parse(s.URL)
-	if err != nil || !strings.HasPrefix(u.Scheme, "postgres") {
-		return errors.New("want a URL, as in postgres://user:password@host:5432/database") // the URL may hold a password
+// templateHash depends on everything that the templates are made from.
+func templateHash() (string, error) {
+	hash := sha256.New()
+	fmt.Fprintf(hash, "%s\n%s\n", password, roles.SQL)
+	names, err := fs.Glob(migrations.Files, "*.sql")
+	if err != nil {
+		return "", err
 	}
-	conn, err := pgx.Connect(ctx, s.URL)
+	for _, name := range names {
+		text, err := fs.ReadFile(migrations.Files, name)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(hash, "%s\n%s\n", name, text)
+	}
+	return hex.EncodeToString(hash.Sum(nil)[:8]), nil
+}
+
+// migrate applies all migrations as goose does for anybody.
+func migrate(ctx context.Context, databaseURL string) error {
+	config, err := pgx.ParseConfig(databaseURL)
 	if err != nil {
 		return err
 	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	var superuser bool
-	err = conn.QueryRow(ctx, `SELECT split_part(current_setting('server_version'), ' ', 1),
-			(SELECT rolsuper FROM pg_roles WHERE rolname = current_user)`).Scan(&s.version, &superuser)
+	db := stdlib.OpenDB(*config)
+	defer db.Close()
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.Files, goose.WithTableName("plantstore.goose_db_version"))
 	if err != nil {
-		return fmt.Errorf("ask for the version: %w", err)
+		return err
 	}
-	if !superuser {
-		return errors.New("want the URL of a superuser")
+	_, err = provider.Up(ctx)
+	return err
+}
+
+// clone copies a template. CONNECT and TEMPORARY, which roles.sql grants on a database, are
+// everybody's on a new one.
+func (s *server) clone(ctx context.Context, template string) (Database, error) {
+	db := s.database("plantstore_test_" + strings.ToLower(rand.Text()))
+	if _, err := s.admin.Exec(ctx, `CREATE DATABASE `+db.Name+` TEMPLATE `+template); err != nil {
+		return Database{}, fmt.Errorf("clone %s: %w", template, err)
 	}
-	if got, _, _ := strings.Cut(s.version, "."); major != "" && got != major {
-		return fmt.Errorf("PLANTSTORE_TEST_POSTGRES_VERSION is %s, and this is PostgreSQL %s", major, s.version)
+	return db, nil
+}
+
+func (s *server) drop(ctx context.Context, database string) error {
+	if _, err := s.admin.Exec(ctx, `DROP DATABASE IF EXISTS `+database+` WITH (FORCE)`); err != nil {
+		return fmt.Errorf("drop %s: %w", database, err)
 	}
 	return nil
 }
 
-// databaseURL returns the server's URL for another database, and another role
-// unless that is nil.
-func (s *Server) databaseURL(role *url.Userinfo, database string) string {
-	u, err := url.Parse(s.URL)
+func (s *server) database(name string) Database {
+	return Database{
+		Name:  name,
+		Super: databaseURL(s.url, nil, name),
+		Owner: databaseURL(s.url, url.UserPassword("plantstore_owner", password), name),
+		App:   databaseURL(s.url, url.UserPassword("plantstore_app", password), name),
+	}
+}
+
+// databaseURL returns a server's URL for another database and, unless nil, another role.
+func databaseURL(server string, role *url.Userinfo, database string) string {
+	u, err := url.Parse(server)
 	if err != nil {
-		panic(err) // inspect has parsed it
+		panic(err) // startServer has parsed it
 	}
 	u.Path = "/" + database
 	query := u.Query()
-	for _, parameter := range []string{"dbname", "database"} {
-		query.Del(parameter)
-	}
+	query.Del("dbname")
+	query.Del("database")
 	if role != nil {
 		u.User = role
 		query.Del("user")
 		query.Del("password")
 	}
 	if !query.Has("connect_timeout") {
-		query.Set("connect_timeout", "60") // what is tested can wait on a busy machine, too
+		query.Set("connect_timeout", "60") // a busy machine can take long
 	}
 	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // libpq takes no plus for a blank
 	return u.String()
+}
+
+// execute runs statements on a connection of their own.
+func execute(ctx context.Context, databaseURL, sql string) error {
+	conn, err := pgx.Connect(ctx, databaseURL)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, sql); err != nil {
+		return fmt.Errorf("%s: %w", sql, err)
+	}
+	return nil
 }

@@ -2,9 +2,7 @@ package plant
 
 import (
 	"errors"
-	"strconv"
 	"testing"
-	"time"
 )
 
 func TestParseID(t *testing.T) {
@@ -26,20 +24,6 @@ func TestParseID(t *testing.T) {
 	for _, s := range bad {
 		if got, err := ParseID(s); !errors.Is(err, ErrBadID) {
 			t.Errorf("ParseID(%q) = %d, %v; want ErrBadID", s, got, err)
-		}
-	}
-}
-
-func TestCourseHasTheLastAttempt(t *testing.T) {
-	t.Parallel()
-	for _, n := range []int{1, MostAttempts, MostAttempts + 1, 100} {
-		var c Course
-		for i := range n {
-			c.Note(time.Now(), strconv.Itoa(i+1))
-		}
-		got := min(n, MostAttempts)
-		if last := c.Attempts[len(c.Attempts)-1].Failed; c.Tried != n || len(c.Attempts) != got || c.Attempts[0].Failed != "1" || last != strconv.Itoa(n) {
-			t.Errorf("after %d attempts, %d of %d are known, and the last is %s; want %d, and that one", n, len(c.Attempts), c.Tried, last, got)
 		}
 	}
 }

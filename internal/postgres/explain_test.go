@@ -1,33 +1,79 @@
 package postgres
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
+	"context"
+	"crypto/ed25519"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/pem"
-	"errors"
-	"fmt"
 	"io"
 	"math/big"
 	"net"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// tlsServer stands for a database server: it answers the driver's question for TLS
-// (PostgreSQL's manual, "SSL Session Encryption"), and speaks TLS where it has a
-// configuration for that. Then it sends messages. Without an answer it hangs up.
-func tlsServer(t *testing.T, answer string, config *tls.Config, messages ...pgproto3.BackendMessage) (port string) {
+func TestCheckURL(t *testing.T) {
+	t.Parallel()
+	const (
+		unreadable = "DATABASE_URL cannot be read as a URL such as postgres://user:password@host:5432/database, or as a DSN such as host=host user=user password='pass word' dbname=database"
+		misplaced  = "the user or password in DATABASE_URL has a character that a URL has to write in another way: write "
+		wrong      = "DATABASE_URL or a PG* variable is wrong: "
+		noName     = "DATABASE_URL has a parameter without a proper name. Remove what is before postgres://, such as a quotation mark, and put values with blanks of a DSN in single quotes"
+		twoLines   = "DATABASE_URL has a line break or another control character in it: a database URL is one line"
+	)
+	unsupported := func(name string) string {
+		return "DATABASE_URL sets " + name + ", a parameter of libpq that this program does not support: remove it"
+	}
+	for url, want := range map[string]string{
+		"":                                    "",
+		"postgres://u:s?e#c:r'e\"t!@h:5432/d": "",
+		"postgresql://h1:1,h2:2/d?target_session_attrs=read-write":                            "",
+		"postgres://u:s%2Fecret@h/d?options=-csearch_path%3Da@b":                              "",
+		"host=h user=u password='s e\\'cret' dbname=d pool_max_conns=20 statement_timeout=5s": "",
+
+		"postgres://u:s/ecret@h/d":                    misplaced + `"/" as %2F`,
+		"postgres://u:1/2@h/d":                        misplaced + `"/" as %2F`,
+		"postgres://u:s@ecret@h/d":                    misplaced + `"@" as %40`,
+		"postgres://u:s e@%c/ret@h/d?sslmode=disable": misplaced + `"/" as %2F, "@" as %40, " " as %20, "%" as %25`,
+		"postgres://u:secret%@h/d":                    misplaced + `"%" as %25`,
+
+		"postgres://u:secret@h:p/d":                       wrong + "invalid port",
+		"postgres://u:secret@h/d?sslmode=on":              wrong + "failed to configure TLS (sslmode is invalid)",
+		"postgres://u:secret@h/d?pool_max_conns=x":        wrong + `cannot parse pool_max_conns (strconv.ParseInt: parsing "x": invalid syntax)`,
+		"host=h password=secret sslrootcert=/nonexistent": wrong + "failed to configure TLS (unable to read CA file: open /nonexistent: no such file or directory)",
+		"host=h password=s ecret user=u":                  unreadable,
+		"secret":                                          unreadable,
+		"postgres://u@h/d?secret":                         unreadable,
+
+		"postgres://h/d?gssencmode=disable":       unsupported("gssencmode"),
+		"host=h keepalives_idle=5":                unsupported("keepalives_idle"),
+		"host=h load_balance_hosts=random":        unsupported("load_balance_hosts"),
+		"host=h ssl_min_protocol_version=TLSv1.2": unsupported("ssl_min_protocol_version"),
+
+		`"postgres://u:secret@h/d?sslmode=disable"`:       noName,
+		"DATABASE_URL=postgres://u:secret@h/d?sslmode=on": noName,
+		"postgres://u:secret@h/d\npassword=secret":        twoLines,
+		"postgres://u:secret@h/d\u0085":                   twoLines,
+	} {
+		got := ""
+		if err := CheckURL("DATABASE_URL", url); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("CheckURL of %q:\ngot  %s\nwant %s", url, got, want)
+		}
+	}
+}
+
+// answering answers every connection by answer until the test ends. It returns host and port.
+func answering(t *testing.T, answer func(net.Conn)) (host, port string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -42,252 +88,104 @@ func tlsServer(t *testing.T, answer string, config *tls.Config, messages ...pgpr
 			}
 			go func() {
 				defer conn.Close()
-				io.ReadFull(conn, make([]byte, 8))
-				if answer == "" {
-					return
-				}
-				io.WriteString(conn, answer)
-				if config != nil {
-					conn = tls.Server(conn, config)
-				}
-				for _, m := range messages {
-					if b, err := m.Encode(nil); err == nil {
-						conn.Write(b)
-					}
-				}
-				io.Copy(io.Discard, conn)
+				answer(conn)
 			}()
 		}
 	}()
-	_, port, _ = net.SplitHostPort(l.Addr().String())
-	return port
-}
-
-// certificate makes one that an authority of its own signs, for a host and until a
-// time, and a file with that authority.
-func certificate(t *testing.T, host string, until time.Time) (tls.Certificate, string) {
-	t.Helper()
-	sign := func(template, parent *x509.Certificate, by *ecdsa.PrivateKey) ([]byte, *ecdsa.PrivateKey) {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if by == nil {
-			by = key
-		}
-		der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), by)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return der, key
-	}
-	authority := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "Test authority"},
-		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
-	authorityDER, authorityKey := sign(authority, authority, nil)
-	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: until, DNSNames: []string{host}}
-	leafDER, leafKey := sign(leaf, authority, authorityKey)
-	file := filepath.Join(t.TempDir(), "authority.pem")
-	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: authorityDER}), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{leafDER}, PrivateKey: leafKey}, file
-}
-
-// Whatever keeps a connection to the database from being secure is told apart from a
-// server that does not run.
-func TestExplainTellsWhyTLSFails(t *testing.T) {
-	t.Parallel()
-	good, authority := certificate(t, "localhost", time.Now().Add(time.Hour))
-	other, otherAuthority := certificate(t, "db9.example", time.Now().Add(time.Hour))
-	old, oldAuthority := certificate(t, "localhost", time.Now().Add(-time.Hour))
-	speaks := func(c tls.Certificate) string {
-		return tlsServer(t, "S", &tls.Config{Certificates: []tls.Certificate{c}})
-	}
-	wantsCertificate := tlsServer(t, "S", &tls.Config{Certificates: []tls.Certificate{good}, ClientAuth: tls.RequireAnyClientCert,
-		MaxVersion: tls.VersionTLS12}) // of 1.3, the client's handshake ends before the server refuses
-	broken := filepath.Join(t.TempDir(), "broken.pem")
-	if err := os.WriteFile(broken, []byte("-----BEGIN NOTHING-----\n-----END NOTHING-----\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	trusting := &tls.Config{Certificates: []tls.Certificate{good}}
-	trust := []pgproto3.BackendMessage{&pgproto3.AuthenticationOk{}, &pgproto3.ReadyForQuery{TxStatus: 'I'}}
-	md5 := []pgproto3.BackendMessage{&pgproto3.AuthenticationMD5Password{}}
-	refused := func(code, message string) string {
-		b, err := (&pgproto3.ErrorResponse{Severity: "FATAL", Code: code, Message: message}).Encode(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return tlsServer(t, string(b), nil)
-	}
-	unknown, err := (&pgproto3.ErrorResponse{Severity: "FATAL", Code: "55P02", Message: "no ssl_min_protocol_version"}).Encode(nil)
+	host, port, err = net.SplitHostPort(l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
-	hangsUp := tlsServer(t, "", nil)
-	key := func(block *pem.Block) string {
-		file := filepath.Join(t.TempDir(), "key.pem")
-		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
+	return host, port
+}
+
+// refusing answers a client with an error instead of letting it in.
+func refusing(code, message string) func(net.Conn) {
+	return func(conn net.Conn) {
+		b := pgproto3.NewBackend(conn, conn)
+		if _, err := b.ReceiveStartupMessage(); err == nil {
+			b.Send(&pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: code, Message: message})
+			_ = b.Flush()
+		}
+	}
+}
+
+// afterSSLRequest reads the client's question for TLS, and goes on with answer.
+func afterSSLRequest(answer func(net.Conn)) func(net.Conn) {
+	return func(conn net.Conn) {
+		if _, err := io.ReadFull(conn, make([]byte, 8)); err == nil {
+			answer(conn)
+		}
+	}
+}
+
+func TestConnectExplainsWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	web := httptest.NewTLSServer(nil) // its certificate is for 127.0.0.1 and example.com
+	t.Cleanup(web.Close)
+	folder := t.TempDir()
+	its, others := filepath.Join(folder, "its.pem"), filepath.Join(folder, "others.pem")
+	_, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	authority, err := x509.CreateCertificate(nil, &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true}, &x509.Certificate{}, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, certificate := range map[string][]byte{its: web.Certificate().Raw, others: authority} {
+		if err := os.WriteFile(name, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		return file
 	}
-	// What does not decrypt is as good as what would with another password.
-	encrypted := key(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: make([]byte, 16),
-		Headers: map[string]string{"Proc-Type": "4,ENCRYPTED", "DEK-Info": "AES-256-CBC,000102030405060708090A0B0C0D0E0F"}})
-	pkcs8 := key(&pem.Block{Type: "ENCRYPTED PRIVATE KEY", Bytes: []byte("geheim")})
-	tests := []struct{ name, port, parameters, want string }{
-		{"the server speaks none", tlsServer(t, "N", nil), "sslmode=require",
-			"the server at localhost:PORT does not speak TLS as sslmode in DATABASE_URL asks for (server refused TLS connection): switch TLS on at the server (ssl = on), or ask for less"},
-		{"the server speaks something else", tlsServer(t, "SPAM, SPAM, SPAM", nil), "sslmode=require",
-			"the server at localhost:PORT does not speak TLS as sslmode in DATABASE_URL asks for (tls: first record does not look like a TLS handshake): switch TLS on at the server (ssl = on), or ask for less"},
-		{"unknown authority", speaks(good), "sslmode=verify-full",
-			"the certificate of the server at localhost:PORT is signed by an authority that is not known: name the authority's file with sslrootcert in DATABASE_URL"},
-		{"unknown authority, any host", speaks(good), "sslmode=verify-ca&sslrootcert=" + otherAuthority,
-			"the certificate of the server at localhost:PORT is signed by an authority that is not known: name the authority's file with sslrootcert in DATABASE_URL"},
-		{"other host", speaks(other), "sslmode=verify-full&sslrootcert=" + otherAuthority,
-			"the server at localhost:PORT has a certificate for another host (db9.example): name that one in DATABASE_URL, or mend the certificate"},
-		{"expired", speaks(old), "sslmode=verify-full&sslrootcert=" + oldAuthority,
-			"the certificate of the server at localhost:PORT can't be used: x509: certificate has expired or is not yet valid: "},
-		{"client certificate missing", wantsCertificate, "sslmode=verify-full&sslrootcert=" + authority,
-			"the server at localhost:PORT refused TLS: tls: "},
-		{"file missing", "1", "sslmode=verify-full&sslrootcert=/nonexistent/ca.pem",
-			"the file /nonexistent/ca.pem, which DATABASE_URL or a PG* variable names, can't be read: no such file or directory"},
-		{"key missing", "1", "sslmode=require&sslcert=/nonexistent/c.pem&sslkey=/nonexistent/k.pem",
-			"the file /nonexistent/k.pem, which DATABASE_URL or a PG* variable names, can't be read: no such file or directory"},
-		{"half a pair", "1", "sslmode=require&sslcert=/nonexistent/c.pem",
-			"sslcert and sslkey in DATABASE_URL (or PGSSLCERT and PGSSLKEY) are no certificate and its key"},
-		{"no pair", "1", "sslmode=require&sslcert=" + authority + "&sslkey=" + broken,
-			"sslcert and sslkey in DATABASE_URL (or PGSSLCERT and PGSSLKEY) are no certificate and its key"},
-		{"no authority in the file", "1", "sslmode=verify-full&sslrootcert=" + broken,
-			"sslrootcert in DATABASE_URL (or PGSSLROOTCERT) names a file without a certificate in it"},
-		{"nobody there, TLS or not", "1", "sslmode=require",
-			"cannot connect to PostgreSQL at localhost:1: connection refused: is it running, and is DATABASE_URL right?"},
-		{"no TLS asked for, and an answer that the driver can't make out", tlsServer(t, "R\x00\x00\x00\x08\x00\x00\x00\x63", nil), "sslmode=disable",
-			"cannot connect to PostgreSQL at localhost:PORT: it cannot be reached: is it running, and is DATABASE_URL right?"},
-		{"TLS at once, which is not known", hangsUp, "sslmode=require&sslnegotiation=direct",
-			"the server at localhost:PORT ended the connection: sslnegotiation=direct in DATABASE_URL (or PGSSLNEGOTIATION) needs PostgreSQL 17 or newer with TLS switched on (ssl = on): take it out"},
-		{"no channel binding, by password", tlsServer(t, "S", trusting, md5...), "sslmode=require&channel_binding=require",
-			"the server at localhost:PORT did not let role \"u\" in as DATABASE_URL asks for (channel binding required but server did not authenticate using channel binding): "},
-		{"no channel binding, without any", tlsServer(t, "S", trusting, trust...), "sslmode=require&channel_binding=require",
-			"the server at localhost:PORT did not let role \"u\" in as DATABASE_URL asks for (channel binding required but server did not authenticate using channel binding): "},
-		{"another method", tlsServer(t, "S", trusting, md5...), "sslmode=require&require_auth=scram-sha-256",
-			"the server at localhost:PORT did not let role \"u\" in as DATABASE_URL asks for ("},
-		{"no TLS, and channel binding", tlsServer(t, "N", nil), "sslmode=require&channel_binding=require",
-			"the server at localhost:PORT does not speak TLS as sslmode in DATABASE_URL asks for (server refused TLS connection): switch TLS on at the server (ssl = on), or ask for less"},
-		{"a setting of libpq's only", tlsServer(t, string(unknown), nil), "sslmode=disable&ssl_min_protocol_version=TLSv1.3",
-			"DATABASE_URL (or a PG* variable) sets ssl_min_protocol_version, which this driver does not know, and the server at localhost:PORT does not take it either (SQLSTATE 55P02): take it out"},
-		{"a parameter that nobody knows", refused("42704", `unrecognized configuration parameter "colour"`), "sslmode=disable&colour=geheim",
-			"DATABASE_URL (or a PG* variable) sets colour, which this driver does not know, and the server at localhost:PORT does not take it either (SQLSTATE 42704): take it out"},
-		{"a text that became a parameter's name", refused("42602", `invalid configuration parameter name "geheim@x"`), "sslmode=disable&geheim@x=y",
-			"DATABASE_URL (or a PG* variable) sets what is no parameter, and the server at localhost:PORT does not take it (SQLSTATE 42602): take it out"},
-		{"a text that became a parameter's name, in another way", refused("42704", `unrecognized configuration parameter "geheim@x"`), "sslmode=disable&geheim@x=y",
-			"DATABASE_URL (or a PG* variable) sets what is no parameter, and the server at localhost:PORT does not take it (SQLSTATE 42704): take it out"},
-		{"key encrypted", "1", "sslmode=require&sslcert=" + authority + "&sslkey=" + encrypted,
-			"the key that sslkey in DATABASE_URL (or PGSSLKEY) names is encrypted: give its password with sslpassword (or PGSSLPASSWORD)"},
-		{"key encrypted, wrong password", "1", "sslmode=require&sslpassword=geheim&sslcert=" + authority + "&sslkey=" + encrypted,
-			"the key that sslkey in DATABASE_URL (or PGSSLKEY) names is encrypted, and sslpassword is not its password"},
-		{"key encrypted in a way that the driver can't read", "1", "sslmode=require&sslpassword=geheim&sslcert=" + authority + "&sslkey=" + pkcs8,
-			"the key that sslkey in DATABASE_URL (or PGSSLKEY) names can't be read: if it begins with BEGIN ENCRYPTED PRIVATE KEY, store it without a password, or as 'openssl rsa -aes256 -traditional' writes it"},
-		{"unknown sslmode", "1", "sslmode=verify",
-			"sslmode in DATABASE_URL (or PGSSLMODE) is none that there is: it may be disable, allow, prefer, require, verify-ca or verify-full"},
-	}
-	for _, tt := range tests {
+	withTLS := afterSSLRequest(func(conn net.Conn) {
+		if _, err := conn.Write([]byte{'S'}); err == nil {
+			_ = tls.Server(conn, &tls.Config{Certificates: web.TLS.Certificates}).Handshake()
+		}
+	})
+	expired, cancel := context.WithDeadline(t.Context(), time.Unix(0, 0))
+	defer cancel()
+	for _, tt := range []struct {
+		name   string
+		answer func(net.Conn)
+		ctx    context.Context
+		dsn    string
+		want   string
+	}{
+		{"nobody listens", nil, t.Context(), "host=127.0.0.1 port=1", "cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is DATABASE_URL right?"},
+		{"no socket", nil, t.Context(), "host=/nonexistent", "cannot connect to PostgreSQL at /nonexistent: connection refused: is it running, and is DATABASE_URL right?"},
+		{"no such host", nil, t.Context(), "host=nowhere.invalid port=1", `cannot connect to PostgreSQL at nowhere.invalid:1: there is no host "nowhere.invalid": correct DATABASE_URL`},
+		{"no answer", nil, expired, "host=127.0.0.1 port=1", "cannot connect to PostgreSQL at 127.0.0.1:1: it does not answer in time: is DATABASE_URL right, and does a firewall let connections through?"},
+		{"no password", refusing("28P01", "password authentication failed"), t.Context(), "sslmode=disable",
+			`role "u" needs a password at SERVER: set it in DATABASE_URL, in PGPASSWORD or in a password file`},
+		{"wrong password", refusing("28P01", "password authentication failed"), t.Context(), "sslmode=disable password=secret",
+			`the password of role "u" is wrong at SERVER, or has expired (VALID UNTIL): correct DATABASE_URL, PGPASSWORD or the password file`},
+		{"no database", refusing("3D000", `database "d" does not exist`), t.Context(), "sslmode=disable", `there is no database "d" at SERVER: create it, or correct DATABASE_URL`},
+		{"no role", refusing("28000", `role "u" does not exist`), t.Context(), "sslmode=disable", `the server at SERVER refuses the connection: role "u" does not exist (SQLSTATE 28000)`},
+		{"no TLS", afterSSLRequest(func(conn net.Conn) { _, _ = conn.Write([]byte{'N'}) }), t.Context(), "sslmode=require",
+			"cannot connect to PostgreSQL at SERVER: server refused TLS connection: sslmode in DATABASE_URL asks for TLS: switch TLS on at the server (ssl = on), or ask for less"},
+		{"unknown authority", withTLS, t.Context(), "sslmode=verify-full",
+			"an authority unknown to this machine signed the certificate of the server at SERVER: name the authority's file with sslrootcert in DATABASE_URL. Without sslrootcert, the authorities of the machine count; psql asks for the file"},
+		{"another authority", withTLS, t.Context(), "sslmode=verify-full sslrootcert=" + others,
+			"the authority in sslrootcert did not sign the certificate of the server at SERVER: correct sslrootcert in DATABASE_URL"},
+		{"another host", withTLS, t.Context(), "sslmode=verify-full host=localhost sslrootcert=" + its,
+			`the certificate of the server at SERVER is not for host "localhost": use a host name of the certificate in DATABASE_URL, or issue another certificate`},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			keywords := fmt.Sprintf("host=localhost port=%s user=u password=geheim dbname=db %s", tt.port, strings.ReplaceAll(tt.parameters, "&", " "))
-			for _, url := range []string{"postgres://u:geheim@localhost:" + tt.port + "/db?" + tt.parameters, keywords} {
-				_, err := pgconn.Connect(t.Context(), url)
-				want := strings.ReplaceAll(tt.want, "PORT", tt.port)
-				if got := Explain(err); !strings.HasPrefix(got, want) || strings.Contains(got, "geheim") {
-					t.Errorf("%v: Explain = %q\nwant      %q", err, got, want)
+			dsn, want := "user=u dbname=d "+tt.dsn, tt.want
+			if tt.answer != nil {
+				host, port := answering(t, tt.answer)
+				if strings.Contains(dsn, "host=localhost") {
+					host = "localhost"
 				}
+				dsn += " host=" + host + " port=" + port
+				want = strings.ReplaceAll(want, "SERVER", net.JoinHostPort(host, port))
+			}
+			_, err := Connect(tt.ctx, "DATABASE_URL", dsn)
+			if err == nil || err.Error() != want {
+				t.Errorf("got  %v\nwant %s", err, want)
 			}
 		})
-	}
-}
-
-// The driver takes any text for a way to negotiate TLS, and goes the usual one.
-func TestUnknownNegotiationOfTLS(t *testing.T) {
-	t.Parallel()
-	for way, good := range map[string]bool{"postgres": true, "direct": true, "": true, "foo": false, "Direct": false} {
-		for _, url := range []string{"postgres://u:geheim@localhost/db?sslmode=require&sslnegotiation=" + way, "host=localhost password=geheim sslnegotiation='" + way + "'"} {
-			want := ""
-			if !good {
-				want = "sslnegotiation in DATABASE_URL (or PGSSLNEGOTIATION) is none that there is: it may be postgres or direct"
-			}
-			got := ""
-			if err := CheckURL("DATABASE_URL", url); err != nil {
-				got = err.Error()
-			}
-			if got != want {
-				t.Errorf("CheckURL of sslnegotiation %q: %q, want %q", way, got, want)
-			}
-		}
-	}
-}
-
-// The driver takes any text with a = in it for parameters, and sends their names and
-// values to the server. A URL among them has a password.
-func TestWhatOnlyHasAURLInItIsNone(t *testing.T) {
-	t.Parallel()
-	const url = "postgres://u:geheim@h/d?sslmode=disable"
-	for _, bad := range []string{
-		`"` + url + `"`, `'` + url + `'`, " " + url, "\ufeff" + url, "POSTGRES" + url[len("postgres"):], "postgresql+asyncpg" + url[len("postgres"):], "jdbc:" + url,
-		"DATABASE_URL=" + url, "DATABASE_URL='" + url + "'", "DATABASE_URL=POSTGRES" + url[len("postgres"):], "host=h DATABASE_URL=" + url,
-		"host=" + url, "dbname=" + url, "user=" + url, "options=" + url, "postgres://h,h/d?host=" + strings.ReplaceAll(url, "?", "%3F"),
-		"\ufeffhost=h password=geheim", `"host=h password=geheim"`, "host=h password=x geheim@=y", "postgres://u@h/d?geheim@=y",
-		"postgres://u:geheim@h/d," + url, "postgres://u@h/" + url, "postgres://u@h/d?dbname=" + strings.ReplaceAll(url, "?", "%3F"), "postgres://u@h/d?user=" + strings.ReplaceAll(url, "?", "%3F"),
-		"host=h;password=geheim", "host=h&password=geheim", "host=h,password=geheim", "dbname=d;Password = geheim", "user=u;pwd=geheim", "Server=h;Database=d;Pwd=geheim", "postgres://u@h/d&password=geheim", "postgres://u@h/d;passwd=geheim",
-		"host=u:geheim@h", "host=h,u:geheim@h", "host=h application_name=plantstore;password=geheim",
-		"host=h sslmode=verify-full sslrootcert=/etc/ca.pem;password=geheim", "postgres://u@h/d?sslmode=verify-full&sslrootcert=/etc/ca.pem;password=geheim",
-	} {
-		err := CheckURL("DATABASE_URL", bad)
-		if _, unread := pgxpool.ParseConfig(bad); err == nil && unread != nil {
-			err = errors.New(Explain(unread)) // as whoever opens it tells
-		}
-		if err == nil || !strings.HasPrefix(err.Error(), "DATABASE_URL cannot be read as a PostgreSQL URL or DSN") || strings.Contains(err.Error(), "geheim") {
-			t.Errorf("CheckURL of %q: %v, want that it can't be read, and no more of it", bad, err)
-		}
-	}
-	for _, good := range []string{
-		url, "postgresql" + url[len("postgres"):], "postgres://u:a%3A%2F%2Fb@h1:1,h2/d?application_name=https://store.example&pool_max_conns=16",
-		"host=/run/postgresql user=u password='a://b' application_name=https://store.example plan_cache_mode=auto store.colour=green", "host=@abstract", "host=/run/a@b", "",
-		"postgres://h/d?app.base=https://x", "postgres://h/d?options=-c%20app.url%3Dhttps://x", "postgres://h/d?a$b.größe=1",
-		"host=h store.base=https://x", "host=h user=password dbname=a=b password='x;password=y'",
-	} {
-		if err := CheckURL("DATABASE_URL", good); err != nil {
-			t.Errorf("CheckURL of %q: %v, want none", good, err)
-		}
-	}
-}
-
-// What the driver's inner part can read, its outer parts may not.
-func TestExplainOptions(t *testing.T) {
-	t.Parallel()
-	for _, option := range []string{"pool_max_conns=ten", "pool_ping_timeout=geheim", "statement_cache_capacity=foo", "default_query_exec_mode=foo"} {
-		_, err := pgxpool.ParseConfig("postgres://u:geheim@localhost/db?sslmode=disable&" + option)
-		const want = "DATABASE_URL has an option of the pool or of the driver, such as pool_max_conns or default_query_exec_mode, with a value that it can't have"
-		if got := Explain(err); got != want {
-			t.Errorf("%s: Explain = %q\nwant      %q", option, got, want)
-		}
-	}
-}
-
-func TestWithPassword(t *testing.T) {
-	t.Parallel()
-	const password = `a'b\c &=+%20?#@:/ "ü`
-	for _, url := range []string{
-		"postgres://u@h:5433/d", "postgresql://u:other@h:5433/d?sslmode=disable", "postgres://h:5433/d?user=u&password=other",
-		"host=h port=5433 user=u dbname=d", "host=h port=5433 user=u dbname=d password='other one' sslmode=disable",
-	} {
-		c, err := pgconn.ParseConfig(WithPassword(url, password))
-		if err != nil {
-			t.Errorf("%s: %v", url, err)
-			continue
-		}
-		got := [...]any{c.Host, c.Port, c.User, c.Database, c.Password}
-		if want := [...]any{"h", uint16(5433), "u", "d", password}; got != want {
-			t.Errorf("%s: %v, want %v", url, got, want)
-		}
 	}
 }

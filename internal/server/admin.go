@@ -6,34 +6,31 @@ import (
 	"io"
 	"net/http"
 	"net/http/pprof"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// readyTimeout bounds the check behind /readyz, from the question on.
-const readyTimeout = time.Second
-
-var errDraining = errors.New("shutting down")
-
-// Admin returns the handler of the operators' listener: /livez says that the
-// process runs, /readyz whether it can serve and if not why, /metrics is for
-// Prometheus, and /debug/pprof/ for Go's profiler, if it was asked for.
+// Admin returns the handler of the operators' listener: /livez says that the process
+// runs, /readyz whether it can serve and if not why, /metrics is for Prometheus, and
+// /debug/pprof/ for Go's profiler.
 func (s *Server) Admin() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, "ok\n")
 	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
-		if err := s.ready(r.Context()); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		switch state := s.state.Load(); {
+		case s.draining.Load():
+			http.Error(w, "shutting down", http.StatusServiceUnavailable)
+		case state.err != nil:
+			http.Error(w, state.err.Error(), http.StatusServiceUnavailable)
+		default:
+			io.WriteString(w, "ready\n")
 		}
-		io.WriteString(w, "ready\n")
 	})
 	if s.Profiles {
-		// And all that it lists but these, and but the command line: a password may be in that.
+		// Not the command line: it may have a password.
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
@@ -43,113 +40,81 @@ func (s *Server) Admin() http.Handler {
 	return mux
 }
 
-func (s *Server) ready(ctx context.Context) error {
-	if s.draining.Load() {
-		return errDraining
-	}
-	l := s.looks.join(s.Ready)
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-l.done:
-		return l.err
-	}
-}
-
-// looks are those behind /readyz, one at a time: however many ask, they take one
-// connection. Who asks while one is under way shares the next, so that no answer is older
-// than its question.
-type looks struct {
-	mu      sync.Mutex
-	running bool
-	next    *look // nil unless somebody waits
-}
-
-// A look has its result in err once done is closed. It does not end with who asks: others
-// wait for the same.
-type look struct {
-	until time.Time
-	done  chan struct{}
-	err   error
-}
-
-// join begins a look, or joins one that waits.
-func (ls *looks) join(ready func(context.Context) error) *look {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	if ls.next == nil {
-		ls.next = &look{until: time.Now().Add(readyTimeout), done: make(chan struct{})}
-	}
-	if !ls.running {
-		ls.running = true
-		go ls.run(ready)
-	}
-	return ls.next
-}
-
-func (ls *looks) run(ready func(context.Context) error) {
-	for {
-		ls.mu.Lock()
-		l := ls.next
-		ls.next, ls.running = nil, l != nil
-		ls.mu.Unlock()
-		if l == nil {
-			return
-		}
-		ctx, cancel := context.WithDeadline(context.Background(), l.until)
-		l.err = ready(ctx)
-		cancel()
-		close(l.done)
-	}
-}
-
-// A NotReadyError is why requests can't be served, in a word for the metrics.
+// A NotReadyError is why requests can't be served.
 type NotReadyError struct {
 	Reason string // one of notReadyReasons
 	Err    error  // a sentence for an operator
 }
 
 func (e *NotReadyError) Error() string { return e.Err.Error() }
+func (e *NotReadyError) Unwrap() error { return e.Err }
 
 const (
-	// watchEvery is how often the readiness is looked at for log and metrics, and
-	// watchTimeout bounds each look.
-	watchEvery   = time.Second
-	watchTimeout = 5 * time.Second
+	reasonMisconfigured = "misconfigured" // what 'plantstore doctor' explains
+	reasonDraining      = "shutting_down"
+	reasonUnknown       = "" // not checked yet
 )
 
-// watch shows in the metrics whether the service is ready. It logs when it becomes so
-// and, while it is not, why: again only when the reason changes. It returns when ctx
-// ends: the service drains then.
+// notReadyReasons are the values of a label: those of package postgres, and shutting_down.
+var notReadyReasons = [...]string{"unreachable", "read_only", "schema_behind", reasonMisconfigured, reasonDraining}
+
+// readiness is the result of a check.
+type readiness struct {
+	reason string
+	err    error // nil: ready
+}
+
+const (
+	// checkEvery is how often the readiness is checked, and checkTimeout limits each check.
+	checkEvery   = time.Second
+	checkTimeout = 2 * time.Second
+)
+
+// watch checks the readiness for /readyz and the metrics, one check at a time. It logs
+// each change. It returns when ctx ends.
 func (s *Server) watch(ctx context.Context) {
-	defer s.metrics.readiness(reasonDraining)
-	last := "unknown"
+	defer s.setReadiness(&readiness{reasonDraining, errors.New("shutting down")})
 	for {
-		once, cancel := context.WithTimeout(ctx, watchTimeout)
+		once, cancel := context.WithTimeout(ctx, checkTimeout)
 		err := s.Ready(once)
 		cancel()
 		if ctx.Err() != nil {
 			return
 		}
-		reason, text := "", ""
+		state := &readiness{err: err}
 		if err != nil {
-			reason, text = reasonHindered, err.Error()
+			state.reason = reasonMisconfigured
 			if e, ok := errors.AsType[*NotReadyError](err); ok {
-				reason = e.Reason
+				state.reason = e.Reason
 			}
 		}
-		s.metrics.readiness(reason)
+		before := s.state.Load()
+		s.setReadiness(state)
 		switch {
-		case err == nil && last != "":
+		case err == nil && before.err != nil:
 			s.Log.Info("ready")
-		case err != nil && text != last:
-			s.Log.Warn("not ready", "reason", text)
+		case err != nil && (before.err == nil || before.err.Error() != err.Error()):
+			s.Log.Warn("not ready", "reason", err.Error())
 		}
-		last = text
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(watchEvery):
+		case <-time.After(checkEvery):
 		}
+	}
+}
+
+func (s *Server) setReadiness(state *readiness) {
+	s.state.Store(state)
+	set := func(g interface{ Set(float64) }, on bool) {
+		if on {
+			g.Set(1)
+		} else {
+			g.Set(0)
+		}
+	}
+	set(s.metrics.ready, state.err == nil)
+	for _, r := range notReadyReasons {
+		set(s.metrics.reasons.WithLabelValues(r), r == state.reason)
 	}
 }

@@ -1,18 +1,20 @@
 package server
 
 import (
+	"bytes"
 	"context"
-	"errors"
-	"net/http"
+	"log/slog"
 	"net/http/httptest"
-	"sync"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
-// adminAnswer is what the operators' handler answers.
+// adminAnswer returns the answer of the operators' handler.
 func adminAnswer(s *Server, method, target string) (int, string) {
 	w := httptest.NewRecorder()
 	s.Admin().ServeHTTP(w, httptest.NewRequest(method, target, nil))
@@ -21,11 +23,9 @@ func adminAnswer(s *Server, method, target string) (int, string) {
 
 func TestAdmin(t *testing.T) {
 	t.Parallel()
-	unready := testConfig()
-	unready.Ready = func(context.Context) error { return errors.New("schema is behind: 00007_x.sql is missing") }
 	profiled := testConfig()
 	profiled.Profiles = true
-	tests := []struct {
+	for _, tt := range []struct {
 		name           string
 		c              Config
 		method, target string
@@ -33,91 +33,81 @@ func TestAdmin(t *testing.T) {
 		body           string
 	}{
 		{"alive", testConfig(), "GET", "/livez", 200, "ok\n"},
-		{"alive when not ready", unready, "GET", "/livez", 200, "ok\n"},
-		{"ready", testConfig(), "GET", "/readyz", 200, "ready\n"},
-		{"not ready", unready, "GET", "/readyz", 503, "schema is behind: 00007_x.sql is missing\n"},
-		{"HEAD", unready, "HEAD", "/readyz", 503, "schema is behind: 00007_x.sql is missing\n"}, // net/http drops the body
+		{"before the first check", testConfig(), "GET", "/readyz", 503, "the database has not been checked yet\n"},
 		{"another method", testConfig(), "POST", "/readyz", 405, "Method Not Allowed\n"},
-		{"profiles, which nobody asked for", testConfig(), "GET", "/debug/pprof/symbol", 404, "404 page not found\n"},
+		{"profiles, off", testConfig(), "GET", "/debug/pprof/symbol", 404, "404 page not found\n"},
 		{"profiles", profiled, "GET", "/debug/pprof/symbol", 200, "num_symbols: 1\n"},
-		{"profiles without the command line, in which a password may be", profiled, "GET", "/debug/pprof/cmdline", 404, "Unknown profile\n"},
+		{"no command line, which may have a password", profiled, "GET", "/debug/pprof/cmdline", 404, "Unknown profile\n"},
 		{"the public interface", testConfig(), "DELETE", "/plants/1", 404, "404 page not found\n"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			status, body := adminAnswer(New(tt.c), tt.method, tt.target)
-			if status != tt.status || body != tt.body {
-				t.Errorf("%s %s: %d %q, want %d %q", tt.method, tt.target, status, body, tt.status, tt.body)
-			}
-		})
+	} {
+		if status, body := adminAnswer(New(tt.c), tt.method, tt.target); status != tt.status || body != tt.body {
+			t.Errorf("%s: %s %s: %d %q, want %d %q", tt.name, tt.method, tt.target, status, body, tt.status, tt.body)
+		}
 	}
 }
 
-func TestReadinessIsBounded(t *testing.T) {
+func TestReadiness(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
+		var current atomic.Pointer[error]
+		say := func(err error) { current.Store(&err) }
+		var log bytes.Buffer
 		c := testConfig()
-		c.Ready = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-		started := time.Now()
-		if status, body := adminAnswer(New(c), "GET", "/readyz"); status != http.StatusServiceUnavailable {
-			t.Errorf("/readyz: %d %q, want 503", status, body)
+		c.Log = slog.New(slog.NewTextHandler(&log, nil))
+		c.Ready = func(context.Context) error { return *current.Load() }
+		say(nil)
+		s := run(t, c)
+		for _, tt := range []struct {
+			err     error
+			status  int
+			body    string
+			metrics []string
+		}{
+			{nil, 200, "ready\n", []string{"plantstore_ready 1"}},
+			{&NotReadyError{"unreachable", errDriver}, 503, errDriver.Error() + "\n", []string{`plantstore_not_ready{reason="unreachable"} 1`, "plantstore_ready 0"}},
+			{&NotReadyError{"schema_behind", errDriver}, 503, errDriver.Error() + "\n", []string{`plantstore_not_ready{reason="schema_behind"} 1`, "plantstore_ready 0"}},
+			{errDriver, 503, errDriver.Error() + "\n", []string{`plantstore_not_ready{reason="misconfigured"} 1`, "plantstore_ready 0"}},
+			{nil, 200, "ready\n", []string{"plantstore_ready 1"}},
+		} {
+			say(tt.err)
+			time.Sleep(5 * checkEvery)
+			synctest.Wait()
+			if status, body := adminAnswer(s.Server, "GET", "/readyz"); status != tt.status || body != tt.body {
+				t.Errorf("after %v: /readyz %d %q, want %d %q", tt.err, status, body, tt.status, tt.body)
+			}
+			got := append(counted(t, s.Server, "plantstore_not_ready"), counted(t, s.Server, "plantstore_ready")...)
+			if diff := cmp.Diff(tt.metrics, got); diff != "" {
+				t.Errorf("metrics after %v (-want +got):\n%s", tt.err, diff)
+			}
 		}
-		if took := time.Since(started); took != readyTimeout {
-			t.Errorf("/readyz took %v, want %v", took, readyTimeout)
+		s.stop(t)
+		if diff := cmp.Diff([]string{`plantstore_not_ready{reason="shutting_down"} 1`}, counted(t, s.Server, "plantstore_not_ready")); diff != "" {
+			t.Errorf("metrics after the end (-want +got):\n%s", diff)
+		}
+		// Each change once. The same text is the same reason.
+		if no, yes := strings.Count(log.String(), `msg="not ready"`), strings.Count(log.String(), "msg=ready"); no != 1 || yes != 2 {
+			t.Errorf("the log has %d lines of not ready and %d of ready, want 1 and 2:\n%s", no, yes, &log)
 		}
 	})
 }
 
-// Whoever asks while a look is under way shares the next one. Its answer is about a
-// moment after the question, whoever else has gone away meanwhile.
-func TestProbersShareALook(t *testing.T) {
+// One check at a time, however many probes there are, and no probe waits for it.
+func TestReadinessChecksAreLimited(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var looks atomic.Int64
-		var broken atomic.Bool
+		checks := 0
 		c := testConfig()
-		c.Ready = func(ctx context.Context) error {
-			looks.Add(1)
-			found := broken.Load()
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-time.After(300 * time.Millisecond):
+		c.Ready = func(ctx context.Context) error { checks++; <-ctx.Done(); return ctx.Err() }
+		s := run(t, c)
+		time.Sleep(checkTimeout + checkEvery/2)
+		start := time.Now()
+		for range 100 {
+			if status, body := adminAnswer(s.Server, "GET", "/readyz"); status != 503 || body != "context deadline exceeded\n" {
+				t.Errorf("/readyz: %d %q, want 503", status, body)
 			}
-			if found {
-				return errors.New("broken")
-			}
-			return nil
 		}
-		s := New(c)
-		var probers sync.WaitGroup
-		probe := func(ctx context.Context, want int) {
-			probers.Go(func() {
-				w := httptest.NewRecorder()
-				s.Admin().ServeHTTP(w, httptest.NewRequestWithContext(ctx, "GET", "/readyz", nil))
-				if w.Code != want {
-					t.Errorf("/readyz: %d %q, want %d", w.Code, w.Body, want)
-				}
-			})
+		if took := time.Since(start); took > 0 || checks != 1 {
+			t.Errorf("the probes took %s and %d checks, want no time and 1 check", took, checks)
 		}
-		probe(t.Context(), http.StatusOK)
-		synctest.Wait()
-		broken.Store(true)
-		began := time.Now()
-		hasty, leave := context.WithCancel(t.Context())
-		probe(hasty, http.StatusServiceUnavailable)
-		synctest.Wait()
-		leave()
-		for range 50 {
-			probe(t.Context(), http.StatusServiceUnavailable)
-		}
-		probers.Wait()
-		if got, took := looks.Load(), time.Since(began); got != 2 || took != 600*time.Millisecond {
-			t.Errorf("%d looks in %v, want 2 in 600ms", got, took)
-		}
-		broken.Store(false)
-		probe(t.Context(), http.StatusOK)
-		probers.Wait()
 	})
 }

@@ -12,6 +12,12 @@ import (
 	"github.com/swaggest/swgui/v5/static"
 )
 
+// openAPI is the public interface, for programs. A test holds it against the routes and
+// the catalogue.
+//
+//go:embed openapi.yaml
+var openAPI []byte
+
 // docsPage shows openAPI to people, with Swagger UI.
 //
 //go:embed docs/index.html
@@ -20,16 +26,15 @@ var docsPage []byte
 //go:embed docs/start.js
 var docsScript []byte
 
-// docsPolicy keeps the page to this host: a token typed into it goes nowhere
-// else.
+// docsPolicy keeps the page to this host: a token typed into it goes nowhere else.
 const docsPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " +
 	"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// A page is a file that anybody may read, with what tells that it has not changed.
+// A page is a file that anybody may read.
 type page struct {
 	contentType, encoding string
 	content               []byte
-	tag                   string // RFC 9110, 8.8.3
+	tag                   string // its entity tag (RFC 9110, 8.8.3)
 }
 
 func newPage(contentType, encoding string, content []byte) page {
@@ -37,13 +42,13 @@ func newPage(contentType, encoding string, content []byte) page {
 	return page{contentType, encoding, content, fmt.Sprintf("\"%x\"", digest[:16])}
 }
 
-// serve answers a request for the page. Whoever has it already need not get it again.
+// serve answers a request for the page, with 304 if the client has it.
 func (p page) serve(c echo.Context) error {
 	header := c.Response().Header()
 	header.Set(echo.HeaderXContentTypeOptions, "nosniff")
 	header.Set(echo.HeaderCacheControl, "no-cache") // ask each time
 	header.Set("ETag", p.tag)
-	// It has no part that could be in a list otherwise than as a whole.
+	// A tag has no part that could be in a list other than as a whole.
 	if known := c.Request().Header.Get("If-None-Match"); known == "*" || strings.Contains(known, p.tag) {
 		return c.NoContent(http.StatusNotModified)
 	}
@@ -54,8 +59,8 @@ func (p page) serve(c echo.Context) error {
 	return c.Blob(http.StatusOK, p.contentType, p.content)
 }
 
-// docsAssets has all of them. Swagger UI's are embedded compressed and sent so:
-// every browser takes gzip.
+// docsAssets are the files of the page. Swagger UI's are embedded and sent compressed: every
+// browser takes gzip.
 var docsAssets = map[string]page{
 	"start.js":             newPage("text/javascript; charset=utf-8", "", docsScript),
 	"swagger-ui-bundle.js": newPage("text/javascript; charset=utf-8", "gzip", swaggerUI("swagger-ui-bundle.js.gz")),
@@ -70,6 +75,8 @@ func swaggerUI(file string) []byte {
 	}
 	return content
 }
+
+var openAPIPage = newPage("application/yaml", "", openAPI)
 
 var docs = newPage(echo.MIMETextHTMLCharsetUTF8, "", docsPage)
 

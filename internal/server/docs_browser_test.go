@@ -4,6 +4,7 @@ package server
 
 import (
 	"context"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
@@ -15,9 +16,9 @@ import (
 	"plantstore/internal/plant"
 )
 
-// A person opens the page, authorises, deletes a plant and reads the 204, with nothing
-// but what the page shows. PLANTSTORE_TEST_SCREENSHOT names a file for a picture of it.
-// This needs Chromium: .ci/docs-check brings it.
+// A person opens the page, authorises, deletes a plant and reads the 204.
+// PLANTSTORE_TEST_SCREENSHOT names a file for a picture of it. This needs Chromium, which
+// .ci/docs-check installs.
 func TestDocsInABrowser(t *testing.T) {
 	t.Parallel()
 	c := testConfig()
@@ -27,7 +28,8 @@ func TestDocsInABrowser(t *testing.T) {
 		deleted <- d
 		return plant.Result{}, nil
 	})
-	s := start(t, c)
+	listener := httptest.NewServer(New(c).Public())
+	t.Cleanup(listener.Close)
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.NoSandbox, // root has none
 		chromedp.ExecPath("chromium-headless-shell"), chromedp.WindowSize(1200, 1600))
 	allocator, end := chromedp.NewExecAllocator(t.Context(), options...)
@@ -43,7 +45,7 @@ func TestDocsInABrowser(t *testing.T) {
 			t.Fatalf("%s: %v", what, err)
 		}
 	}
-	do("open", chromedp.Navigate("http://"+s.public.Addr().String()+"/docs"), chromedp.WaitVisible("button.authorize"))
+	do("open", chromedp.Navigate(listener.URL+"/docs"), chromedp.WaitVisible("button.authorize"))
 	servers, err := chromedp.Run(ctx, chromedp.Evaluate[int](`document.querySelectorAll(".servers, .server-variables, select#servers").length`))
 	if err != nil || servers != 0 {
 		t.Errorf("%d boxes ask for a server (%v), want none", servers, err)

@@ -16,33 +16,32 @@ import (
 
 func TestOpenAPIIsServed(t *testing.T) {
 	t.Parallel()
-	s := start(t, testConfig())
-	_, header, body := exchangeRaw(t, dial(t, s.public), request{method: "GET", target: "/openapi.yaml"})
-	if got, want := header.Get("Content-Type"), "application/yaml"; got != want {
+	a := New(testConfig()).ask(t, request{method: "GET", target: "/openapi.yaml"})
+	if got, want := a.header.Get("Content-Type"), "application/yaml"; got != want {
 		t.Errorf("Content-Type %q, want %q", got, want)
 	}
-	if diff := cmp.Diff(string(openAPI), string(body)); diff != "" {
+	if diff := cmp.Diff(string(openAPI), string(a.body)); diff != "" {
 		t.Errorf("/openapi.yaml (-file +answer):\n%s", diff)
 	}
 }
 
 func TestDocsLoadFromHereOnly(t *testing.T) {
 	t.Parallel()
-	s := start(t, testConfig())
-	_, header, page := exchangeRaw(t, dial(t, s.public), request{method: "GET", target: "/docs"})
+	s := New(testConfig())
+	page := s.ask(t, request{method: "GET", target: "/docs"})
 	for name, want := range map[string]string{
 		"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " +
 			"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 		"X-Content-Type-Options": "nosniff",
 		"Content-Type":           "text/html; charset=UTF-8",
 	} {
-		if got := header.Get(name); got != want {
+		if got := page.header.Get(name); got != want {
 			t.Errorf("%s %q of the page, want %q", name, got, want)
 		}
 	}
 
 	var loaded []string
-	for _, match := range regexp.MustCompile(`(?:src|href)="([^"]*)"`).FindAllSubmatch(page, -1) {
+	for _, match := range regexp.MustCompile(`(?:src|href)="([^"]*)"`).FindAllSubmatch(page.body, -1) {
 		if name, ok := strings.CutPrefix(string(match[1]), "docs/"); ok {
 			loaded = append(loaded, name)
 		} else if string(match[1]) != "openapi.yaml" {
@@ -54,7 +53,8 @@ func TestDocsLoadFromHereOnly(t *testing.T) {
 		t.Errorf("files that are served (-) and that the page loads (+) differ:\n%s", diff)
 	}
 	for _, name := range loaded {
-		status, header, body := exchangeRaw(t, dial(t, s.public), request{method: "GET", target: "/docs/" + name})
+		a := s.ask(t, request{method: "GET", target: "/docs/" + name})
+		status, header, body := a.status, a.header, a.body
 		if status != http.StatusOK || header.Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("%s: %d %v, want 200 and nosniff", name, status, header)
 		}
@@ -77,10 +77,10 @@ func TestDocsLoadFromHereOnly(t *testing.T) {
 	}
 }
 
-// A browser that has a page is told that it has not changed.
+// A browser that has a page gets a 304.
 func TestPagesThatAreKnown(t *testing.T) {
 	t.Parallel()
-	s := start(t, testConfig())
+	s := New(testConfig())
 	tags := make(map[string]string)
 	for _, target := range append(prefixed("/docs/", slices.Sorted(maps.Keys(docsAssets))), "/docs", "/openapi.yaml") {
 		for _, method := range []string{"GET", "HEAD"} {
@@ -91,9 +91,9 @@ func TestPagesThatAreKnown(t *testing.T) {
 			}
 			tags[tag] = target
 			for known, want := range map[string]int{tag: 304, "W/" + tag: 304, `"x", ` + tag: 304, "*": 304, `"x"`: 200, "": 200} {
-				status, header, body := exchangeRaw(t, dial(t, s.public), request{method: method, target: target, headers: []string{"If-None-Match: " + known}})
-				if status != want || header.Get("ETag") != tag || (len(body) > 0) != (want == 200 && method == "GET") {
-					t.Errorf("%s %s with If-None-Match %s: %d, ETag %s and %d bytes, want %d and %s", method, target, known, status, header.Get("ETag"), len(body), want, tag)
+				a := s.ask(t, request{method: method, target: target, headers: []string{"If-None-Match: " + known}})
+				if a.status != want || a.header.Get("ETag") != tag || (len(a.body) > 0) != (want == 200 && method == "GET") {
+					t.Errorf("%s %s with If-None-Match %s: %d, ETag %s and %d bytes, want %d and %s", method, target, known, a.status, a.header.Get("ETag"), len(a.body), want, tag)
 				}
 			}
 		}

@@ -12,9 +12,11 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -37,21 +39,18 @@ func (f fakeTokens) Authenticate(ctx context.Context, token string) (auth.Princi
 	return f(ctx, token)
 }
 
-// Knows is true of Alice's token only.
-func (f fakeTokens) Knows(token string) bool { return token == "alice"+secret }
-
 const (
-	// secret is in everything that no answer and no log line may show.
+	// secret is in everything that no answer and no log line may have.
 	secret = "SECRET"
 	// asAlice may delete, asBob may not.
 	asAlice = "Authorization: Bearer alice" + secret
 	asBob   = "Authorization: Bearer bob" + secret
 )
 
-// errDriver stands for what a driver says: for the log, and for nobody else.
+// errDriver is a driver's error, which is for the log only.
 var errDriver = errors.New("ERROR: relation does not exist (SQLSTATE 42P01)")
 
-// testConfig is of a server where every plant can be deleted.
+// testConfig returns the settings of a server where every plant can be deleted.
 func testConfig() Config {
 	return Config{
 		Plants: fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) { return plant.Result{}, nil }),
@@ -74,41 +73,28 @@ func testConfig() Config {
 	}
 }
 
-// A running is a Server that is serving.
+// A running is a Server that is serving on pipes, in a synctest bubble.
 type running struct {
 	*Server
-	public, admin net.Listener
-	// end makes it stop, and stopped then tells what Serve returned.
+	public, admin *pipeListener
+	// end makes it stop, and stopped then has what Serve returned.
 	end     context.CancelFunc
 	stopped <-chan error
 }
 
-// run serves on the two listeners until the test is over.
-func run(t *testing.T, c Config, public, admin net.Listener) running {
+// run serves until the test is over.
+func run(t *testing.T, c Config) running {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan error, 1)
-	r := running{New(c), public, admin, cancel, stopped}
+	r := running{New(c), newPipeListener(), newPipeListener(), cancel, stopped}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		stopped <- r.Serve(ctx, public, admin)
+		stopped <- r.Serve(ctx, r.public, r.admin)
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 	return r
-}
-
-// start serves on two ports of this machine.
-func start(t *testing.T, c Config) running {
-	t.Helper()
-	listen := func() net.Listener {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return l
-	}
-	return run(t, c, listen(), listen())
 }
 
 // stop ends the server and waits for it: then everything is logged and counted.
@@ -118,24 +104,6 @@ func (r running) stop(t *testing.T) {
 	if err := <-r.stopped; err != nil {
 		t.Errorf("Serve: %v", err)
 	}
-}
-
-// dial opens a connection, for two minutes: no test proves that it is done sooner.
-func dial(t *testing.T, l net.Listener) net.Conn {
-	t.Helper()
-	var conn net.Conn
-	var err error
-	if p, ok := l.(*pipeListener); ok {
-		conn, err = p.dial()
-	} else {
-		conn, err = net.Dial("tcp", l.Addr().String())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	conn.SetDeadline(time.Now().Add(2 * time.Minute))
-	return conn
 }
 
 // A request is sent as it is, right or wrong.
@@ -150,10 +118,26 @@ func del(headers ...string) request {
 	return request{method: "DELETE", target: "/plants/1", headers: append([]string{asAlice}, headers...)}
 }
 
+func (q request) String() string {
+	return fmt.Sprintf("%s %s HTTP/1.1\r\nHost: plants.example\r\n%s\r\n%s", q.method, q.target,
+		strings.Join(append(slices.Clone(q.headers), ""), "\r\n"), q.body)
+}
+
+// http returns the request as net/http reads it.
+func (q request) http(t *testing.T) *http.Request {
+	t.Helper()
+	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(q.String())))
+	if err != nil {
+		t.Fatalf("%s %s: %v", q.method, q.target, err)
+	}
+	return r
+}
+
 // An answer is what came back. Its error is zero unless it has one.
 type answer struct {
 	status int
 	header http.Header
+	body   []byte
 	error  errorBody
 }
 
@@ -165,40 +149,39 @@ func (a answer) code() int {
 	return a.status
 }
 
-// ask sends a request to the public listener and returns the answer, which must
-// be one that openapi.yaml describes.
-func (r running) ask(t *testing.T, q request) answer {
+// ask hands a request to the public handler, from an address of its own, and returns the
+// answer, which must be one that openapi.yaml describes.
+func (s *Server) ask(t *testing.T, q request) answer {
 	t.Helper()
-	return askOn(t, dial(t, r.public), q)
+	return s.askFrom(t, "127.0.0.1:1234", q)
 }
 
-func askOn(t *testing.T, conn net.Conn, q request) answer {
+func (s *Server) askFrom(t *testing.T, address string, q request) answer {
 	t.Helper()
-	status, header, body := exchangeRaw(t, conn, q)
-	if status == 0 {
-		return answer{}
+	r := q.http(t)
+	r.RemoteAddr = address
+	w := httptest.NewRecorder()
+	s.Public().ServeHTTP(w, r)
+	body := w.Body.Bytes()
+	if r.Method == http.MethodHead {
+		body = nil // as net/http does
 	}
-	return answer{status, header, checkAnswer(t, q.method, q.target, status, header, body)}
+	header := w.Result().Header
+	return answer{w.Code, header, body, checkAnswer(t, q.method, q.target, w.Code, header, body)}
 }
 
-// exchangeRaw sends a request and reads the answer, whatever it is. The status is
-// 0 if there is none.
-func exchangeRaw(t *testing.T, conn net.Conn, q request) (int, http.Header, []byte) {
+// send sends a request over a connection, and reads the answer, whatever it is. The
+// status is 0 if there is none.
+func send(t *testing.T, conn net.Conn, q request) answer {
 	t.Helper()
-	var raw strings.Builder
-	fmt.Fprintf(&raw, "%s %s HTTP/1.1\r\nHost: plants.example\r\n", q.method, q.target)
-	for _, header := range q.headers {
-		raw.WriteString(header + "\r\n")
-	}
-	raw.WriteString("\r\n" + q.body)
-	if _, err := io.WriteString(conn, raw.String()); err != nil {
+	if _, err := io.WriteString(conn, q.String()); err != nil {
 		t.Errorf("%s %s: %v", q.method, q.target, err)
-		return 0, nil, nil
+		return answer{}
 	}
 	response, err := http.ReadResponse(bufio.NewReader(conn), &http.Request{Method: q.method})
 	if err != nil {
 		t.Errorf("%s %s: %v", q.method, q.target, err)
-		return 0, nil, nil
+		return answer{}
 	}
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
@@ -207,15 +190,17 @@ func exchangeRaw(t *testing.T, conn net.Conn, q request) (int, http.Header, []by
 	if response.Close {
 		response.Header.Set("Connection", "close") // ReadResponse took it out
 	}
-	return response.StatusCode, response.Header, body
+	a := answer{status: response.StatusCode, header: response.Header, body: body}
+	_ = json.Unmarshal(body, &a.error) // if it is one
+	return a
 }
 
 // plainHeaders are those of any HTTP answer, which openapi.yaml leaves out.
 var plainHeaders = []string{"Connection", "Content-Encoding", "Content-Length", "Content-Security-Policy",
 	"Content-Type", "Date", "X-Content-Type-Options"}
 
-// checkAnswer holds an answer against openapi.yaml and returns its error, which
-// is zero if it has none.
+// checkAnswer compares an answer with openapi.yaml and returns its error, which is zero if
+// it has none.
 func checkAnswer(t *testing.T, method, target string, status int, header http.Header, body []byte) errorBody {
 	t.Helper()
 	if isPage(target) && status < 400 {
@@ -290,7 +275,7 @@ func isPage(target string) bool {
 func checkPage(t *testing.T, target string, status int, header http.Header) {
 	t.Helper()
 	for _, name := range []string{headerRequestID, "ETag", "X-Content-Type-Options"} {
-		if http.Header.Get(header, name) == "" {
+		if header.Get(name) == "" {
 			t.Errorf("%s: no header %s", target, name)
 		}
 	}
@@ -299,8 +284,7 @@ func checkPage(t *testing.T, target string, status int, header http.Header) {
 	}
 }
 
-// A pipeListener is a network in memory. Unlike a real one it goes along with
-// the clock of testing/synctest.
+// A pipeListener is a network in memory, in the time of testing/synctest.
 type pipeListener struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -325,12 +309,37 @@ func (l *pipeListener) Accept() (net.Conn, error) {
 func (l *pipeListener) Close() error   { close(l.closed); return nil }
 func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "pipe"} }
 
-func (l *pipeListener) dial() (net.Conn, error) {
-	client, server := net.Pipe()
+// connect returns both ends of a new connection, once it is accepted.
+func (l *pipeListener) connect() (client net.Conn, server *watchedConn, err error) {
+	client, end := net.Pipe()
+	server = &watchedConn{Conn: end, closed: make(chan struct{})}
 	select {
 	case l.conns <- server:
-		return client, nil
+		return client, server, nil
 	case <-l.closed:
-		return nil, net.ErrClosed
+		return nil, nil, net.ErrClosed
 	}
+}
+
+// dial returns a connection, until the test is over.
+func (l *pipeListener) dial(t *testing.T) net.Conn {
+	t.Helper()
+	conn, _, err := l.connect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// A watchedConn closes a channel when it is closed.
+type watchedConn struct {
+	net.Conn
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (c *watchedConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
 }

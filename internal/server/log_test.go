@@ -4,18 +4,18 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"plantstore/internal/auth"
 	"plantstore/internal/plant"
@@ -26,9 +26,7 @@ func logOf(t *testing.T, c Config, q request) []map[string]any {
 	t.Helper()
 	var log bytes.Buffer
 	c.Log = slog.New(slog.NewJSONHandler(&log, nil))
-	s := start(t, c)
-	s.ask(t, q)
-	s.stop(t)
+	New(c).ask(t, q)
 	if strings.Contains(log.String(), secret) {
 		t.Errorf("log has a secret:\n%s", &log)
 	}
@@ -40,136 +38,71 @@ func logOf(t *testing.T, c Config, q request) []map[string]any {
 		} else if err != nil {
 			t.Fatalf("log: %v", err)
 		}
-		if line["msg"] == "request" || line["msg"] == "panic" {
-			lines = append(lines, line)
-		}
-	}
-}
-
-// A stalled is a reader of the log that takes the lines of requests once it is let.
-type stalled struct {
-	begun, let chan struct{}
-}
-
-func (w stalled) Write(line []byte) (int, error) {
-	if bytes.Contains(line, []byte(`"msg":"request"`)) {
-		close(w.begun)
-		<-w.let
-	}
-	return len(line), nil
-}
-
-// An answer is whole before it is logged, so that its client need not wait for who reads
-// the log. Only its connection does.
-func TestAnswersDoNotWaitForTheLog(t *testing.T) {
-	t.Parallel()
-	for want, q := range map[int]request{
-		204:   del(),
-		40100: {method: "DELETE", target: "/plants/1"},
-		40400: {method: "HEAD", target: "/nowhere"},
-		200:   {method: "GET", target: "/docs"},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			log := stalled{make(chan struct{}), make(chan struct{})}
-			c := testConfig()
-			c.Log = slog.New(slog.NewJSONHandler(log, nil))
-			s := run(t, c, newPipeListener(), newPipeListener())
-			a := s.ask(t, q)
-			if q.method == "HEAD" {
-				want /= 100 // it has no body
-			}
-			if a.code() != want || a.header.Get("Transfer-Encoding") != "" || a.status != 204 && a.header.Get("Content-Length") == "" {
-				t.Errorf("%s %s: answer %d, %v; want %d and its length", q.method, q.target, a.code(), a.header, want)
-			}
-			<-log.begun
-			close(log.let)
-			s.stop(t)
-		})
+		lines = append(lines, line)
 	}
 }
 
 func TestLogHasOneLineForEachRequest(t *testing.T) {
 	t.Parallel()
-	failing := testConfig()
-	failing.Plants = fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) { return plant.Result{}, errDriver })
-	met := testConfig()
-	met.Plants = fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) {
-		course := plant.Course{Tried: 5, Batch: 7, ForPlant: time.Millisecond, ForOthers: 2 * time.Millisecond, ForConnection: 3 * time.Millisecond, ForLock: 3500 * time.Millisecond}
-		for _, failed := range []string{"unreachable", "unreachable", "answer_lost", "unreachable", ""} {
-			course.Attempts = append(course.Attempts, plant.Attempt{Failed: failed})
+	returning := func(r plant.Result, err error) Config {
+		c := testConfig()
+		c.Plants = fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) { return r, err })
+		return c
+	}
+	cause := errors.New(`plant 1 is in the autumn catalogue (SQLSTATE P0001) in function "keep"`)
+	token := auth.NewToken()
+	line := func(status, code int, outcome string, more map[string]any) map[string]any {
+		l := map[string]any{"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": float64(status), "error": float64(code),
+			"outcome": outcome, "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "1"}
+		for k, v := range more {
+			l[k] = v
+			if v == nil {
+				delete(l, k)
+			}
 		}
-		return plant.Result{Replayed: true, Course: course}, nil
-	})
-	tests := []struct {
+		return l
+	}
+	for _, tt := range []struct {
 		name string
 		c    Config
 		q    request
 		want map[string]any
 	}{
-		{"deleted", testConfig(), request{"DELETE", "/plants/1?token=" + secret, []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
-			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 204., "error": 0.,
-			"outcome": "deleted", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "1"}},
-		{"a long way", met, del("X-Request-Id: r1"), map[string]any{
-			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 204., "error": 0.,
-			"outcome": "replayed", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "1",
-			"attempts": 5., "batch": 7., "failed_attempts": "unreachable 2, answer_lost 1, unreachable 1",
-			"wait_plant_ms": 1., "wait_others_ms": 2., "wait_connection_ms": 3., "wait_lock_ms": 3500.}},
-		{"bad id", testConfig(), request{"DELETE", "/plants/%0A%FFx", []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
-			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 400., "error": 40001.,
-			"outcome": "bad_id", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "\n\uFFFDx"}},
-		{"long id", testConfig(), request{"DELETE", "/plants/" + strings.Repeat("x", 3000), []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
-			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 400., "error": 40001.,
-			"outcome": "bad_id", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": strings.Repeat("x", 64) + "..."}},
-		{"token for an id", testConfig(), request{"DELETE", "/plants/" + auth.NewToken(), []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
-			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 400., "error": 40001.,
-			"outcome": "bad_id", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "(a token)"}},
-		{"token without its prefix for an id", testConfig(), request{"DELETE", "/plants/" + auth.NewToken()[4:], []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
-			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 400., "error": 40001.,
-			"outcome": "bad_id", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "(a token)"}},
-		{"token in code for an id", testConfig(), request{"DELETE", "/plants/%70st_" + auth.NewToken()[4:], []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
-			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 400., "error": 40001.,
-			"outcome": "bad_id", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "(a token)"}},
-		{"token for a method", testConfig(), request{auth.NewToken(), "/plants/1", []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
-			"level": "INFO", "msg": "request", "method": "(a token)", "route": "/plants/:id", "status": 405., "error": 40500.,
-			"outcome": "bad_method", "request_id": "r1", "client": "127.0.0.1"}},
-		{"not allowed", testConfig(), request{"DELETE", "/plants/1", []string{asBob, "X-Request-Id: r1"}, ""}, map[string]any{
-			"level": "INFO", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 403., "error": 40300.,
-			"outcome": "scope_missing", "request_id": "r1", "client": "127.0.0.1", "principal": "bob", "plant_id": "1"}},
-		{"no route", testConfig(), request{"GET", "/" + secret, []string{asAlice, "X-Request-Id: r1"}, ""}, map[string]any{
-			"level": "INFO", "msg": "request", "method": "GET", "route": "none", "status": 404., "error": 40400.,
-			"outcome": "no_route", "request_id": "r1", "client": "127.0.0.1"}},
-		{"a fault of ours", failing, del("X-Request-Id: r1"), map[string]any{
-			"level": "ERROR", "msg": "request", "method": "DELETE", "route": "/plants/:id", "status": 500., "error": 50000.,
-			"outcome": "error", "request_id": "r1", "client": "127.0.0.1", "principal": "alice", "plant_id": "1", "cause": errDriver.Error()}},
-	}
-	for _, tt := range tests {
+		{"deleted", returning(plant.Result{Attempts: 1, Batch: 7, Queued: 3 * time.Millisecond}, nil), request{"DELETE", "/plants/1?token=" + secret, []string{asAlice}, ""},
+			line(204, 0, "deleted", map[string]any{"attempts": 1., "batch": 7., "queued_us": 3000.})},
+		{"replayed after failed attempts", returning(plant.Result{Replayed: true, Attempts: 3, Batch: 1, Failed: []string{"unreachable", "lost"}}, nil), del(),
+			line(204, 0, "replayed", map[string]any{"attempts": 3., "batch": 1., "queued_us": 0., "failed_attempts": "unreachable,lost"})},
+		{"a recorded no", returning(plant.Result{Replayed: true}, plant.ErrNotFound), del(), line(404, 40401, "not_found", map[string]any{"replayed": true})},
+		{"refused by a trigger", returning(plant.Result{}, &plant.StoreRuleError{Cause: cause}), del(),
+			line(409, 40901, "store_rule", map[string]any{"cause": "refused by a rule of the store: " + cause.Error()})},
+		{"a fault of ours", returning(plant.Result{}, errDriver), del(), line(500, 50000, "error", map[string]any{"level": "ERROR", "cause": errDriver.Error()})},
+		{"bad token", testConfig(), with("mallory" + secret), line(401, 40101, "invalid_token", map[string]any{"principal": nil, "cause": "invalid token: " + errDriver.Error()})},
+		{"scope missing", testConfig(), request{"DELETE", "/plants/1", []string{asBob}, ""}, line(403, 40300, "scope_missing", map[string]any{"principal": "bob"})},
+		{"bad id", testConfig(), request{"DELETE", "/plants/%0A%FFx", []string{asAlice}, ""}, line(400, 40001, "bad_id", map[string]any{"plant_id": "\n\uFFFDx"})},
+		{"long id", testConfig(), request{"DELETE", "/plants/" + strings.Repeat("x", 3000), []string{asAlice}, ""},
+			line(400, 40001, "bad_id", map[string]any{"plant_id": strings.Repeat("x", 64) + "..."})},
+		{"token for an id", testConfig(), request{"DELETE", "/plants/" + token, []string{asAlice}, ""}, line(400, 40001, "bad_id", map[string]any{"plant_id": "(a token)"})},
+		{"token for a method", testConfig(), request{token, "/plants/1", nil, ""}, line(405, 40500, "bad_method", map[string]any{"method": "(a token)", "principal": nil, "plant_id": nil})},
+		{"no route", testConfig(), request{"GET", "/" + secret, nil, ""}, line(404, 40400, "no_route", map[string]any{"method": "GET", "route": "none", "principal": nil, "plant_id": nil})},
+		{"page", testConfig(), request{"GET", "/docs", nil, ""}, line(200, 0, "", map[string]any{"method": "GET", "route": "/docs", "principal": nil, "plant_id": nil, "outcome": nil})},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
+			tt.q.headers = append(tt.q.headers, "X-Request-Id: r1")
 			lines := logOf(t, tt.c, tt.q)
 			if len(lines) != 1 {
 				t.Fatalf("%d lines %v, want one", len(lines), lines)
 			}
-			for _, key := range []string{"time", "duration_ms"} {
+			for _, key := range []string{"time", "duration_us"} {
 				if _, ok := lines[0][key]; !ok {
 					t.Errorf("line without %s", key)
 				}
 				delete(lines[0], key)
 			}
-			delete(lines[0], "wait_token_ms") // there where this machine is busy
 			if diff := cmp.Diff(tt.want, lines[0]); diff != "" {
 				t.Errorf("line (-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-// Who sends a token as the request's id by mistake does not find it in log and ledger.
-func TestATokenIsNoRequestID(t *testing.T) {
-	t.Parallel()
-	for _, token := range []string{auth.NewToken(), auth.NewToken()[4:], "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJzaG9wIn0.c2lnbmF0dXJl"} {
-		if lines := logOf(t, testConfig(), del("X-Request-Id: "+token)); len(lines) != 1 || lines[0]["request_id"] == token {
-			t.Errorf("lines %v, want one with a request id of our own", lines)
-		}
 	}
 }
 
@@ -185,73 +118,140 @@ func TestLogHasTheStackOfAPanicOnce(t *testing.T) {
 	if got["msg"] != "panic" || got["panic"] != "boom" || got["request_id"] != "r1" || !strings.Contains(stack, "TestLogHasTheStack") {
 		t.Errorf("first line %v, want the panic with its stack", got)
 	}
-	if got, want := lines[1]["cause"], "panic: boom"; got != want {
-		t.Errorf("cause %q, want %q", got, want)
-	}
-	if _, ok := lines[1]["stack"]; ok {
-		t.Errorf("line of the request %v has a stack, want it in the first only", lines[1])
+	if got, want := lines[1]["cause"], "panic: boom"; got != want || lines[1]["stack"] != nil {
+		t.Errorf("cause %q and stack %v of the request, want %q and none", got, lines[1]["stack"], want)
 	}
 }
 
-// Log, trace and metrics tell of a slow look-up of the token, whether it brought a
-// principal or not.
-func TestASlowLookUpOfTheTokenIsTold(t *testing.T) {
+func TestUsedUpBudgetIsLoggedOnce(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct {
-		took, want time.Duration // 0: nothing is told
-		err        error
-	}{
-		{3 * time.Second, 3 * time.Second, nil},
-		{3 * time.Second, 3 * time.Second, plant.ErrUnavailable},
-		{time.Millisecond, time.Millisecond, nil},
-		{time.Millisecond - 1, 0, nil},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			var log bytes.Buffer
-			spans := tracetest.NewInMemoryExporter()
-			c := testConfig()
-			c.Log = slog.New(slog.NewJSONHandler(&log, nil))
-			c.Tracer = sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
-			tokens := c.Tokens
-			c.Tokens = fakeTokens(func(ctx context.Context, token string) (auth.Principal, error) {
-				time.Sleep(tt.took)
-				if tt.err != nil {
-					return auth.Principal{}, tt.err
-				}
-				return tokens.Authenticate(ctx, token)
-			})
-			s := run(t, c, newPipeListener(), newPipeListener())
-			s.ask(t, del())
-			s.stop(t)
-
-			var logged, traced any
-			for line := range strings.Lines(log.String()) {
-				var fields map[string]any
-				if err := json.Unmarshal([]byte(line), &fields); err != nil {
-					t.Fatalf("log: %v", err)
-				}
-				if fields["msg"] == "request" {
-					logged = fields["wait_token_ms"]
-				}
-			}
-			for _, span := range spans.GetSpans() {
-				for _, a := range span.Attributes {
-					if span.Name == "DELETE /plants/:id" && a.Key == "plantstore.wait_token_ms" {
-						traced = a.Value.AsInterface()
-					}
-				}
-			}
-			var want any
-			if tt.want > 0 {
-				want = milliseconds(tt.want)
-			}
-			if logged != want || traced != want {
-				t.Errorf("after a look-up of %v with error %v: wait_token_ms %v in the log and %v in the request's span, want %v", tt.took, tt.err, logged, traced, want)
-			}
-			sum := fmt.Sprintf(`plantstore_deletion_duration_seconds_sum{outcome="deleted"} %v`, tt.took.Seconds())
-			if got := samples(t, s.Server, "plantstore_deletion_duration_seconds_sum"); tt.err == nil && !slices.Contains(got, sum) {
-				t.Errorf("after a look-up of %v: %q, want %s", tt.took, got, sum)
-			}
+	for _, first := range []bool{true, false} {
+		c := testConfig()
+		c.Plants = fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) {
+			return plant.Result{}, &plant.OverBudgetError{Until: time.Now().Add(time.Hour), First: first}
 		})
+		lines := logOf(t, c, del())
+		if warned := lines[0]["level"] == "WARN" && lines[0]["principal"] == "alice"; warned != first {
+			t.Errorf("first in its period %v: lines %v, want a warning: %v", first, lines, first)
+		}
 	}
+}
+
+// A slowReader takes what is written to it when a test lets it.
+type slowReader struct {
+	let chan struct{} // closed: always
+	mu  sync.Mutex
+	got []string // one for each Write
+}
+
+func (w *slowReader) Write(lines []byte) (int, error) {
+	<-w.let
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.got = append(w.got, string(lines))
+	return len(lines), nil
+}
+
+func (w *slowReader) written() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.got)
+}
+
+func newBufferedLog() (*slowReader, *LogBuffer, *slog.Logger) {
+	reader := &slowReader{let: make(chan struct{})}
+	buffer := NewLogBuffer(reader)
+	noTime := func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}
+	return reader, buffer, slog.New(buffer.Handler(slog.NewTextHandler(buffer, &slog.HandlerOptions{ReplaceAttr: noTime})))
+}
+
+func TestLogBufferWritesManyLinesAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		reader, buffer, log := newBufferedLog()
+		close(reader.let)
+		start := time.Now()
+		log.Info("one")
+		log.With("k", "v").Info("two")
+		synctest.Wait()
+		if got := reader.written(); len(got) > 0 {
+			t.Errorf("written at once: %q, want it to wait", got)
+		}
+		time.Sleep(flushEvery)
+		synctest.Wait()
+		log.Info("three")
+		log.With("k", "v").WithGroup("g").Warn("four") // at once
+		synctest.Wait()
+		log.Info("five")
+		buffer.Close()
+		want := []string{"level=INFO msg=one\nlevel=INFO msg=two k=v\n", "level=INFO msg=three\nlevel=WARN msg=four k=v\n", "level=INFO msg=five\n"}
+		if diff := cmp.Diff(want, reader.written()); diff != "" {
+			t.Errorf("written (-want +got):\n%s", diff)
+		}
+		if took := time.Since(start); took != flushEvery {
+			t.Errorf("it took %s, want %s", took, flushEvery)
+		}
+	})
+}
+
+func TestLogBufferWritesWhenFull(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		reader, buffer, log := newBufferedLog()
+		defer buffer.Close()
+		close(reader.let)
+		log.Info(strings.Repeat("x", flushSize))
+		synctest.Wait()
+		if got := reader.written(); len(got) != 1 {
+			t.Errorf("%d writes after %d bytes, want 1 at once", len(got), flushSize)
+		}
+	})
+}
+
+// Nobody waits for a reader that stalls: lines that don't fit are dropped and counted.
+func TestLogBufferDoesNotWaitForItsReader(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		reader, buffer, log := newBufferedLog()
+		start := time.Now()
+		log.Warn("first")
+		synctest.Wait() // it is being written
+		line := strings.Repeat("x", 10_000)
+		const lines = 2 * maxBuffered / 10_000
+		for range lines {
+			log.Info(line)
+		}
+		if took := time.Since(start); took != 0 {
+			t.Errorf("logging took %s, want no time", took)
+		}
+		close(reader.let)
+		synctest.Wait()
+		log.Info("last")
+		buffer.Close()
+		all := strings.Join(reader.written(), "")
+		kept := strings.Count(all, line)
+		want := fmt.Sprintf("level=WARN msg=\"log lines were lost, as nobody read them in time\" lines=%d\nlevel=INFO msg=last\n", lines-kept)
+		if kept < lines/3 || !strings.HasSuffix(all, want) {
+			t.Errorf("%d of %d lines were kept, and the log ends with %q; want at least a third, and %q", kept, lines, all[max(0, len(all)-200):], want)
+		}
+	})
+}
+
+func TestLogBufferClosesBesideAStalledReader(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		reader, buffer, log := newBufferedLog()
+		log.Info("line")
+		start := time.Now()
+		buffer.Close()
+		if took := time.Since(start); took != closeTimeout {
+			t.Errorf("Close took %s, want %s", took, closeTimeout)
+		}
+		close(reader.let)
+	})
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -8,16 +9,18 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/google/go-cmp/cmp"
-	"github.com/labstack/echo/v4"
 
 	"plantstore/internal/auth"
 	"plantstore/internal/plant"
+	"plantstore/internal/readme"
 )
 
 // published is openapi.yaml, read.
@@ -29,8 +32,8 @@ var published = sync.OnceValue(func() *openapi3.T {
 	return doc
 })
 
-// deletion is the documented operation. It also says how requests are answered
-// that have no route.
+// deletion is the documented operation. It has the answers to requests without a route,
+// too.
 func deletion() *openapi3.Operation { return published().Paths.Value("/plants/{id}").Delete }
 
 func TestOpenAPIIsValid(t *testing.T) {
@@ -41,7 +44,6 @@ func TestOpenAPIIsValid(t *testing.T) {
 	}
 }
 
-// A client that is generated from it has one operation.
 func TestOpenAPIHasTheRoutes(t *testing.T) {
 	t.Parallel()
 	var documented, routed []string
@@ -63,102 +65,51 @@ func TestOpenAPIHasTheRoutes(t *testing.T) {
 	}
 }
 
-// Whoever has a token of either kind may delete.
-func TestOpenAPIHasBothKindsOfTokens(t *testing.T) {
-	t.Parallel()
-	formats := make(map[string]string)
-	for name, scheme := range published().Components.SecuritySchemes {
-		if scheme.Value.Type != "http" || scheme.Value.Scheme != "bearer" {
-			t.Errorf("scheme %s is %s %s, want http bearer", name, scheme.Value.Type, scheme.Value.Scheme)
-		}
-		formats[name] = scheme.Value.BearerFormat
-	}
-	if diff := cmp.Diff(map[string]string{"token": "", "jwt": "JWT"}, formats); diff != "" {
-		t.Errorf("schemes and their formats (-want +got):\n%s", diff)
-	}
-	want := &openapi3.SecurityRequirements{{"token": {auth.ScopeDelete}}, {"jwt": {auth.ScopeDelete}}}
-	if diff := cmp.Diff(want, deletion().Security); diff != "" {
-		t.Errorf("security of the deletion (-want +got):\n%s", diff)
-	}
-}
-
-// causes has an error for every code of the catalogue, with the particulars that
-// the examples in openapi.yaml have.
-var causes = map[int32]error{
-	40000: auth.ErrMalformed,
-	40001: plant.ErrBadID,
-	40002: errBadKey,
-	40100: auth.ErrNoCredentials,
-	40101: auth.ErrInvalidToken,
-	40300: errScope,
-	40400: errNoRoute,
-	40401: plant.ErrNotFound,
-	40402: &plant.DeletedEarlierError{At: time.Date(2026, 11, 20, 10, 30, 0, 0, time.FixedZone("CET", 3600))},
-	40500: errMethod,
-	40900: &plant.ReferencedError{Table: "order_items"},
-	40901: plant.ErrStoreRule,
-	41200: errPrecondition,
-	41300: errTooLarge,
-	42900: errTooManyFailures,
-	42901: &plant.OverBudgetError{Until: time.Date(2026, 11, 20, 10, 30, 0, 0, time.FixedZone("CET", 3600))},
-	50000: io.ErrUnexpectedEOF,
-	50300: plant.ErrUnavailable,
-	50301: plant.ErrBusy,
-	50302: plant.ErrOverloaded,
-	50303: auth.ErrKeysUnknown,
-	50304: plant.ErrHindered,
-	50400: fmt.Errorf("%w: %w", plant.ErrUnknown, plant.ErrUnavailable),
+// causes has an error for each row of the catalogue, by its outcome, with the particulars
+// of the examples in openapi.yaml.
+var causes = map[string]error{
+	"malformed_credentials": auth.ErrMalformed,
+	"bad_id":                plant.ErrBadID,
+	"bad_key":               errBadKey,
+	"no_credentials":        auth.ErrNoCredentials,
+	"invalid_token":         auth.ErrInvalidToken,
+	"scope_missing":         errScope,
+	"no_route":              errNoRoute,
+	"not_found":             plant.ErrNotFound,
+	"deleted_earlier":       &plant.DeletedEarlierError{At: time.Date(2026, 11, 20, 10, 30, 0, 0, time.FixedZone("CET", 3600))},
+	"bad_method":            errMethod,
+	"referenced":            &plant.ReferencedError{Table: "order_items"},
+	"store_rule":            &plant.StoreRuleError{},
+	"precondition_failed":   errPrecondition,
+	"body_too_large":        errTooLarge,
+	"too_many_failures":     errTooManyFailures,
+	"too_fast":              &rateError{errTooFast, time.Second},
+	"over_budget":           &plant.OverBudgetError{Until: time.Date(2026, 11, 20, 10, 30, 0, 0, time.FixedZone("CET", 3600))},
+	"error":                 io.ErrUnexpectedEOF,
+	"unavailable":           plant.ErrUnavailable,
+	"busy":                  plant.ErrBusy,
+	"overloaded":            plant.ErrOverloaded,
+	"keys_unknown":          auth.ErrKeysUnknown,
+	"misconfigured":         plant.ErrMisconfigured,
+	"unknown":               fmt.Errorf("%w: %w", plant.ErrUnknown, plant.ErrUnavailable),
 }
 
 func TestOpenAPIHasTheCatalogue(t *testing.T) {
 	t.Parallel()
-	// What the answers to the deletion are, by status, in the document and in the
-	// catalogue: which headers (true: always) and which errors.
-	type answers struct {
-		Headers  map[string]bool
-		Examples map[string]errorBody
-	}
-	documented, catalogued := make(map[string]answers), make(map[string]answers)
-	for status, response := range deletion().Responses.Map() {
-		a := answers{make(map[string]bool), make(map[string]errorBody)}
-		for name, header := range response.Value.Headers {
-			a.Headers[name] = header.Value.Required
-		}
+	documented, catalogued := make(map[string]errorBody), make(map[string]errorBody)
+	for _, response := range deletion().Responses.Map() {
 		if content := response.Value.Content["application/json"]; content != nil {
 			for name, example := range content.Examples {
-				a.Examples[name] = errorOf(t, example.Value.Value)
+				documented[name] = errorOf(t, example.Value.Value)
 			}
 		}
-		documented[status] = a
 	}
-
-	catalogued["204"] = answers{map[string]bool{headerRequestID: true, headerReplayed: false}, map[string]errorBody{}}
-	byStatus := make(map[int][]errorAnswer)
 	for _, r := range catalogue {
-		byStatus[r.status()] = append(byStatus[r.status()], r)
-	}
-	for status, refusals := range byStatus {
-		a := answers{map[string]bool{headerRequestID: true}, make(map[string]errorBody)}
-		if status == http.StatusMethodNotAllowed {
-			a.Headers[echo.HeaderAllow] = true
+		name := strconv.Itoa(int(r.code))
+		if r.outcome == "too_fast" {
+			name += ", your own"
 		}
-		if status >= 500 || status == http.StatusTooManyRequests {
-			a.Headers[echo.HeaderRetryAfter] = true
-		}
-		if status >= 500 {
-			a.Headers[headerIdempotencyKey] = false
-		}
-		challenged := func(r errorAnswer) bool { return r.challenge != "" }
-		if slices.ContainsFunc(refusals, challenged) {
-			a.Headers[echo.HeaderWWWAuthenticate] = !slices.ContainsFunc(refusals, func(r errorAnswer) bool { return !challenged(r) })
-		}
-		for _, r := range refusals {
-			a.Examples[strconv.Itoa(int(r.code))] = errorBody{r.code, r.message(causes[r.code])}
-		}
-		if status == http.StatusTooManyRequests {
-			a.Examples["42900, your own"] = errorBody{42900, tooManyMessage(&tooFastError{})}
-		}
-		catalogued[strconv.Itoa(status)] = a
+		catalogued[name] = errorBody{r.code, r.message(causes[r.outcome])}
 	}
 	if diff := cmp.Diff(catalogued, documented); diff != "" {
 		t.Errorf("catalogue (-) and openapi.yaml (+) differ:\n%s", diff)
@@ -182,13 +133,55 @@ func errorOf(t *testing.T, example any) errorBody {
 func TestCatalogueTakesTheFirstRowThatFits(t *testing.T) {
 	t.Parallel()
 	if got, want := len(causes), len(catalogue); got != want {
-		t.Errorf("%d codes have a cause, want all %d of the catalogue", got, want)
+		t.Errorf("%d rows have a cause, want all %d of the catalogue", got, want)
 	}
-	for code, cause := range causes {
-		wrapped := fmt.Errorf("outer: %w", cause)
-		i := slices.IndexFunc(catalogue, func(r errorAnswer) bool { return r.is(wrapped) })
-		if got := catalogue[i].code; got != code {
-			t.Errorf("error %q has code %d, want %d", wrapped, got, code)
+	for outcome, cause := range causes {
+		if got := answerTo(fmt.Errorf("outer: %w", cause)).outcome; got != outcome {
+			t.Errorf("error %q has the outcome %s, want %s", cause, got, outcome)
 		}
+	}
+}
+
+// Answers that net/http gives by itself are documented, too.
+func TestOpenAPIHasTheAnswersOfNetHTTP(t *testing.T) {
+	t.Parallel()
+	const head = "DELETE /plants/1 HTTP/1.1\r\nHost: plants.example\r\n"
+	_, documented, _ := strings.Cut(published().Info.Description, "Some requests get no further")
+	for raw, want := range map[string]int{
+		"DELETE /plants/1 HTTP/1.1\r\n\r\n":                           400, // no Host
+		head + "Content-Length: x\r\n\r\n":                            400,
+		"nonsense\r\n\r\n":                                            400,
+		head + "Expect: a miracle\r\n\r\n":                            417,
+		head + "X: " + strings.Repeat("x", 2*maxHeaderBytes) + "\r\n": 431,
+		head + "Transfer-Encoding: gzip\r\n\r\n":                      501,
+		"DELETE /plants/1 HTTP/3.0\r\nHost: plants.example\r\n\r\n":   505,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			conn := run(t, testConfig()).public.dial(t)
+			go io.WriteString(conn, raw) // it is not always read to the end
+			response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			if err != nil || response.StatusCode != want || !response.Close || response.Header.Get(headerRequestID) != "" {
+				t.Errorf("%.60q: %v, %v; want %d without X-Request-Id, and Connection: close", raw, response, err, want)
+			}
+			if !strings.Contains(documented, strconv.Itoa(want)+" for") {
+				t.Errorf("openapi.yaml does not have %d among %s", want, documented)
+			}
+		})
+	}
+}
+
+// README.md has each code with its status, in order.
+func TestREADMEHasTheCatalogue(t *testing.T) {
+	t.Parallel()
+	var want, got []string
+	for _, r := range catalogue {
+		want = append(want, fmt.Sprint(r.code, " ", r.status()))
+	}
+	for _, row := range readme.Table(t, "README.md", "error") {
+		got = append(got, row[0]+" "+row[1])
+	}
+	slices.Sort(want)
+	if diff := cmp.Diff(slices.Compact(want), got); diff != "" {
+		t.Errorf("errors (-catalogue +README.md):\n%s", diff)
 	}
 }

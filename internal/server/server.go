@@ -1,7 +1,7 @@
-// Package server is the HTTP side: it turns a request into a plant.Deletion and
-// what came of it into an answer. Every error answer of the public listener is
-// written in one place, from one table (errors.go). What net/http refuses before
-// it calls this package, such as a request that is not HTTP, gets plain text.
+// Package server is the HTTP side: it makes a plant.Deletion of a request, and an answer of
+// its outcome. Every error answer of the public listener is written by one function, from
+// one table (errors.go). What net/http rejects by itself, such as a request that is not
+// HTTP, gets plain text.
 package server
 
 import (
@@ -24,136 +24,120 @@ import (
 	"plantstore/internal/plant"
 )
 
-// A plantRepository deletes plants. The errors of Delete are those of package
-// plant; anything else is answered as a fault of ours.
+// A plantRepository deletes plants. The errors of Delete are those of package plant;
+// anything else is answered as a fault of ours.
 type plantRepository interface {
 	Delete(context.Context, plant.Deletion) (plant.Result, error)
 }
 
-// An authenticator tells whom a token was issued to. Its errors are
-// auth.ErrInvalidToken and, when it could not find out, plant.ErrUnavailable,
-// plant.ErrHindered or auth.ErrKeysUnknown.
+// An authenticator returns the principal of a token. Its errors are auth.ErrInvalidToken
+// and, if it could not find out, plant.ErrUnavailable or auth.ErrKeysUnknown.
 type authenticator interface {
 	Authenticate(ctx context.Context, token string) (auth.Principal, error)
 }
 
-// A tokenStore is an authenticator that looks tokens up.
-type tokenStore interface {
-	authenticator
-	// Knows reports, without a look-up, whether a token is good by what is known of it.
-	Knows(token string) bool
-}
-
 // Config is what a Server needs. JWTs, Metrics, Tracer, Profiles, Certificate, DrainDelay,
-// ShutdownTimeout, RateLimit and TrustedProxies may be zero; the rest is required.
+// RateLimit, TrustedProxies and Build may be zero.
 type Config struct {
 	Plants plantRepository
-	Tokens tokenStore
-	// JWTs is for tokens that have the shape of one. Nil: none is taken.
+	Tokens authenticator
+	// JWTs is for tokens that have the shape of one. Nil: none is accepted.
 	JWTs authenticator
-	// Ready returns nil when requests can be served, else why not: a *NotReadyError
-	// or, where the database hinders deletions, any other.
+	// Ready returns nil when requests can be served, or else a *NotReadyError.
 	Ready func(context.Context) error
 	// Metrics are shown beside the server's own.
 	Metrics []prometheus.Collector
 	Log     *slog.Logger
-	// Tracer makes spans of requests and deletions. Nil: none are made.
+	// Tracer makes a span of each request. Nil: none is made.
 	Tracer trace.TracerProvider
-	// Profiles has /debug/pprof/ on the operators' listener.
+	// Profiles adds /debug/pprof/ to the operators' listener.
 	Profiles bool
-	// Certificate makes the public listener speak TLS 1.2 or newer, and HTTP/2 to
-	// those who do. Nil: plain HTTP/1.1.
+	// Certificate makes the public listener speak TLS 1.2 or newer, and HTTP/2. Nil: plain
+	// HTTP/1.1.
 	Certificate *Certificate
-	// RequestTimeout bounds the work on one deletion, whether its client stays
-	// for so long or not.
+	// RequestTimeout limits the work on one request. It goes on when the client hangs up.
 	RequestTimeout time.Duration
-	// DrainDelay is how long requests are still taken after the end was asked
-	// for, so that load balancers can notice.
+	// DrainDelay is how long requests are still accepted after ctx has ended, until load
+	// balancers have noticed.
 	DrainDelay time.Duration
-	// ShutdownTimeout bounds the wait for requests in flight after that.
+	// ShutdownTimeout limits the wait for requests in flight after that.
 	ShutdownTimeout time.Duration
-	// MaxConnections bounds the open client connections. Further ones take the
-	// place of idle ones, or wait.
+	// MaxConnections limits the open client connections. More wait to be accepted.
 	MaxConnections int
-	// RateLimit bounds the deletions that each principal asks for. Zero: any number.
+	// RateLimit limits the requests of each principal. Zero: no limit.
 	RateLimit Rate
 	// TrustedProxies are those whose X-Forwarded-For is believed.
 	TrustedProxies []netip.Prefix
 	Build          Build
 }
 
-// Build says what is running.
+// Build identifies the program.
 type Build struct {
 	Version, Commit string
 	Schema          int64 // newest migration
 }
 
-// A Server serves the public interface and, on a listener of its own, what
-// operators need.
+// A Server serves the public interface, and on a listener of its own what operators need.
 type Server struct {
 	Config
-	failures *failures
-	rates    *rates
+	failures *limiters[netip.Prefix]
+	rates    *limiters[string] // nil: no limit
 	metrics  *metrics
+	tracer   trace.Tracer // nil: no spans
+	inFlight atomic.Int64
 	draining atomic.Bool
-	looks    looks
+	state    atomic.Pointer[readiness]
 	public   *echo.Echo
 }
 
 // New makes a Server.
 func New(c Config) *Server {
-	s := &Server{Config: c, failures: newFailures(), rates: newRates(c.RateLimit)}
-	s.metrics = newMetrics(c)
+	s := &Server{Config: c, failures: newLimiters[netip.Prefix](failureRate)}
+	if c.RateLimit != (Rate{}) {
+		s.rates = newLimiters[string](c.RateLimit)
+	}
+	if c.Tracer != nil {
+		s.tracer = c.Tracer.Tracer("plantstore/internal/server")
+	}
 	s.public = s.routes()
-	s.metrics.begin(s.public.Routes())
+	s.metrics = newMetrics(c, &s.inFlight, s.public.Routes())
+	s.setReadiness(&readiness{reasonUnknown, errors.New("the database has not been checked yet")})
 	return s
-}
-
-// routes is the public interface, whole. Authentication is attached to the
-// route, not to a group: a group's 404 and 405 would become answers about
-// tokens.
-func (s *Server) routes() *echo.Echo {
-	e := echo.New()
-	e.HTTPErrorHandler = func(err error, c echo.Context) { s.fail(c, err) }
-	e.IPExtractor = addressOf(s.TrustedProxies)
-	e.Use(s.observe, s.recover)
-
-	// Joined here, once: Echo would join middlewares of a route anew for each request.
-	e.DELETE(plantsRoute, s.deadline(s.bearer(requireScope(auth.ScopeDelete)(s.deletePlant))))
-	e.Match(readMethods, "/openapi.yaml", serveOpenAPI)
-	e.Match(readMethods, "/docs", serveDocs)
-	e.Match(readMethods, "/docs/:asset", serveDocsAsset)
-	return e
 }
 
 const plantsRoute = "/plants/:id"
 
-var readMethods = []string{http.MethodGet, http.MethodHead}
-
-// Public returns the handler of the public listener.
-func (s *Server) Public() http.Handler {
-	if s.Tracer == nil {
-		return s.public
-	}
-	return s.traced(s.public)
+// routes is the public interface. Authentication belongs to the route, not to a group: a
+// group's 404 and 405 would become answers about tokens.
+func (s *Server) routes() *echo.Echo {
+	e := echo.New()
+	e.Use(s.observe)
+	// Joined once: Echo would join the middlewares of a route for each request.
+	e.DELETE(plantsRoute, s.deadline(s.bearer(auth.ScopeDelete, s.deletePlant)))
+	read := []string{http.MethodGet, http.MethodHead}
+	e.Match(read, "/openapi.yaml", openAPIPage.serve)
+	e.Match(read, "/docs", serveDocs)
+	e.Match(read, "/docs/:asset", serveDocsAsset)
+	return e
 }
 
-// AdminConnections bounds the open connections of operators.
-const AdminConnections = 64
+// Public returns the handler of the public listener.
+func (s *Server) Public() http.Handler { return s.public }
 
-// maxHeaderBytes bounds a request's line and headers.
-const maxHeaderBytes = 16 << 10
+const (
+	// AdminConnections limits the open connections of operators.
+	AdminConnections = 64
+	// maxHeaderBytes limits a request's line and headers.
+	maxHeaderBytes = 16 << 10
+	// maxStreams limits the requests at a time on a connection of HTTP/2. RFC 9113, 6.5.2,
+	// recommends no less.
+	maxStreams = 100
+)
 
-// maxStreams bounds the requests that are under way on a connection of HTTP/2, each of which
-// may hold headers and an answer that the client does not read. RFC 9113, 6.5.2, recommends
-// no less: clients assume as many until they are told.
-const maxStreams = 100
-
-// Serve answers on both listeners until ctx ends. Then it reports itself not
-// ready, goes on for the drain delay, takes no more requests, and waits up to the
-// shutdown timeout for those in flight. It returns nil if all of them were
-// answered. A listener that fails ends it, too, without the drain delay and with
-// an error. Both listeners are closed when it returns.
+// Serve answers on both listeners until ctx ends. Then it is not ready, goes on for the
+// drain delay, accepts no more requests, and waits up to the shutdown timeout for those in
+// flight. It returns nil if all of them were answered. A listener that fails ends it with
+// an error, without the drain delay. Both listeners are closed when it returns.
 func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 	publicServer := &http.Server{
 		Handler:                      s.Public(),
@@ -164,14 +148,15 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 		MaxHeaderBytes:               maxHeaderBytes,
 		DisableGeneralOptionsHandler: true, // "OPTIONS *" is answered like any other path
 		HTTP2:                        &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
-		ErrorLog:                     newHTTPLog(s.Log),
+		// Anybody can cause lines of net/http itself, as often as they like.
+		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 	}
 	if s.Certificate != nil {
 		publicServer.TLSConfig = s.Certificate.config(s.Log)
 	}
 	adminServer := &http.Server{
 		Handler:        s.Admin(),
-		ReadTimeout:    5 * time.Second, // the headers included
+		ReadTimeout:    5 * time.Second, // of headers and idle connections, too
 		WriteTimeout:   15 * time.Second,
 		MaxHeaderBytes: maxHeaderBytes,
 		ErrorLog:       publicServer.ErrorLog,
@@ -194,10 +179,8 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 			return err
 		})
 	}
-	clients := limited(publicServer, public, s.MaxConnections)
-	clients.madeRoom = s.metrics.sheds.WithLabelValues(shedConnections).Inc
-	serve(publicServer, clients)
-	serve(adminServer, limited(adminServer, admin, AdminConnections))
+	serve(publicServer, limitListener(public, s.MaxConnections))
+	serve(adminServer, limitListener(admin, AdminConnections))
 	group.Go(func() error {
 		s.watch(failed)
 		return nil
@@ -206,21 +189,17 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 	<-failed.Done()
 	s.draining.Store(true)
 	if ctx.Err() != nil {
-		// Where nobody takes the line, the drain goes on.
-		group.Go(func() error {
-			s.Log.Info("draining", "delay", s.DrainDelay.String())
-			return nil
-		})
+		s.Log.Info("draining", "delay", s.DrainDelay.String())
 		time.Sleep(s.DrainDelay)
 	}
-	// The operators' listener stays to the last: unready, but there.
+	// The operators' listener stays to the last: not ready, but there.
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.ShutdownTimeout)
 	defer cancel()
 	var err error
 	if publicServer.Shutdown(end) != nil {
-		// It looks every half second only, and takes connections without a request for busy.
-		if clients.busy() > 0 {
-			err = fmt.Errorf("requests were still in flight after %s", s.ShutdownTimeout)
+		// Shutdown waits for new connections without a request, too.
+		if n := s.inFlight.Load(); n > 0 {
+			err = fmt.Errorf("requests were still in flight after %s: %d", s.ShutdownTimeout, n)
 		}
 		publicServer.Close()
 	}

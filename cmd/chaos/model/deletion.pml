@@ -1,18 +1,19 @@
 /*
- * The protocol of a deletion: one plant, one client's key, two services that work on
- * requests with that key, and a database with a synchronous standby. Spin visits
- * every state that these can reach and looks for one in which an answer is a lie:
- * the assertions, each with a name. README.md tells what they mean, how to run it,
- * and what each switch (#ifdef) leaves out.
+ * The protocol of a deletion: one plant, one key, two services that work on requests with
+ * that key, and a database with a synchronous standby. Spin visits every state that these
+ * can reach, and looks for one in which an answer is a lie. The assertions have names. Each
+ * switch leaves out one rule, and Spin has to find a lie then:
  *
- * Attempts are not counted. One whose answer was lost is open, and an open attempt
- * may run at any time, again and again, or never: so it stands for all that there may
- * be, and for whatever may hold them back.
+ *	FORGET_REFUSAL     a no is told without being recorded
+ *	FORGET_LOST        likewise, without a key of the client's, after a lost attempt
+ *	FORGET_LEDGER      a key with an entry is answered by a no
+ *	NO_CONSTRAINT      an attempt ignores the entry of the key
+ *	BELIEVE_CUT_SHORT  an answer does not wait for the standby
+ *	TELL_UNSETTLED     what was read is told before the standby has it
+ *
+ * Attempts are not counted. An attempt whose answer was lost is open: it may run at any
+ * time, any number of times, or never. So is a refusal whose answer was lost.
  */
-
-#ifndef TURNS
-#define TURNS 3 /* so often a key can be refused here; 3 at most */
-#endif
 
 #define FREE    0
 #define DELETED 1
@@ -21,100 +22,60 @@
 typedef Database {
 	bool plant;     /* is there */
 	bool reference; /* to the plant, which can't be deleted then */
-	byte ledger[3]  /* what it has of the key, by turn */
+	byte entry      /* of the key, in the ledger */
 };
 
 Database primary;
 Database standby; /* as far as the log has come */
 
-/* Open attempts: in each of these sets a bit for each turn. Which set they are in
- * depends on what was answered since. */
-#define BIT(t) (1 << (t))
-byte mine[2];  /* those of the request that service 0 or 1 is working on */
-byte doubtful; /* those of requests that ended without a no */
-byte closed;   /* those that the client takes for dead, since it was told no */
-
-bool lateRefusal; /* a refusal whose answer was lost: it may be written at any time */
-
-bool working[2];   /* the service has a request */
-bool abandoned[2]; /* whose client has gone: it will ask somebody else */
-bool over[2];      /* and was told no there, so nothing must come of this request */
-byte known[2];     /* the next turn when the request came */
-bool connected[2]; /* the service is still connected to the database that it read from */
-
-bool told204; /* a client was told that the plant is deleted */
-
-#define isDeleted(db) (db.ledger[0] == DELETED || db.ledger[1] == DELETED || db.ledger[2] == DELETED)
-/* The first turn behind all that have an entry. Without a deletion, all of these are refused. */
-#define next(db) (db.ledger[2] != FREE -> 3 : (db.ledger[1] != FREE -> 2 : (db.ledger[0] != FREE -> 1 : 0)))
-#define least(a, b) ((a) < (b) -> (a) : (b))
+bool sent;          /* the client chose the key, and may send it again. Otherwise one request has it. */
+bool openAttempt;   /* of any request */
+bool openRefusal;
+bool lost[2];       /* an attempt of the request that service 0 or 1 works on is open */
+byte told;          /* the first definite answer: DELETED or REFUSED */
 
 inline copy(from, to) {
 	to.plant = from.plant;
 	to.reference = from.reference;
-	to.ledger[0] = from.ledger[0];
-	to.ledger[1] = from.ledger[1];
-	to.ledger[2] = from.ledger[2]
+	to.entry = from.entry
 }
 
-/* A commit that is acknowledged is on the standby, with all that came before it. What
- * is open for a turn that is taken there can't do anything any more: to leave it out
- * saves states. */
-#define VACANT ((standby.ledger[0] == FREE) * BIT(0) + (standby.ledger[1] == FREE) * BIT(1) + (standby.ledger[2] == FREE) * BIT(2))
+/* A commit that is acknowledged is on the standby, with all that came before it. */
+inline acknowledge() { copy(primary, standby) }
 
-inline acknowledge() {
-	copy(primary, standby);
-	mine[0] = mine[0] & VACANT;
-	mine[1] = mine[1] & VACANT;
-	doubtful = doubtful & VACANT;
-	closed = closed & VACANT;
-	lateRefusal = lateRefusal && !isDeleted(standby)
-}
-
-/* An attempt of turn t removes the plant and writes its entry in one transaction. It
- * is rolled back if there is an entry already. */
-#define succeeds(t) (primary.plant && !primary.reference && primary.ledger[t] == FREE)
-
-inline delete(t) {
-	assert(!told204);            /* LATE: a retry deletes a plant that came back */
-	assert(!isDeleted(primary)); /* TWICE: a key deletes twice */
-	primary.plant = false;
-	primary.ledger[t] = DELETED;
-	printf("the plant is deleted, turn %d\n", t)
-}
-
-/* What a service learns of that. */
-#ifndef FORGET_LEDGER
-#define finds(db) isDeleted(db)
+inline commit() {
+#ifndef BELIEVE_CUT_SHORT
+	acknowledge()
 #else
-#define finds(db) false
+	skip /* the wait for the standby was cut short */
+#endif
+}
+
+/* An attempt removes the plant and writes its entry in one transaction. The unique
+ * constraint rolls it back if there is an entry. */
+#ifndef NO_CONSTRAINT
+#define succeeds (primary.plant && !primary.reference && primary.entry == FREE)
+#else
+#define succeeds (primary.plant && !primary.reference)
 #endif
 
-#define refusable (!finds(primary) && next(primary) < TURNS)
-
-inline refuse() {
-	printf("a refusal is written, turn %d\n", next(primary));
-	if
-	:: next(primary) == 0 -> primary.ledger[0] = REFUSED
-	:: next(primary) == 1 -> primary.ledger[1] = REFUSED
-	:: next(primary) == 2 -> primary.ledger[2] = REFUSED
-	fi
+inline delete() {
+	printf("the plant is deleted\n");
+	assert(told != DELETED);          /* LATE: a retry deletes a plant that came back */
+	assert(told != REFUSED);          /* CLOSED: an attempt deletes after a no was told */
+	assert(primary.entry != DELETED); /* TWICE: one key deletes twice */
+	primary.plant = false;
+	primary.entry = DELETED
 }
 
-/* The request ends. What is open of it stays open. */
+inline refuse() {
+	printf("a refusal is recorded\n");
+	primary.entry = REFUSED
+}
+
 inline end() {
-	if
-	:: over[r] -> closed = closed | mine[r]
-	:: else -> doubtful = doubtful | mine[r]
-	fi;
-	mine[r] = 0;
-	working[r] = false;
-	abandoned[r] = false;
-	over[r] = false;
-	known[r] = 0;
-	connected[r] = false;
-	turn = 0;
-	taken = false
+	lost[r] = false;
+	goto idle
 }
 
 /* 503, 504, or the service is killed. */
@@ -123,147 +84,87 @@ inline giveUp() {
 	end()
 }
 
-inline answer204() {
-	assert(isDeleted(standby)); /* FALSE204: not deleted by this key, or not for good */
-	told204 = told204 || !abandoned[r];
-	printf("%d: 204\n", r);
-	end()
-}
-
-/* Who is told no takes it that nothing comes any more of this request, nor of those
- * that it replaces: those that ended in doubt, and one that the client gave up. */
-inline answerNo() {
+inline tell(answer) {
 	if
-	:: abandoned[r] -> skip
-	:: else ->
-		printf("%d: 404 or 409\n", r);
-		assert(!isDeleted(primary)); /* FALSE404: the key has deleted the plant */
-		closed = closed | doubtful | mine[r];
-		doubtful = 0;
-		mine[r] = 0;
-		over[1 - r] = abandoned[1 - r]
+	:: answer == DELETED -> printf("%d: 204\n", r)
+	:: answer == REFUSED -> printf("%d: 404 or 409\n", r)
 	fi;
+	assert(told == FREE || told == answer);                /* SAME: the key gets another answer */
+	assert(answer != REFUSED || primary.entry != DELETED); /* FALSENO: the key has deleted the plant */
+	assert(answer != DELETED || standby.entry == DELETED); /* FALSE204: not deleted by this key, or not for good */
+	told = answer;
 	end()
 }
 
 proctype Service(byte r) {
-	byte turn;  /* of the next attempt */
-	bool taken; /* the attempt met an entry of its turn */
-
 idle:
 	atomic {
-		printf("%d: a request comes\n", r);
-		working[r] = true;
-		known[r] = next(primary);
-		goto attempt
+		(sent || r == 0 && told == FREE && !openAttempt) -> /* the only request of a key that was not sent */
+		printf("%d: a request comes\n", r)
 	}
 
 attempt:
 	atomic {
 		if
-		:: succeeds(turn) -> /* and the answer arrives */
-			assert(!over[r]); /* CLOSED */
-			delete(turn);
-			acknowledge();
-			answer204();
-			goto idle
-		:: !succeeds(turn) ->
-			taken = primary.plant && !primary.reference;
-			turn = 0;
-			goto look
+		:: succeeds -> /* and the answer arrives */
+			delete();
+			commit();
+			tell(DELETED)
+		:: primary.entry != FREE -> goto outcome
+		:: primary.entry == FREE && !succeeds -> goto refusal
 		:: true ->
-			printf("%d: the answer to an attempt is lost, turn %d\n", r, turn);
-			mine[r] = mine[r] | BIT(turn);
-			turn = 0;
-			goto ask
-		:: true -> giveUp(); goto idle
+			printf("%d: the answer to an attempt is lost\n", r);
+			openAttempt = true;
+			lost[r] = true;
+			goto outcome
+		:: true -> giveUp()
 		fi
 	}
 
-	/* The attempt did nothing: the ledger may know why. */
-look:
+	/* There is a reason for a no. It may be over when the no is recorded. */
+refusal:
 	atomic {
 		if
-		:: taken -> taken = false; goto ask
-		:: !taken && finds(primary) -> connected[r] = true; goto settle
-		:: !taken && !finds(primary) -> goto no
-		:: true -> giveUp(); goto idle
-		fi
-	}
-
-	/* The attempt may have deleted the plant, or may do so yet. */
-ask:
-	atomic {
-		if
-		:: finds(primary) -> connected[r] = true; goto settle
-		:: !finds(primary) ->
-			connected[r] = true;
-			turn = next(primary);
-			/* A request does not pass a refusal that was not there when it came: its
-			 * client may be the one who was told. */
-			if
-#ifndef PASS_ANY_REFUSAL
-			:: turn > known[r] -> giveUp(); goto idle
+#ifdef FORGET_REFUSAL
+		:: true -> tell(REFUSED)
 #endif
-			:: turn == TURNS -> giveUp(); goto idle
-			:: else -> goto next
-			fi
-		:: true -> giveUp(); goto idle
-		fi
-	}
-
-	/* Another attempt, in the first turn that was not refused. What was read has to
-	 * outlast a failover, like all that is told: a refusal that is lost would leave its
-	 * turn to somebody else. */
-next:
-	atomic {
-		if
-#ifndef PASS_UNSETTLED
-		:: turn == 0 -> connected[r] = false; goto attempt
-		:: turn > 0 && connected[r] -> acknowledge(); connected[r] = false; goto attempt
-		:: turn > 0 && !connected[r] -> goto ask
-#else
-		:: connected[r] = false; goto attempt
+#ifdef FORGET_LOST
+		:: !sent -> tell(REFUSED)
 #endif
-		:: true -> giveUp(); goto idle
-		fi
-	}
-
-	/* What was read is told when it is on the standby: so a commit of our own has to
-	 * be acknowledged, on the same connection. */
-settle:
-	atomic {
-		if
-#ifndef TELL_UNSETTLED
-		:: connected[r] -> acknowledge(); answer204(); goto idle
-		:: !connected[r] -> goto ask
-#else
-		:: true -> answer204(); goto idle
-#endif
-		:: true -> giveUp(); goto idle
-		fi
-	}
-
-	/* The reason is found. The refusal is written before it is told. */
-no:
-	atomic {
-		if
-#ifndef FORGET_REFUSAL
-		:: finds(primary) -> connected[r] = true; goto settle
-		:: refusable -> refuse(); acknowledge(); answerNo(); goto idle
-		:: refusable ->
+		:: !sent && !lost[r] -> tell(REFUSED) /* no other attempt has the key */
+		:: primary.entry == FREE && (sent || lost[r]) ->
+			refuse();
+			commit();
+			tell(REFUSED)
+		:: primary.entry != FREE -> goto outcome
+		:: sent || lost[r] ->
 			printf("%d: the answer to a refusal is lost\n", r);
-			lateRefusal = true;
-			goto ask
-#else
-		:: true -> answerNo(); goto idle
+			openRefusal = true;
+			goto outcome
+		:: true -> giveUp()
+		fi
+	}
+
+	/* What the ledger has is the answer. What was read may not be on the standby yet, so the
+	 * same transaction writes something, and its commit waits. */
+outcome:
+	atomic {
+		if
+#ifndef FORGET_LEDGER
+		:: primary.entry != FREE ->
+#ifndef TELL_UNSETTLED
+			acknowledge();
 #endif
-		:: true -> giveUp(); goto idle
+			tell(primary.entry)
+#else
+		:: primary.entry != FREE -> tell(REFUSED)
+#endif
+		:: primary.entry == FREE && primary.plant -> goto attempt
+		:: primary.entry == FREE && !primary.plant -> goto refusal
+		:: true -> giveUp()
 		fi
 	}
 }
-
-inline late(t) { printf("what was held back arrives: an attempt, turn %d\n", t) }
 
 /* Everything that the services can't see. */
 proctype World() {
@@ -275,55 +176,27 @@ proctype World() {
 	:: atomic { primary.reference -> primary.reference = false; printf("the reference is removed\n") }
 
 	/* What was held back. */
-	:: atomic { succeeds(0) && (closed & BIT(0)) -> late(0); assert(false) } /* CLOSED */
-	:: atomic { succeeds(1) && (closed & BIT(1)) -> late(1); assert(false) } /* CLOSED */
-	:: atomic { succeeds(2) && (closed & BIT(2)) -> late(2); assert(false) } /* CLOSED */
-	:: atomic { succeeds(0) && ((doubtful | mine[0] | mine[1]) & BIT(0)) -> late(0); delete(0) }
-	:: atomic { succeeds(1) && ((doubtful | mine[0] | mine[1]) & BIT(1)) -> late(1); delete(1) }
-	:: atomic { succeeds(2) && ((doubtful | mine[0] | mine[1]) & BIT(2)) -> late(2); delete(2) }
-	:: atomic { lateRefusal && refusable -> printf("what was held back arrives:\n"); refuse() }
-
-	/* The clients. */
-	:: atomic { working[0] && !abandoned[0] -> abandoned[0] = true; printf("0: its client gives up\n") }
-	:: atomic { working[1] && !abandoned[1] -> abandoned[1] = true; printf("1: its client gives up\n") }
+	:: atomic { openAttempt && succeeds -> printf("an attempt comes late\n"); delete() }
+	:: atomic { openRefusal && primary.entry == FREE -> printf("a refusal comes late\n"); refuse() }
 
 	/* The standby, and a failover to it. */
 	:: atomic { acknowledge(); printf("the standby catches up\n") }
 	:: atomic {
 		printf("failover\n");
-		assert(!told204 || isDeleted(standby)); /* FALSE204 */
-		copy(standby, primary);
-		connected[0] = false;
-		connected[1] = false;
-		known[0] = least(known[0], next(primary));
-		known[1] = least(known[1], next(primary))
+		assert(told == FREE || told != primary.entry || told == standby.entry); /* LOST: a failover takes back what was told */
+		copy(standby, primary)
 	   }
-
-	/* The ledger's horizon: so long after, nobody retries, and nothing is open. */
-	:: atomic {
-		!working[0] && !working[1] ->
-		printf("the key is purged\n");
-		primary.ledger[0] = FREE;
-		primary.ledger[1] = FREE;
-		primary.ledger[2] = FREE;
-		acknowledge();
-		doubtful = 0;
-		closed = 0;
-		lateRefusal = false;
-		told204 = false
-	   }
-#ifdef PURGE_PIECEMEAL
-	/* A refusal is older than the deletion that followed it. */
-	:: atomic {
-		!working[0] && !working[1] && doubtful == 0 && closed == 0 && !lateRefusal && primary.ledger[0] == REFUSED ->
-		printf("a refusal is purged\n");
-		primary.ledger[0] = FREE;
-		acknowledge()
-	   }
-#endif
 	od
 }
 
 init {
-	atomic { run Service(0); run Service(1); run World() }
+	atomic {
+		if
+		:: sent = true
+		:: sent = false
+		fi;
+		run Service(0);
+		run Service(1);
+		run World()
+	}
 }

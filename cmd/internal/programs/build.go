@@ -1,6 +1,5 @@
-// Package programs builds this module's programs for the tools that try them,
-// cmd/chaos, cmd/drill and cmd/bench: as they are, sabotaged, or with more files. It also finds addresses for
-// them. localpg.StartProcess runs them.
+// Package programs builds and reaches the programs that cmd/chaos, cmd/drill and cmd/bench
+// run: as they are, sabotaged, or with more files. localpg.StartProcess starts them.
 package programs
 
 import (
@@ -8,6 +7,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -18,19 +21,15 @@ const module = "plantstore"
 
 // A Spec says what to build.
 type Spec struct {
-	Package  string // in this module, as in "cmd/plantstore"
-	Race     bool   // with the race detector
-	Sabotage string // one of Sabotages; empty: none
-	// Added are files that this module does not have, by their paths in it: their texts.
-	// A program with such files needs a Name of its own.
-	Added map[string]string
-	Name  string // of the program; empty: that of the package and the sabotage
+	Package  string            // in this module, as in "cmd/plantstore"
+	Race     bool              // with the race detector
+	Sabotage string            // one of Sabotages; empty: none
+	Added    map[string]string // files that the module does not have, by their paths in it: their texts
+	Name     string            // of the program; empty: that of the package and the sabotage
 }
 
-// Build builds a program into a folder and returns its path there. Programs of
-// one package with different sabotages may share a folder.
-//
-// A sabotage that no longer fits the source is an error.
+// Build builds a program into a folder and returns its path. Programs with different names
+// may share a folder. A sabotage that no longer fits the source is an error.
 func Build(ctx context.Context, folder string, s Spec) (path string, err error) {
 	edits, err := editsOf(s.Sabotage)
 	if err != nil {
@@ -70,4 +69,36 @@ func goCommand(ctx context.Context, args ...string) (string, error) {
 		return "", fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	return strings.TrimSpace(stdout.String()), nil
+}
+
+// FreeAddress finds a port of 127.0.0.1 that nobody listens on. It is below the ports that
+// systems give to outgoing connections, so none of these takes it while the program is down.
+func FreeAddress() (string, error) {
+	var err error
+	for range 100 {
+		at := fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000))
+		var l net.Listener
+		if l, err = net.Listen("tcp", at); err == nil {
+			return at, l.Close()
+		}
+	}
+	return "", fmt.Errorf("no free port: %w", err)
+}
+
+// Answers returns nil when a program answers 200 at a URL, else its answer as an error.
+func Answers(ctx context.Context, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	reason, err := io.ReadAll(io.LimitReader(response.Body, 4096))
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("status %d: %s", response.StatusCode, bytes.TrimSpace(reason))
+	}
+	return err
 }

@@ -11,27 +11,15 @@ import (
 	"strings"
 )
 
-// A sabotaged program lacks something that it has for a good reason. Nothing in
-// the product knows of it: a build replaces pieces of the source.
+// Sabotages of the service. The checker of cmd/chaos has to catch each of them. Nothing in
+// the service's source knows of them: a build replaces pieces of it.
 const (
-	// The checker of cmd/chaos has to catch each of these.
-
-	// ForgetLedger is a service that forgets that an earlier attempt of its own
-	// may have been committed.
-	ForgetLedger = "forget-ledger"
-	// ForgetRefusal is a service that says no without recording it, although an
-	// attempt may be open.
-	ForgetRefusal = "forget-refusal"
-	// ForgetProof is a service that does not look whether a deletion was recorded.
-	ForgetProof = "forget-proof"
-	// BelieveWarnings is a service that takes a commit for durable that the standby
-	// need not have.
-	BelieveWarnings = "believe-warnings"
-
-	// OneByOne is a service without group commit: each deletion has a round trip
-	// and a commit of its own. cmd/bench shows what a group costs a client that
-	// is alone.
-	OneByOne = "one-by-one"
+	ForgetLedger    = "forget-ledger"    // ignores that the ledger has a deletion with the request's key
+	ForgetRefusal   = "forget-refusal"   // returns a no without recording it
+	ForgetLost      = "forget-lost"      // answers 503 although an attempt may be committed
+	ForgetTrigger   = "forget-trigger"   // deletes plants while the ledger's trigger is disabled
+	BelieveLost     = "believe-lost"     // takes a commit that was not answered for a success
+	BelieveWarnings = "believe-warnings" // takes a commit for durable whose wait for the standby was cut short
 )
 
 // An edit replaces a piece of a source file, which has to be there exactly once.
@@ -40,16 +28,15 @@ type edit struct {
 	old, new string
 }
 
-// sabotages returns the edits of each sabotage. When the source changes, this is
-// the place to follow it.
 func sabotages() map[string][]edit {
-	forgetRefusal := edit{"internal/postgres/delete.go", "if !unsure && !d.KeySent {", "if true {"}
+	const plants, batch, errors, db = "internal/postgres/plants.go", "internal/postgres/batch.go", "internal/postgres/errors.go", "internal/postgres/db.go"
 	return map[string][]edit{
-		ForgetLedger:    {forgetRefusal, {"internal/postgres/statements.go", "coalesce(l.own, false)", "false"}},
-		ForgetRefusal:   {forgetRefusal},
-		ForgetProof:     {{"internal/postgres/statements.go", "SELECT public.plantstore_prove(", "SELECT pg_catalog.concat("}},
-		BelieveWarnings: {{"internal/postgres/statements.go", "err == nil && marks[warned] != nil", "false"}},
-		OneByOne:        {{"internal/postgres/delete.go", "what: known.what,", "what: max(known.what, retried),"}},
+		ForgetLedger:    {{plants, "case o.code == codeDeleted:", "case false:"}},
+		ForgetRefusal:   {{plants, "if !e.isOpen() {", "if true {"}, {plants, "case !e.isOpen() || m == overBudget:", "case true:"}},
+		ForgetLost:      {{plants, "if e.lost {", "if false {"}},
+		ForgetTrigger:   {{batch, "AND tgenabled IN ('O', 'A')", ""}},
+		BelieveLost:     {{errors, "return lost", "return deleted"}},
+		BelieveWarnings: {{db, `n.Routine == "SyncRepWaitForLSN"`, "false"}},
 	}
 }
 
@@ -65,24 +52,23 @@ func editsOf(sabotage string) ([]edit, error) {
 	return edits, nil
 }
 
-// writeOverlay makes edited copies of files of the module at root in a new folder, and
-// those to be added, and returns the path of the file that go build -overlay takes.
+// writeOverlay writes edited copies of the module's files, and the added ones, to a new
+// folder. It returns the path of the file that go build -overlay reads.
 func writeOverlay(root, folder string, edits []edit, added map[string]string) (path string, err error) {
 	texts := make(map[string]string) // by path of the original
 	for _, e := range edits {
 		original := filepath.Join(root, e.file)
-		text, read := texts[original]
-		if !read {
+		if texts[original] == "" {
 			b, err := os.ReadFile(original)
 			if err != nil {
 				return "", err
 			}
-			text = string(b)
+			texts[original] = string(b)
 		}
-		if n := strings.Count(text, e.old); n != 1 {
+		if n := strings.Count(texts[original], e.old); n != 1 {
 			return "", fmt.Errorf("%s has the text %q %d times, want once: adapt cmd/internal/programs/sabotage.go", e.file, e.old, n)
 		}
-		texts[original] = strings.Replace(text, e.old, e.new, 1)
+		texts[original] = strings.Replace(texts[original], e.old, e.new, 1)
 	}
 	for file, text := range added {
 		path := filepath.Join(root, file)
@@ -94,8 +80,7 @@ func writeOverlay(root, folder string, edits []edit, added map[string]string) (p
 	if err := os.Mkdir(folder, 0o700); err != nil {
 		return "", err
 	}
-	var overlay struct{ Replace map[string]string }
-	overlay.Replace = make(map[string]string)
+	overlay := struct{ Replace map[string]string }{make(map[string]string)}
 	for i, original := range slices.Sorted(maps.Keys(texts)) {
 		edited := filepath.Join(folder, strconv.Itoa(i)+filepath.Ext(original))
 		if err := os.WriteFile(edited, []byte(texts[original]), 0o600); err != nil {

@@ -18,10 +18,12 @@ var (
 )
 
 // by is the ledger's row of plant 1's nth request, which had a key.
-func by(n int) Entry { return Entry{principal, "key-1", RequestID(1, n)} }
+func by(n int) Entry { return Entry{By: principal, Key: "key-1", Request: RequestID(1, n)} }
 
 // without is the ledger's row of plant 1's nth request, which had none.
-func without(n int) Entry { return Entry{principal, "made-by-the-server", RequestID(1, n)} }
+func without(n int) Entry {
+	return Entry{By: principal, Key: "made-by-the-server", Request: RequestID(1, n)}
+}
 
 // TestCheck goes through histories of plant 1 in a store that had plants 1 and 2.
 func TestCheck(t *testing.T) {
@@ -48,17 +50,17 @@ func TestCheck(t *testing.T) {
 		{name: "204, recorded, and the plant is there", answers: []Answer{yes}, here: true, ledger: []Entry{by(1)}, want: "ad"},
 		{name: "204, recorded twice", answers: []Answer{lost, replay}, ledger: []Entry{by(1), by(2)}, want: "ad"},
 		{name: "204, recorded under another key", answers: []Answer{yes}, ledger: []Entry{without(1)}, want: "a"},
-		{name: "204, recorded under another name", answers: []Answer{yes}, ledger: []Entry{{"dba", "key-1", RequestID(1, 1)}}, want: "a"},
+		{name: "204, recorded under another name", answers: []Answer{yes}, ledger: []Entry{{By: "dba", Key: "key-1", Request: RequestID(1, 1)}}, want: "a"},
 		{name: "204 of an earlier request's deletion", answers: []Answer{lost, yes}, ledger: []Entry{by(1)}, want: "a"},
 		{name: "replay of its own deletion", answers: []Answer{lost, replay}, ledger: []Entry{by(2)}, want: "a"},
 
-		{name: "deleted and told 404", answers: []Answer{earlier}, ledger: []Entry{by(1)}, want: "b"},
-		{name: "deleted and told 404 by the retry", answers: []Answer{lost, earlier}, ledger: []Entry{by(1)}, want: "b"},
-		{name: "deleted and told 503", answers: []Answer{unavailable, replay}, ledger: []Entry{by(1)}, want: "b"},
-		{name: "told 404, and the plant is there", answers: []Answer{never}, here: true, want: "b"},
-		{name: "without a key, deleted and told 404", keyless: keyless, answers: []Answer{lost, earlier}, ledger: []Entry{without(2)}, want: "b"},
-		{name: "without a key, told 404 at once", keyless: keyless, answers: []Answer{unavailable, earlier}, ledger: []Entry{{"dba", "", ""}}, want: "b"},
-		{name: "without a key, told that there never was", keyless: keyless, answers: []Answer{lost, never}, ledger: []Entry{without(1)}, want: "b"},
+		{name: "deleted and answered 404", answers: []Answer{earlier}, ledger: []Entry{by(1)}, want: "b"},
+		{name: "deleted and answered 404 by the retry", answers: []Answer{lost, earlier}, ledger: []Entry{by(1)}, want: "b"},
+		{name: "deleted and answered 503", answers: []Answer{unavailable, replay}, ledger: []Entry{by(1)}, want: "b"},
+		{name: "answered 404, and the plant is there", answers: []Answer{never}, here: true, want: "b"},
+		{name: "without a key, deleted and answered 404", keyless: keyless, answers: []Answer{lost, earlier}, ledger: []Entry{without(2)}, want: "b"},
+		{name: "without a key, answered 404 at once", keyless: keyless, answers: []Answer{unavailable, earlier}, ledger: []Entry{{By: "dba"}}, want: "b"},
+		{name: "without a key, answered that there never was", keyless: keyless, answers: []Answer{lost, never}, ledger: []Entry{without(1)}, want: "b"},
 
 		{name: "gone without a record", answers: []Answer{inDoubt, lost}, want: "ed"},
 		{name: "recorded, and there", answers: []Answer{lost, unavailable}, here: true, ledger: []Entry{by(1)}, want: "ed"},
@@ -75,8 +77,8 @@ func TestCheck(t *testing.T) {
 
 		{name: "a late retry deleted it", answers: []Answer{yes}, late: []Answer{yes}, ledger: []Entry{by(1), by(2)}, want: "ggad"},
 		{name: "a late retry deleted it, and called it a replay", answers: []Answer{yes}, late: []Answer{replay}, ledger: []Entry{by(1)}, want: "g"},
-		{name: "a late retry was told 404", answers: []Answer{yes}, late: []Answer{earlier}, here: true, ledger: []Entry{by(1)}, want: "g"},
-		{name: "a late retry was told 500", answers: []Answer{yes}, late: []Answer{{Status: 500, Code: 50000}}, here: true, ledger: []Entry{by(1)}, want: "g"},
+		{name: "a late retry was answered 404", answers: []Answer{yes}, late: []Answer{earlier}, here: true, ledger: []Entry{by(1)}, want: "g"},
+		{name: "a late retry was answered 500", answers: []Answer{yes}, late: []Answer{{Status: 500, Code: 50000}}, here: true, ledger: []Entry{by(1)}, want: "g"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

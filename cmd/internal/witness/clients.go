@@ -12,12 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"golang.org/x/time/rate"
-
-	"plantstore/internal/auth"
-	"plantstore/internal/plant"
-	"plantstore/internal/postgres"
 )
 
 // A Crowd is what the clients have in common.
@@ -27,9 +22,9 @@ type Crowd struct {
 	Patient time.Duration // how long a client waits for an answer
 	Began   time.Time
 	Pace    *rate.Limiter // of all clients together
-	Next    atomic.Int64  // the plant before the one to be asked for next
-	Last    int64         // there are no more plants
-	Late    bool          // whether there are late retries
+	Next    atomic.Int64  // the plant before the next one
+	Last    int64         // the last plant
+	Late    bool          // send late retries
 	Owner   func() string // URL of the primary, as the tables' owner
 }
 
@@ -41,12 +36,11 @@ type Client struct {
 	History []Deletion
 }
 
-// lateEvery is how many deletions of a client with a key there are for one that is
-// followed by a late retry: the plant is put back into the store, and the request
-// that deleted it is sent once more.
+// lateEvery is how many deletions with a key there are for one late retry: the plant is put
+// back, and the request that deleted it is sent once more.
 const lateEvery = 40
 
-// Client returns one of the crowd.
+// Client returns a new client of the crowd.
 func (c *Crowd) Client(keyed bool) *Client {
 	return &Client{
 		Crowd: c, Keyed: keyed,
@@ -54,14 +48,26 @@ func (c *Crowd) Client(keyed bool) *Client {
 	}
 }
 
-// Run deletes plants until ctx ends, and is done when the last of them is
-// settled. The end of asking ends it at once.
+// Take returns the next plant, at the crowd's pace, or zero when ctx has ended.
+func (c *Crowd) Take(ctx context.Context) (int64, error) {
+	if c.Pace.Wait(ctx) != nil {
+		return 0, nil
+	}
+	plant := c.Next.Add(1)
+	if plant > c.Last {
+		return 0, errors.New("the clients ran out of plants")
+	}
+	return plant, nil
+}
+
+// Run deletes plants until ctx ends, and settles the last one. It returns at once when asking
+// ends.
 func (c *Client) Run(ctx, asking context.Context) error {
 	defer c.HTTP.CloseIdleConnections()
-	for c.Pace.Wait(ctx) == nil {
-		plant := c.Next.Add(1)
-		if plant > c.Last {
-			return errors.New("the clients ran out of plants")
+	for {
+		plant, err := c.Take(ctx)
+		if plant == 0 {
+			return err
 		}
 		d := Deletion{Plant: plant}
 		if c.Keyed {
@@ -78,29 +84,20 @@ func (c *Client) Run(ctx, asking context.Context) error {
 		}
 		c.History = append(c.History, d)
 	}
-	return nil
 }
 
-// settle sends the same request until the answer is definite, and returns all
-// answers. sent is how many requests there were before.
-func (c *Client) settle(asking context.Context, d *Deletion, sent int) []Answer {
-	var answers []Answer
+// settle sends the same request until the answer is final, and returns all answers. sent is
+// how many requests there were before.
+func (c *Client) settle(asking context.Context, d *Deletion, sent int) (answers []Answer) {
 	for {
 		a := c.Ask(asking, d, sent+len(answers)+1)
 		answers = append(answers, a)
-		if a.Settled() {
-			return answers
-		}
-		// The service asks for a second. These clients are less polite, to be
-		// there when it hurts.
-		pause := 100 * time.Millisecond
+		pause := 100 * time.Millisecond // not the second of Retry-After: it has to be there when it hurts
 		if a.Status == 0 {
 			pause = 20 * time.Millisecond
 		}
-		select {
-		case <-asking.Done():
+		if a.Settled() || !Sleep(asking, pause) {
 			return answers
-		case <-time.After(pause):
 		}
 	}
 }
@@ -108,35 +105,36 @@ func (c *Client) settle(asking context.Context, d *Deletion, sent int) []Answer 
 // Ask sends the nth request of a deletion.
 func (c *Client) Ask(ctx context.Context, d *Deletion, n int) (a Answer) {
 	a.Start = time.Since(c.Began)
-	defer func() { a.End = time.Since(c.Began) }()
-	lost := func(err error) Answer {
-		timeout, ok := errors.AsType[net.Error](err)
-		a.Lost, a.Hung = err.Error(), ok && timeout.Timeout() && ctx.Err() == nil
-		a.Status, a.Code = 0, 0
-		dial, ok := errors.AsType[*net.OpError](err)
-		a.Unsent = ok && dial.Op == "dial"
-		return a
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodDelete,
-		fmt.Sprintf("http://%s/plants/%d", c.Address, d.Plant), nil)
+	err := c.ask(ctx, d, n, &a)
+	a.End = time.Since(c.Began)
 	if err != nil {
-		return lost(err)
+		timeout, ok := errors.AsType[net.Error](err)
+		hung := ok && timeout.Timeout() && ctx.Err() == nil
+		dial, ok := errors.AsType[*net.OpError](err)
+		return Answer{Start: a.Start, End: a.End, Lost: err.Error(), Hung: hung, Unsent: ok && dial.Op == "dial"}
+	}
+	return a
+}
+
+func (c *Client) ask(ctx context.Context, d *Deletion, n int, a *Answer) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodDelete, fmt.Sprintf("http://%s/plants/%d", c.Address, d.Plant), nil)
+	if err != nil {
+		return err
 	}
 	request.Header.Set("Authorization", "Bearer "+c.Token)
 	request.Header.Set("X-Request-Id", RequestID(d.Plant, n))
 	if d.Key != "" {
-		// net/http repeats requests by itself when it finds this header, spelt
-		// its own way. Every retry shall be ours, and in the history.
+		// net/http repeats requests by itself when it finds this header in its own spelling.
 		request.Header["idempotency-key"] = []string{d.Key}
 	}
 	response, err := c.HTTP.Do(request)
 	if err != nil {
-		return lost(err)
+		return err
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(response.Body, 64<<10))
 	if err != nil {
-		return lost(err)
+		return err
 	}
 	a.Status = response.StatusCode
 	a.Replayed = response.Header.Get("Idempotency-Replayed") == "true"
@@ -144,52 +142,32 @@ func (c *Client) Ask(ctx context.Context, d *Deletion, n int) (a Answer) {
 	if a.Status != http.StatusNoContent && json.Unmarshal(body, &e) == nil {
 		a.Code = e.Error // zero is no code, and a violation
 	}
-	return a
+	return nil
 }
 
-// putBack puts a plant that was deleted into the store again, durably.
+// putBack inserts a plant that was deleted, durably.
 func (c *Client) putBack(ctx context.Context, plant int64) error {
 	for {
-		err := c.tryPutBack(ctx, plant)
+		// The row may be there from an earlier try, and not on the standby. The message makes
+		// the commit wait for all that came before it.
+		err := Execute(ctx, c.Owner(), fmt.Sprintf(`
+			INSERT INTO public.plants (id, name) VALUES (%d, 'back') ON CONFLICT DO NOTHING;
+			SELECT pg_logical_emit_message(true, 'chaos', '')`, plant))
 		if err == nil {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if !Sleep(ctx, 50*time.Millisecond) {
 			return fmt.Errorf("put plant %d back: %w", plant, err)
-		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }
 
-func (c *Client) tryPutBack(ctx context.Context, plant int64) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	conn, err := pgx.Connect(ctx, c.Owner())
-	if err != nil {
-		return err
+// Sleep returns true after d, or false when ctx ends before.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
 	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	// The row may be there from an earlier attempt, and not on the standby. The
-	// message makes the commit wait for all that came before it.
-	_, err = conn.Exec(ctx, fmt.Sprintf(`
-		INSERT INTO public.plants (id, name) VALUES (%d, 'back') ON CONFLICT DO NOTHING;
-		SELECT pg_logical_emit_message(true, 'chaos', '')`, plant))
-	return err
-}
-
-// Stock puts plants first to last into the store of an owner's URL, and returns a token
-// of the principal's for deleting them.
-func Stock(ctx context.Context, owner, principal string, first, last int64) (token string, err error) {
-	err = postgres.Script(ctx, owner, fmt.Sprintf(
-		`INSERT INTO public.plants (id, name) SELECT id, 'plant' FROM generate_series(%d, %d) id`, first, last))
-	if err != nil {
-		return "", fmt.Errorf("stock the store: %w", err)
-	}
-	db, err := postgres.Open(ctx, owner)
-	if err != nil {
-		return "", err
-	}
-	defer db.Close()
-	return db.Tokens(0).Create(ctx, principal, []string{auth.ScopeDelete}, time.Time{}, plant.Budget{})
 }

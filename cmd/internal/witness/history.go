@@ -1,63 +1,58 @@
-// Package witness is clients that delete plants and remember every answer, and a checker
-// that holds what they were told against what the database has in the end, in the manner
-// of Jepsen's set test. cmd/chaos and cmd/drill make it hard for the service meanwhile.
+// Package witness has clients that delete plants and remember every answer, and a checker
+// that compares the answers with what the database holds in the end, in the manner of
+// Jepsen's set test. cmd/chaos and cmd/drill break things meanwhile.
 package witness
 
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"sort"
 	"time"
 )
 
-// A Deletion is one plant's, with every answer that its client got.
+// A Deletion is the deletion of one plant with every answer that its client got.
 type Deletion struct {
-	Plant int64 `json:"plant"`
-	// Key is the same in every request. Empty: the client sends none, and each
-	// request is a deletion of its own.
-	Key     string   `json:"key,omitempty"`
-	Answers []Answer `json:"answers"`
-	// Back is set when the plant was deleted, and then put back by SQL.
-	Back bool `json:"back,omitempty"`
-	// Late are the answers to the same request, sent again after that.
-	Late []Answer `json:"late,omitempty"`
+	Plant   int64
+	Key     string // the same in every request. Empty: none is sent, and each request is a deletion of its own.
+	Answers []Answer
+	Back    bool     // the plant was deleted, and then put back by SQL
+	Late    []Answer // to the same request, sent again after that
 }
 
 // RequestID is the X-Request-Id of a deletion's nth request, late ones included.
 func RequestID(plant int64, n int) string { return fmt.Sprintf("witness.%d.%d", plant, n) }
 
-// An Answer is what one request came to.
+// Requests returns the answers to all requests, in their order.
+func (d *Deletion) Requests() []Answer { return slices.Concat(d.Answers, d.Late) }
+
+// An Answer is the answer to one request.
 type Answer struct {
-	Start    time.Duration `json:"start"` // since the run began
-	End      time.Duration `json:"end"`
-	Status   int           `json:"status,omitempty"` // zero: none
-	Code     int           `json:"code,omitempty"`   // of an error
-	Replayed bool          `json:"replayed,omitempty"`
-	Lost     string        `json:"lost,omitempty"` // why there is none
-	// Hung is set when the client gave up waiting, long after the service should
-	// have answered.
-	Hung bool `json:"hung,omitempty"`
-	// Unsent is set when the service was down: the request never left the client.
-	Unsent bool `json:"unsent,omitempty"`
+	Start, End time.Duration // since the run began
+	Status     int           // zero: none
+	Code       int           // of an error
+	Replayed   bool
+	Lost       string // why there is no answer
+	Hung       bool   // the client gave up, long after the service should have answered
+	Unsent     bool   // the service was down, and the request never left the client
 }
 
-// hinderedCode is the code of an answer that is right only while deleting is hindered,
-// see Run.Hindered.
-const hinderedCode = 50304
-
-// An Effect is what an answer says of the request's own effect.
+// An Effect is what an answer says about the request's own effect.
 type Effect int
 
 const (
-	Unknown Effect = iota // deleted or not
-	Deleted
-	NotThere   // not deleted, nothing to delete
-	Referred   // not deleted, something refers to it
-	NotDeleted // not deleted, worth another try
-	Wrong      // not an answer that these requests can get
+	Unknown    Effect = iota // deleted or not
+	Deleted                  // by this request or, if replayed, by an earlier one with the key
+	NotThere                 // not deleted, and never by this key: there is no such plant
+	Referred                 // not deleted, and never by this key: something refers to the plant
+	NotDeleted               // not by this request, which can be tried again
+	Wrong                    // not an answer to these requests
 )
 
-// Effect reads an answer as the service's contract has it.
+// hinderedCode is right only while deletions are hindered, see Run.Hindered.
+const hinderedCode = 50304
+
+// Effect reads an answer by the service's contract.
 func (a Answer) Effect() Effect {
 	switch {
 	case a.Hung:
@@ -72,49 +67,34 @@ func (a Answer) Effect() Effect {
 		return Referred
 	case a.Status == http.StatusServiceUnavailable && (50300 <= a.Code && a.Code <= 50302 || a.Code == hinderedCode):
 		return NotDeleted
-	default:
-		return Wrong
 	}
+	return Wrong
 }
 
-// Settled reports whether the client needs not ask again.
-func (a Answer) Settled() bool {
-	switch a.Effect() {
-	case Unknown, NotDeleted:
-		return false
-	default:
-		return !a.Hung
-	}
-}
+// Settled reports whether the answer is final.
+func (a Answer) Settled() bool { return !a.Hung && a.Effect() != Unknown && a.Effect() != NotDeleted }
 
-// String is the answer in a word or two.
 func (a Answer) String() string {
 	switch {
 	case a.Hung:
 		return "hung"
 	case a.Status == 0:
 		return "lost"
-	case a.Replayed:
-		return fmt.Sprintf("%d replayed", a.Status)
-	case a.Code != 0:
-		return fmt.Sprintf("%d %d", a.Status, a.Code)
-	default:
-		return fmt.Sprint(a.Status)
 	}
-}
-
-// Requests are all answers of a deletion, in the order of their requests.
-func (d *Deletion) Requests() []Answer {
-	if len(d.Late) == 0 {
-		return d.Answers
+	s := fmt.Sprint(a.Status)
+	if a.Code != 0 {
+		s += fmt.Sprintf(" %d", a.Code)
 	}
-	return append(append([]Answer{}, d.Answers...), d.Late...)
+	if a.Replayed {
+		s += " replayed"
+	}
+	return s
 }
 
 // A Span is a time in a run.
 type Span struct{ Start, End time.Duration }
 
-// Overlaps reports whether a request was in flight during one of the spans, which are in
+// Overlaps reports whether a request was in flight during one of the spans. These are in
 // order and apart.
 func Overlaps(spans []Span, a Answer) bool {
 	i := sort.Search(len(spans), func(i int) bool { return spans[i].End >= a.Start })

@@ -1,5 +1,5 @@
 // Package authtest is an identity provider for tests: it issues JWTs, and publishes its
-// keys over HTTP. It is imported by tests only.
+// keys over HTTP.
 package authtest
 
 import (
@@ -17,14 +17,14 @@ import (
 	"github.com/go-jose/go-jose/v4"
 )
 
-// Audience is whom the provider's JWTs are for.
+// Audience is the audience of the provider's JWTs.
 const Audience = "https://plants.example"
 
 // A Provider issues JWTs.
 type Provider struct {
-	// URL is what names it as an issuer.
+	// URL is its name as an issuer.
 	URL string
-	// Fetches counts how often its keys were asked for.
+	// Fetches counts how often its keys were fetched.
 	Fetches atomic.Int64
 
 	server *httptest.Server
@@ -64,25 +64,25 @@ func (p *Provider) Rotate(t testing.TB, kid string) {
 	p.Use(jose.JSONWebKey{Key: key, KeyID: kid, Algorithm: string(jose.EdDSA), Use: "sig"})
 }
 
-// Use is Rotate with a private key of the test's.
+// Use adds a key of the test, which signs from now on.
 func (p *Provider) Use(key jose.JSONWebKey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.keys = append(p.keys, key)
 }
 
-// Withdraw takes all keys back but the last.
+// Withdraw removes all keys but the last.
 func (p *Provider) Withdraw() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.keys = p.keys[len(p.keys)-1:]
 }
 
-// JWKS is what the provider publishes (RFC 7517).
+// JWKS returns the set of keys that the provider publishes (RFC 7517).
 func (p *Provider) JWKS() []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// Of a kind that nobody knows: it is to be ignored.
+	// A key of an unknown kind has to be ignored.
 	all := []any{map[string]string{"kty": "lattice", "kid": "tomorrow"}}
 	for _, key := range p.keys {
 		all = append(all, key.Public())
@@ -94,7 +94,7 @@ func (p *Provider) JWKS() []byte {
 	return set
 }
 
-// Claims are those of a good JWT, with others put in their place.
+// Claims returns the claims of a good JWT, some of them replaced by others.
 func (p *Provider) Claims(subject string, others map[string]any) map[string]any {
 	claims := map[string]any{"iss": p.URL, "aud": Audience, "sub": subject, "scope": "plants:delete",
 		"iat": time.Now().Unix(), "exp": time.Now().Add(time.Hour).Unix()}
@@ -117,7 +117,7 @@ func (p *Provider) Token(t testing.TB, subject string) string {
 	return p.Sign(t, p.Claims(subject, nil), nil)
 }
 
-// SignWith issues a JWT with a key of anybody's.
+// SignWith issues a JWT with any key.
 func SignWith(t testing.TB, key jose.JSONWebKey, claims any, headers map[string]any) string {
 	t.Helper()
 	options := (&jose.SignerOptions{}).WithType("at+jwt")

@@ -1,15 +1,19 @@
-// Command run starts the PostgreSQL that the tests use, says which, runs a
-// command with the server's URL in TEST_DATABASE_URL, and ends the server. So
-// all packages under test share one server:
+// Command run starts a PostgreSQL for the tests, runs a command with the server's URL in
+// TEST_DATABASE_URL, and stops the server. So all packages under test share one server:
 //
 //	go run ./internal/pgtest/run go test ./...
 //
-// SIGINT, SIGTERM, SIGHUP and SIGPIPE are passed on to the command: whatever happens to
-// the terminal or to the reader of the output, no server is left behind. The exit code is
-// the command's, or 1 when it could not be run.
+// PLANTSTORE_TEST_POSTGRES=container or =local forces the source. Otherwise it is the server
+// in TEST_DATABASE_URL, a container where a Docker engine has or pulls the image, or this
+// machine's programs. PLANTSTORE_TEST_POSTGRES_IMAGE names another image than
+// postgres:18-alpine, and PLANTSTORE_TEST_POSTGRES_VERSION=17 refuses any other version.
+//
+// SIGINT, SIGTERM, SIGHUP and SIGPIPE are passed on to the command, so no server is left
+// behind. The exit code is the command's, or 1 when it could not be run.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +24,9 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/localpg"
 	"plantstore/internal/pgtest"
 )
 
@@ -30,6 +37,13 @@ func main() {
 		code = 1
 	}
 	os.Exit(code)
+}
+
+// A server is the PostgreSQL that the tests use.
+type server struct {
+	url    string // of a superuser
+	source string
+	stop   func() error
 }
 
 func run(args []string) (code int, err error) {
@@ -44,23 +58,27 @@ func run(args []string) (code int, err error) {
 	if err := useMemory(); err != nil {
 		return 0, err
 	}
-	server, err := pgtest.StartServer(ctx, os.Getenv)
+	s, err := start(ctx)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, server.Close()) }()
+	defer func() { err = errors.Join(err, s.stop()) }()
+	version, err := s.version(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", s.source, err)
+	}
+	fmt.Printf("postgres for the tests: %s, PostgreSQL %s\n", s.source, version)
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
 	}
-	fmt.Println("postgres for the tests:", server)
 
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	// The choice of a server is made.
+	// The source is chosen: a run within the command uses the same server.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		return strings.HasPrefix(variable, "PLANTSTORE_TEST_POSTGRES=")
 	})
-	cmd.Env = append(cmd.Env, "TEST_DATABASE_URL="+server.URL)
+	cmd.Env = append(cmd.Env, "TEST_DATABASE_URL="+s.url)
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
@@ -74,4 +92,53 @@ func run(args []string) (code int, err error) {
 		return exit.ExitCode(), nil
 	}
 	return 0, err
+}
+
+func start(ctx context.Context) (*server, error) {
+	image := cmp.Or(os.Getenv("PLANTSTORE_TEST_POSTGRES_IMAGE"), "postgres:18-alpine")
+	switch source := os.Getenv("PLANTSTORE_TEST_POSTGRES"); {
+	case source == "container":
+		return startContainer(ctx, image)
+	case source == "local":
+		return startLocal(ctx)
+	case source != "":
+		return nil, fmt.Errorf("PLANTSTORE_TEST_POSTGRES is %q, want container, local or nothing", source)
+	case os.Getenv("TEST_DATABASE_URL") != "":
+		return &server{url: os.Getenv("TEST_DATABASE_URL"), source: "TEST_DATABASE_URL", stop: func() error { return nil }}, nil
+	}
+	s, containerErr := startContainer(ctx, image)
+	if containerErr == nil {
+		return s, nil
+	}
+	s, localErr := startLocal(ctx)
+	if localErr == nil {
+		return s, nil
+	}
+	return nil, fmt.Errorf("no PostgreSQL for the tests: start Docker, install PostgreSQL (apt-get install postgresql), "+
+		"or set TEST_DATABASE_URL to a superuser's URL: %w", errors.Join(containerErr, localErr))
+}
+
+func startLocal(ctx context.Context) (*server, error) {
+	s, err := localpg.Start(ctx, localpg.Options{Settings: pgtest.Settings()})
+	if err != nil {
+		return nil, fmt.Errorf("local programs: %w", err)
+	}
+	return &server{url: s.URL("postgres", "postgres"), source: "local programs " + s.Programs(), stop: s.Close}, nil
+}
+
+// version returns the server's version, and refuses another one than was asked for.
+func (s *server) version(ctx context.Context) (version string, err error) {
+	conn, err := pgx.Connect(ctx, s.url)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if err := conn.QueryRow(ctx, `SELECT split_part(current_setting('server_version'), ' ', 1)`).Scan(&version); err != nil {
+		return "", err
+	}
+	major, _, _ := strings.Cut(version, ".")
+	if want := os.Getenv("PLANTSTORE_TEST_POSTGRES_VERSION"); want != "" && want != major {
+		return "", fmt.Errorf("PLANTSTORE_TEST_POSTGRES_VERSION is %s, and this is PostgreSQL %s", want, version)
+	}
+	return version, nil
 }

@@ -1,0 +1,94 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"plantstore/internal/pgtest"
+)
+
+// What dev prints works when pasted, and nothing is left when the terminal is closed.
+func TestDev(t *testing.T) {
+	t.Parallel()
+	folder, err := os.MkdirTemp("", "dev test-") // PostgreSQL's account has to be able to enter it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(folder) })
+	if err := os.Chmod(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d := launch(t, program(t, []string{"TMPDIR=" + folder}, "dev", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0"))
+	d.waitFor(t, "msg=ready")
+	greeting := d.output()
+	curl := regexp.MustCompile(`(?m)^  curl -i -X DELETE (\S+)(?: -H 'Authorization: Bearer (\S+)')?$`).FindAllStringSubmatch(greeting, -1)
+	if len(curl) != 4 {
+		t.Fatalf("got %d curl lines, want 4:\n%s", len(curl), greeting)
+	}
+	for _, want := range []struct {
+		line, code int
+		part       string
+	}{{0, 204, ""}, {0, 404, `"error":40402`}, {1, 404, `"error":40401`}, {2, 409, `order_items`}, {3, 401, `"error":40100`}} {
+		if code, body := send(t, http.MethodDelete, curl[want.line][1], curl[want.line][2]); code != want.code || !strings.Contains(body, want.part) {
+			t.Errorf("%s: got %d %s; want %d and %q", curl[want.line][0], code, body, want.code, want.part)
+		}
+	}
+	docs := regexp.MustCompile(`The API in a browser: (\S+)`).FindStringSubmatch(greeting)
+	if code, _ := send(t, http.MethodGet, docs[1], ""); code != 200 {
+		t.Errorf("%s: got %d, want 200", docs[1], code)
+	}
+	psql := regexp.MustCompile(`Look inside: psql '([^']*)' -c '([^']*)'`).FindStringSubmatch(greeting)
+	execute(t, pgtest.Connect(t, psql[1]), psql[2])
+	pasted := regexp.MustCompile(`(?m)^  (export .*|.* deletions list)$`).FindAllString(greeting, -1)
+	shell := exec.CommandContext(t.Context(), "sh", "-c", strings.Join(pasted, "\n"))
+	shell.Env = append(os.Environ(), runMain+"=1")
+	if out, err := shell.CombinedOutput(); err != nil || len(pasted) != 3 || !strings.HasPrefix(string(out), "ID ") {
+		t.Errorf("%s: got %v, %s; want the list of deletions", pasted, err, out)
+	}
+	d.stop(t, syscall.SIGHUP)
+	if left, err := filepath.Glob(filepath.Join(folder, "*")); err != nil || len(left) > 0 {
+		t.Errorf("dev left %v behind, %v", left, err)
+	}
+}
+
+func TestDevIsInterruptedBeforeItServes(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out, stderr strings.Builder
+	if err := run(ctx, []string{"dev", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0"}, &out, &stderr); err != nil || out.String() != "" {
+		t.Errorf("got %v, %q; want no error and no greeting", err, out.String())
+	}
+}
+
+// dev uses any port where the usual one is taken, unless the port was asked for.
+func TestListenOrAny(t *testing.T) {
+	t.Parallel()
+	taken, err := listen("--addr", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	free, err := listenOrAny("--addr", "", taken.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer free.Close()
+	if host, _, _ := net.SplitHostPort(free.Addr().String()); host != "127.0.0.1" {
+		t.Errorf("got %s, want a port of 127.0.0.1", free.Addr())
+	}
+	if l, err := listenOrAny("--addr", taken.Addr().String(), "127.0.0.1:0"); err == nil {
+		l.Close()
+		t.Errorf("got %s, want an error", l.Addr())
+	}
+}

@@ -1,0 +1,233 @@
+//go:build unix
+
+package main
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	coltrace "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	"google.golang.org/protobuf/proto"
+
+	"plantstore/internal/auth/authtest"
+	"plantstore/internal/pgtest"
+)
+
+// From an empty database to a deletion, as an operator sees it.
+func TestServe(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Empty(t)
+	file := filepath.Join(t.TempDir(), "url")
+	writeFile(t, file, database.App+"\n")
+	s := serving(t, []string{"DATABASE_URL_FILE=" + file, "PLANTSTORE_MIGRATE_LOCK_TIMEOUT=1s"}, "--rate-limit=500/s", "--trusted-proxies=10.0.0.0/8, 2001:db8::7", "--profiles")
+	var entry struct{ Settings map[string]string }
+	if err := json.Unmarshal([]byte(s.waitFor(t, `"msg":"serving"`)), &entry); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"database_url_file": file, "addr": "127.0.0.1:0", "admin_addr": "127.0.0.1:0", "drain_delay": "0s",
+		"rate_limit": "500/s,burst=500", "trusted_proxies": "[10.0.0.0/8 2001:db8::7/128]", "profiles": "true"}
+	if diff := cmp.Diff(want, entry.Settings); diff != "" {
+		t.Errorf("settings in the log (-want +got):\n%s", diff)
+	}
+	s.waitFor(t, `"msg":"not ready"`)
+	if _, stderr, code := command(t, "healthcheck", "--timeout=10m", "--admin-addr="+strings.TrimPrefix(s.admin, "http://")); code != 1 || !strings.Contains(stderr, "'plantstore migrate up'") {
+		t.Errorf("healthcheck before the migrations: got exit code %d, %q; want 1 and what to do", code, stderr)
+	}
+
+	if _, stderr, code := command(t, "migrate", "up", "--migrate-database-url="+database.Owner); code != 0 {
+		t.Fatal(stderr)
+	}
+	s.waitFor(t, `"msg":"ready"`)
+	execute(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) VALUES (1, 'Boston fern')`)
+	token := createToken(t, database.Owner, "shop")
+	for _, want := range []struct {
+		code int
+		body string
+	}{{204, ""}, {404, `"error":40402`}} {
+		if code, body := send(t, http.MethodDelete, s.public+"/plants/1?token="+token, token); code != want.code || !strings.Contains(body, want.body) {
+			t.Errorf("DELETE: got %d %s, want %d %s", code, body, want.code, want.body)
+		}
+	}
+	if code, body := send(t, http.MethodGet, s.admin+"/metrics", ""); code != 200 || !strings.Contains(body, `plantstore_deletions_total{outcome="deleted"} 1`) || strings.Contains(body, token) {
+		t.Errorf("/metrics: got %d, want 200, one deletion and no token:\n%s", code, body)
+	}
+	if code, _ := send(t, http.MethodGet, s.admin+"/debug/pprof/", ""); code != 200 {
+		t.Errorf("/debug/pprof/: got %d, want 200", code)
+	}
+	s.stop(t, syscall.SIGTERM)
+	if log := s.output(); strings.Contains(log, token) || !strings.Contains(log, `"msg":"stopped"`) {
+		t.Errorf("want no token in the log, and stopped at its end:\n%s", log)
+	}
+}
+
+func TestAPortInUse(t *testing.T) {
+	t.Parallel()
+	l, err := listen("--addr", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, stderr, code := command(t, "serve", "--database-url=host=h", "--addr="+l.Addr().String())
+	if want := "plantstore: --addr (PLANTSTORE_ADDR): listen tcp " + l.Addr().String() + ": bind: address already in use\n"; code != 1 || stderr != want {
+		t.Errorf("got exit code %d, %q; want 1, %q", code, stderr, want)
+	}
+}
+
+// Clients that were answered before the end were told the truth, and nobody else lost a
+// plant.
+func TestSIGTERMUnderLoad(t *testing.T) {
+	t.Parallel()
+	const plants, clients = 100_000, 8
+	database := pgtest.New(t)
+	owner := pgtest.Connect(t, database.Owner)
+	execute(t, owner, `INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, $1::bigint) i`, plants)
+	token := createToken(t, database.Owner, "shop")
+	s := serving(t, nil, "--database-url="+database.App, "--request-timeout=5m", "--shutdown-timeout=10m")
+	s.waitFor(t, `"msg":"ready"`)
+	var next, deleted atomic.Int64
+	enough := make(chan struct{})
+	var group sync.WaitGroup
+	for range clients {
+		group.Go(func() {
+			for {
+				code, body, err := trySend(t.Context(), http.MethodDelete, fmt.Sprintf("%s/plants/%d", s.public, next.Add(1)), token)
+				if err != nil {
+					return // the listener is closed
+				}
+				if code != http.StatusNoContent {
+					t.Errorf("DELETE: got %d %s, want 204", code, body)
+					return
+				}
+				if deleted.Add(1) == 200 {
+					close(enough)
+				}
+			}
+		})
+	}
+	<-enough
+	s.stop(t, syscall.SIGTERM)
+	group.Wait()
+	var gone int64
+	if err := owner.QueryRow(t.Context(), `SELECT count(*) FROM plantstore.deletions WHERE refused IS NULL`).Scan(&gone); err != nil {
+		t.Fatal(err)
+	}
+	if gone != deleted.Load() {
+		t.Errorf("%d plants were deleted and %d clients got a 204, want the same", gone, deleted.Load())
+	}
+}
+
+func TestServeJWTs(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	owner := pgtest.Connect(t, database.Owner)
+	execute(t, owner, `INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, 9) i`)
+	provider := authtest.New(t)
+	s := serving(t, nil, "--database-url="+database.App, "--oidc-issuer="+provider.URL, "--oidc-audience="+authtest.Audience, "--oidc-principal-claim=client_id", "--oidc-budget=1/1h")
+	s.waitFor(t, `"msg":"ready"`)
+	token := provider.Sign(t, provider.Claims("7", map[string]any{"client_id": "shop"}), nil)
+	if code, body := send(t, http.MethodDelete, s.public+"/plants/1", token); code != http.StatusNoContent {
+		t.Errorf("the first deletion: got %d %s, want 204", code, body)
+	}
+	if code, body := send(t, http.MethodDelete, s.public+"/plants/2", token); code != http.StatusTooManyRequests || !strings.Contains(body, "42901") {
+		t.Errorf("the second deletion: got %d %s, want 429 with 42901", code, body)
+	}
+	var by string
+	if err := owner.QueryRow(t.Context(), `SELECT deleted_by FROM plantstore.deletions`).Scan(&by); err != nil || by != "jwt:shop" {
+		t.Errorf("deleted by %s, %v; want jwt:shop", by, err)
+	}
+	expecting(t, database.Owner)(0, `PRINCIPAL .*\njwt:shop +JWT +- +\S+ +- +- +default, 1 used until \S+\n`, "", "token", "list")
+}
+
+func TestServeTLSAndTraces(t *testing.T) {
+	t.Parallel()
+	arrived := make(chan string, 1000)
+	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var request coltrace.ExportTraceServiceRequest
+		body, err := io.ReadAll(r.Body)
+		if err == nil {
+			err = proto.Unmarshal(body, &request)
+		}
+		if err != nil || r.URL.Path != "/v1/traces" {
+			t.Errorf("the collector got %s, %v", r.URL.Path, err)
+		}
+		for _, spans := range request.ResourceSpans {
+			for _, a := range spans.Resource.Attributes {
+				arrived <- a.Key + "=" + a.Value.GetStringValue()
+			}
+			for _, scope := range spans.ScopeSpans {
+				for _, span := range scope.Spans {
+					arrived <- span.Name
+				}
+			}
+		}
+	}))
+	t.Cleanup(collector.Close)
+	folder := t.TempDir()
+	certificate, key := filepath.Join(folder, "cert.pem"), filepath.Join(folder, "key.pem")
+	web := httptest.NewTLSServer(nil)
+	t.Cleanup(web.Close)
+	der, err := x509.MarshalPKCS8PrivateKey(web.TLS.Certificates[0].PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, certificate, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw})))
+	writeFile(t, key, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})))
+
+	s := serving(t, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.URL, "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf", "OTEL_RESOURCE_ATTRIBUTES=deployment.environment=test"},
+		"--database-url=host=/nonexistent", "--tls-cert="+certificate, "--tls-key="+key)
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: web.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs}}}
+	answer, err := client.Get("https" + strings.TrimPrefix(s.public, "http") + "/plants/1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer.Body.Close()
+	if answer.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("GET over TLS: got %d, want 405", answer.StatusCode)
+	}
+	s.stop(t, syscall.SIGTERM) // the last spans are sent before the end
+	close(arrived)
+	got := map[string]bool{}
+	for a := range arrived {
+		got[a] = true
+	}
+	for _, want := range []string{"service.name=plantstore", "deployment.environment=test", "GET /plants/:id"} {
+		if !got[want] {
+			t.Errorf("the collector got %v, want %s among it", got, want)
+		}
+	}
+}
+
+func TestTracesThatGetLost(t *testing.T) {
+	t.Parallel()
+	secret := "OTEL_EXPORTER_OTLP_HEADERS=authorization=secret"
+	for variables, want := range map[string]string{
+		"OTEL_TRACES_EXPORTER=pigeon":                                                          "unknown exporter",
+		"OTEL_EXPORTER_OTLP_ENDPOINT=http://c OTEL_EXPORTER_OTLP_PROTOCOL=smoke":               "invalid OTLP protocol",
+		"OTEL_EXPORTER_OTLP_ENDPOINT=http://c OTEL_EXPORTER_OTLP_CERTIFICATE=/nonexistent":     "read tls ca cert file",
+		"OTEL_EXPORTER_OTLP_ENDPOINT=http://c OTEL_EXPORTER_OTLP_HEADERS=authorization%secret": "parse headers",
+	} {
+		stderr, code := runProgram(t, append([]string{secret}, strings.Fields(variables)...), "serve", "--database-url=host=/nonexistent", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0")
+		if code != exitUsage || !strings.HasPrefix(stderr, "plantstore: OTEL_* variables: ") || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 || strings.Contains(stderr, "secret") {
+			t.Errorf("%s: got exit code %d, %q; want %d and one line with %q and no secret", variables, code, stderr, exitUsage, want)
+		}
+	}
+	s := serving(t, []string{secret, "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"}, "--database-url=host=/nonexistent")
+	send(t, http.MethodGet, s.public+"/nowhere", "")
+	s.stop(t, syscall.SIGTERM)
+	if log := s.output(); !strings.Contains(log, `"level":"WARN","msg":"traces were not sent"`) || strings.Contains(log, "secret") {
+		t.Errorf("want a warning that traces were not sent, and no secret:\n%s", log)
+	}
+}

@@ -1,0 +1,552 @@
+package auth
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/rsa"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+
+	"plantstore/internal/auth/authtest"
+)
+
+// A source is an issuer whose keys are fetched in simulated time.
+type source struct {
+	provider *authtest.Provider
+	fetches  atomic.Int64
+	takes    atomic.Int64 // nanoseconds
+	down     atomic.Bool
+	empty    atomic.Bool
+}
+
+func (s *source) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
+	s.fetches.Add(1)
+	var set struct{ Keys []json.RawMessage }
+	if err := json.Unmarshal(s.provider.JWKS(), &set); err != nil {
+		return nil, err
+	}
+	if takes := time.Duration(s.takes.Load()); takes > 0 {
+		select {
+		case <-time.After(takes):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	if s.down.Load() {
+		return nil, errors.New("connection refused")
+	}
+	var keys []jose.JSONWebKey
+	for _, raw := range set.Keys {
+		var key jose.JSONWebKey
+		if json.Unmarshal(raw, &key) == nil && !s.empty.Load() {
+			keys = append(keys, key)
+		}
+	}
+	return keys, nil
+}
+
+const ttl = 5 * time.Second
+
+// simulate runs a test in simulated time, a while after the keys were first fetched.
+func simulate(t *testing.T, test func(t *testing.T, s *source, v *Verifier)) {
+	t.Helper()
+	t.Parallel()
+	provider := authtest.New(t)
+	synctest.Test(t, func(t *testing.T) {
+		s := &source{provider: provider}
+		v := newVerifier(Issuer{URL: provider.URL, Audience: authtest.Audience, Claim: "sub"}, ttl,
+			&keyring{fetch: s.fetch, log: slog.New(slog.DiscardHandler)})
+		time.Sleep(fetchEvery)
+		test(t, s, v)
+		synctest.Wait()
+	})
+}
+
+// want authenticates and compares the error.
+func (v *Verifier) want(t *testing.T, token string, want error) {
+	t.Helper()
+	if _, err := v.Authenticate(t.Context(), token); !errors.Is(err, want) {
+		t.Errorf("Authenticate: %v, want %v", err, want)
+	}
+}
+
+// wantLater checks when a JWT that can't be verified now may be tried again.
+func (v *Verifier) wantLater(t *testing.T, token string, want time.Duration) {
+	t.Helper()
+	_, err := v.Authenticate(t.Context(), token)
+	later, ok := errors.AsType[interface {
+		error
+		RetryAfter() time.Duration
+	}](err)
+	if !ok || later.RetryAfter() != want {
+		t.Errorf("Authenticate: %#v, want an error after which to wait %s", err, want)
+	}
+}
+
+func TestUnknownKeysAreFetchedOnceInTenSeconds(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		s.takes.Store(int64(300 * time.Millisecond))
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		claims := s.provider.Claims("forger", nil)
+		forged := make([]string, 50)
+		for i := range forged {
+			forged[i] = authtest.SignWith(t, jose.JSONWebKey{Key: key, KeyID: fmt.Sprint("forged-", i), Algorithm: "EdDSA"}, claims, nil)
+		}
+		const seconds, perSecond = 30, 100
+		before := s.fetches.Load()
+		for i := range seconds * perSecond {
+			if i%50 == 0 { // a known key does not wait for them
+				began := time.Now()
+				v.want(t, s.provider.Sign(t, s.provider.Claims("shop", map[string]any{"jti": fmt.Sprint(i)}), nil), nil)
+				if took := time.Since(began); took > 0 {
+					t.Fatalf("a good JWT took %s beside %d forged ones, want no wait", took, i)
+				}
+			}
+			go func() {
+				if _, err := v.Authenticate(t.Context(), forged[i%len(forged)]); !errors.Is(err, ErrInvalidToken) && !errors.Is(err, ErrKeysUnknown) {
+					t.Errorf("a forged JWT: %v", err)
+				}
+			}()
+			time.Sleep(time.Second / perSecond)
+		}
+		time.Sleep(fetchTimeout)
+		if got, want := s.fetches.Load()-before, int64(seconds/10); got > want || got == 0 {
+			t.Errorf("the issuer was asked %d times in %d s, want %d", got, seconds, want)
+		}
+	})
+}
+
+func TestAnUnknownKey(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		forged := authtest.SignWith(t, jose.JSONWebKey{Key: key, KeyID: "forged", Algorithm: "EdDSA"}, s.provider.Claims("forger", nil), nil)
+		v.want(t, forged, ErrInvalidToken) // the issuer was asked
+		time.Sleep(time.Second)
+		s.provider.Rotate(t, "second")
+		second := s.provider.Token(t, "shop")
+		v.want(t, second, ErrKeysUnknown) // it was asked before there was that key
+		v.wantLater(t, second, fetchEvery-time.Second)
+		time.Sleep(fetchEvery)
+		v.want(t, second, nil)
+		s.provider.Rotate(t, "third")
+		time.Sleep(fetchEvery)
+		v.want(t, s.provider.Token(t, "shop"), nil)
+		v.want(t, second, nil)
+	})
+}
+
+// An issuer that publishes each key a while before it signs with it is never asked in vain:
+// none of its JWTs waits, or is refused.
+func TestRotationsWithOverlap(t *testing.T) {
+	for name, flood := range map[string]bool{"alone": false, "beside made-up keys": true} {
+		t.Run(name, func(t *testing.T) {
+			simulate(t, func(t *testing.T, s *source, v *Verifier) {
+				made := func(kid string) jose.JSONWebKey {
+					_, key, err := ed25519.GenerateKey(rand.Reader)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return jose.JSONWebKey{Key: key, KeyID: kid, Algorithm: "EdDSA"}
+				}
+				signs := made("0")
+				s.provider.Use(signs)
+				v.want(t, authtest.SignWith(t, signs, s.provider.Claims("shop", nil), nil), nil)
+				s.takes.Store(int64(time.Second))
+				const every = 5 * time.Second // a JWT comes
+				for kid := range 3 {
+					s.provider.Withdraw() // the one before
+					next := made(fmt.Sprint(kid + 1))
+					s.provider.Use(next)
+					for i := range (refreshEvery + 2*every) / every {
+						if flood {
+							forged := authtest.SignWith(t, made("forged"), s.provider.Claims("forger", nil), nil)
+							go v.Authenticate(t.Context(), forged)
+						}
+						began := time.Now()
+						v.want(t, authtest.SignWith(t, signs, s.provider.Claims("shop", map[string]any{"jti": fmt.Sprint(kid, i)}), nil), nil)
+						if took := time.Since(began); took > 0 {
+							t.Errorf("a JWT by key %s took %s, want no wait", signs.KeyID, took)
+						}
+						time.Sleep(every)
+					}
+					signs = next
+				}
+			})
+		})
+	}
+}
+
+// A key is for one algorithm if it says so (RFC 7517, 4.4).
+func TestKeyOfAnotherAlgorithm(t *testing.T) {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		for algorithm, want := range map[jose.SignatureAlgorithm]error{jose.PS256: ErrInvalidToken, jose.RS256: nil, "": nil} {
+			kid := "for " + string(algorithm)
+			s.provider.Use(jose.JSONWebKey{Key: key, KeyID: kid, Algorithm: string(algorithm)})
+			time.Sleep(fetchEvery)
+			v.want(t, authtest.SignWith(t, jose.JSONWebKey{Key: key, KeyID: kid, Algorithm: string(jose.RS256)}, s.provider.Claims("shop", nil), nil), want)
+		}
+	})
+}
+
+// An issuer may replace a key and keep its name. Good JWTs are refused for ten seconds at
+// the most then, forged ones always, and no more keys are fetched than for other names.
+func TestKeyReplacedUnderItsName(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		forge := func() string {
+			return authtest.SignWith(t, jose.JSONWebKey{Key: key, KeyID: "same", Algorithm: "EdDSA"}, s.provider.Claims("forger", nil), nil)
+		}
+		s.provider.Rotate(t, "same")
+		v.want(t, s.provider.Token(t, "shop"), nil)
+		v.want(t, forge(), ErrInvalidToken)
+		s.provider.Withdraw()
+		s.provider.Rotate(t, "same")
+		s.provider.Withdraw()
+		fresh := s.provider.Token(t, "shop")
+		v.want(t, fresh, ErrInvalidToken) // the keys were fetched a moment ago
+		time.Sleep(fetchEvery)
+		v.want(t, fresh, nil)
+		before := s.fetches.Load()
+		for range 50 {
+			v.want(t, forge(), ErrInvalidToken)
+		}
+		if got := s.fetches.Load() - before; got > 1 {
+			t.Errorf("forged JWTs had the keys fetched %d times within a moment, want once at most", got)
+		}
+		v.want(t, s.provider.Token(t, "other"), nil)
+	})
+}
+
+func TestIssuerDown(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		s.down.Store(true)
+		s.takes.Store(int64(time.Hour))
+		for range 20 {
+			v.want(t, s.provider.Token(t, "shop"), nil)
+			time.Sleep(time.Minute)
+		}
+		known := s.provider.Token(t, "shop")
+		s.provider.Rotate(t, "second")
+		second := s.provider.Token(t, "shop")
+		time.Sleep(fetchEvery)
+		began := time.Now()
+		v.want(t, second, ErrKeysUnknown)
+		if took := time.Since(began); took != fetchTimeout {
+			t.Errorf("it took %s to find out that the issuer is silent, want %s", took, fetchTimeout)
+		}
+		began = time.Now()
+		v.want(t, second, ErrKeysUnknown)
+		v.wantLater(t, second, fetchEvery-fetchTimeout)
+		v.want(t, known, nil)
+		if took := time.Since(began); took > 0 {
+			t.Errorf("the next ones took %s, want no wait", took)
+		}
+		s.down.Store(false)
+		s.takes.Store(0)
+		time.Sleep(fetchEvery)
+		v.want(t, second, nil)
+	})
+}
+
+func TestWithdrawnKeysEnd(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		stolen := s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
+		s.provider.Rotate(t, "second")
+		s.provider.Withdraw()
+		v.want(t, stolen, nil)
+		time.Sleep(refreshEvery)
+		good := s.provider.Token(t, "shop")
+		v.want(t, good, nil) // and has the keys fetched
+		time.Sleep(ttl)
+		v.want(t, stolen, ErrKeysUnknown)
+		time.Sleep(fetchEvery)
+		v.want(t, stolen, ErrInvalidToken)
+		v.want(t, good, nil)
+	})
+}
+
+// After a pause, keys that were withdrawn meanwhile are not used, not even for a moment. An
+// issuer that is down delays only the first JWT.
+func TestKeysWithdrawnInAPause(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		stolen := s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
+		s.provider.Rotate(t, "second")
+		s.provider.Withdraw()
+		s.takes.Store(int64(time.Second))
+		time.Sleep(maxAge)
+		v.want(t, stolen, ErrInvalidToken)
+		good := s.provider.Token(t, "shop")
+		v.want(t, good, nil)
+
+		s.down.Store(true)
+		time.Sleep(maxAge)
+		for i, want := range []time.Duration{time.Second, 0, 0} {
+			good := s.provider.Token(t, "shop")
+			began := time.Now()
+			v.want(t, good, nil)
+			if took := time.Since(began); took != want {
+				t.Errorf("JWT %d took %s while the issuer is down, want %s", i, took, want)
+			}
+			time.Sleep(fetchEvery)
+		}
+
+		// That it was down is no reason to believe old keys once it is up.
+		s.down.Store(false)
+		stolen = s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
+		s.provider.Rotate(t, "third")
+		s.provider.Withdraw()
+		time.Sleep(maxAge)
+		var both sync.WaitGroup
+		for range 2 {
+			both.Go(func() { v.want(t, stolen, ErrInvalidToken) })
+		}
+		both.Wait()
+	})
+}
+
+// An issuer may withdraw its last key.
+func TestTheLastKeyIsWithdrawn(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		stolen := s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
+		v.want(t, stolen, nil)
+		s.empty.Store(true)
+		time.Sleep(maxAge)
+		v.want(t, stolen, ErrInvalidToken)
+		s.empty.Store(false)
+		time.Sleep(fetchEvery)
+		v.want(t, stolen, nil)
+	})
+}
+
+// An issuer is not asked for keys because JWTs are good: only now and then, for those
+// that it took back.
+func TestGoodJWTsFetchNoKeys(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		for range 2 * refreshEvery / fetchEvery {
+			v.want(t, s.provider.Token(t, "shop"), nil)
+			time.Sleep(fetchEvery)
+		}
+		if got := s.fetches.Load(); got != 3 {
+			t.Errorf("the issuer was asked %d times in %s, want 3", got, 2*refreshEvery)
+		}
+	})
+}
+
+// While a JWT is remembered, its signature is not checked.
+func TestJWTsAreRemembered(t *testing.T) {
+	simulate(t, func(t *testing.T, s *source, v *Verifier) {
+		token := s.provider.Token(t, "shop")
+		last := s.provider.Sign(t, s.provider.Claims("shop", map[string]any{"exp": time.Now().Add(2*time.Second - leeway).Unix()}), nil)
+		v.want(t, token, nil)
+		v.want(t, last, nil)
+		synctest.Wait()
+		v.keys.keys = nil // nothing can be verified any more
+		s.down.Store(true)
+		time.Sleep(ttl - time.Second)
+		v.want(t, token, nil)
+		v.want(t, last, ErrInvalidToken)
+		time.Sleep(time.Second)
+		v.want(t, token, ErrKeysUnknown)
+	})
+}
+
+func TestProblemsWithKeysAreLoggedOnce(t *testing.T) {
+	t.Parallel()
+	provider := authtest.New(t)
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		s := &source{provider: provider}
+		s.down.Store(true)
+		v := newVerifier(Issuer{URL: provider.URL, Audience: authtest.Audience, Claim: "sub"}, ttl,
+			&keyring{fetch: s.fetch, log: slog.New(slog.NewTextHandler(&log, nil))})
+		for i := range 6 {
+			s.down.Store(i < 3)
+			time.Sleep(fetchEvery)
+			_, _ = v.Authenticate(t.Context(), provider.Token(t, "shop"))
+			synctest.Wait()
+		}
+		for _, want := range []string{"the identity provider's keys can't be fetched: connection refused", "the identity provider's keys are known"} {
+			if got := strings.Count(log.String(), want); got != 1 {
+				t.Errorf("the log says %d times %q, want it once:\n%s", got, want, log.String())
+			}
+		}
+	})
+}
+
+// No principal with a token of ours has the name of one with a JWT.
+func TestPrincipalNames(t *testing.T) {
+	t.Parallel()
+	migration, err := os.ReadFile("../../migrations/00003_principals.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rule := regexp.MustCompile(`name ~ '(\^[^']+\$)' OR starts_with\(name, '([^']+)'\)`).FindStringSubmatch(string(migration))
+	if rule == nil || rule[2] != JWTPrefix || regexp.MustCompile(rule[1]).MatchString(JWTPrefix+"shop") {
+		t.Errorf("the migration's rule for names is %q, want one that keeps %q for JWTs", rule, JWTPrefix)
+	}
+	for name, want := range map[string]bool{JWTPrefix + "shop": true, JWTPrefix: false, "shop": false, JWTPrefix + "a\n": false} {
+		if got := ComesWithJWT(name); got != want {
+			t.Errorf("ComesWithJWT(%q): %v, want %v", name, got, want)
+		}
+	}
+}
+
+// CheckURL refuses to fetch keys where they could be replaced on their way.
+func TestCheckURL(t *testing.T) {
+	t.Parallel()
+	for url, want := range map[string]bool{
+		"https://login.example/realms/shop": true, "http://127.0.0.1:8080": true, "http://localhost/x": true, "http://[::1]:80/": true,
+		"http://login.example": false, "http://localhost.example": false, "login.example": false, "https://": false,
+		"file:///etc/passwd": false, "": false, "https:\n//x": false, "ftp://127.0.0.1/": false,
+	} {
+		if err := CheckURL(url, "https"); (err == nil) != want {
+			t.Errorf("CheckURL(%q): %v, want it good: %v", url, err, want)
+		}
+	}
+	for url, want := range map[string]bool{
+		"file:///etc/jwks.json": true, "file:/etc/jwks.json": true, "file://etc/jwks.json": false, "file:jwks.json": false,
+		"/etc/jwks.json": false, "login.example/keys": false, "http://login.example": false,
+	} {
+		if err := CheckURL(url, "https", "file"); (err == nil) != want {
+			t.Errorf("CheckURL(%q), also of a file: %v, want it good: %v", url, err, want)
+		}
+	}
+}
+
+func TestFetch(t *testing.T) {
+	t.Parallel()
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := func(keys ...jose.JSONWebKey) string {
+		set, err := json.Marshal(jose.JSONWebKeySet{Keys: keys})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(set)
+	}
+	var answers sync.Map // path to body
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, ok := answers.Load(r.URL.Path)
+		if !ok {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, body.(string))
+	}))
+	defer server.Close()
+	discovery := func(issuer, jwks string) string {
+		return fmt.Sprintf(`{"issuer":%q,"jwks_uri":%q}`, issuer, jwks)
+	}
+	for name, tt := range map[string]struct {
+		discovery string // empty: the keys are at /NAME/keys
+		keys      string
+		want      string // empty: a key is found; "none": there is none
+	}{
+		"good":       {"", keys(jose.JSONWebKey{Key: public}), ""},
+		"sig":        {"", keys(jose.JSONWebKey{Key: public, Use: "sig"}), ""},
+		"discovered": {discovery(server.URL+"/discovered", server.URL+"/discovered/keys"), keys(jose.JSONWebKey{Key: public}), ""},
+		"enc":        {"", keys(jose.JSONWebKey{Key: public, Use: "enc"}), "none"},
+		"private":    {"", keys(jose.JSONWebKey{Key: private}), "none"},
+		"withdrawn":  {"", `{"keys":[]}`, "none"},
+		"no set":     {"", `{}`, "not a set of keys"},
+		"html":       {"", "<html>", "invalid character '<' looking for beginning of value"},
+		"large":      {"", strings.Repeat(" ", maxKeys) + keys(jose.JSONWebKey{Key: public}), "EOF"},
+		"absent":     {"", "", "404 Not Found"},
+		"nowhere":    {"-", "", "discovery: 404 Not Found: "},
+		"other":      {discovery("https://other.example", server.URL+"/good/keys"), "", `discovery: oidc: issuer URL provided to client ("` + server.URL + `/other") did not match`},
+		"plain":      {discovery(server.URL+"/plain", "http://idp.example/keys"), "", `discovery: jwks_uri: "http://idp.example/keys" is not an https URL`},
+		"file":       {discovery(server.URL+"/file", "file:///etc/passwd"), "", `discovery: jwks_uri: "file:///etc/passwd" is not an https URL`},
+	} {
+		base := server.URL + "/" + name
+		if tt.keys != "" {
+			answers.Store("/"+name+"/keys", tt.keys)
+		}
+		jwks := base + "/keys"
+		if tt.discovery != "" {
+			jwks = ""
+		}
+		if strings.HasPrefix(tt.discovery, "{") {
+			answers.Store("/"+name+"/.well-known/openid-configuration", tt.discovery)
+		}
+		found, err := newIssuersKeys(base, jwks).fetch(t.Context())
+		switch {
+		case tt.want == "" && (err != nil || len(found) != 1):
+			t.Errorf("%s: %d keys, %v; want one", name, len(found), err)
+		case tt.want == "none":
+			if err != nil || len(found) > 0 {
+				t.Errorf("%s: %d keys, %v; want none", name, len(found), err)
+			}
+		case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
+			t.Errorf("%s: %v, want %s", name, err, tt.want)
+		}
+	}
+}
+
+// No error of a fetch or a setting has a part of a URL that may be secret.
+func TestErrorsHaveNoSecretOfAURL(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/no":
+			http.Error(w, "no", http.StatusForbidden)
+		case "/none":
+			io.WriteString(w, `{}`)
+		case "/elsewhere":
+			http.Redirect(w, r, r.URL.String(), http.StatusFound)
+		case "/silence":
+			panic(http.ErrAbortHandler)
+		}
+	}))
+	defer server.Close()
+	host := strings.TrimPrefix(server.URL, "http://")
+	for _, path := range []string{"/no", "/none", "/elsewhere", "/silence", "/nonsense"} {
+		_, err := newIssuersKeys("https://login.example", "http://svc:hunter2@"+host+path+"?token=sekrit").fetch(t.Context())
+		if err == nil || !strings.HasPrefix(err.Error(), server.URL+path+": ") {
+			t.Errorf("fetch: %v, want an error of %s", err, server.URL+path)
+		}
+	}
+	_, refused := newIssuersKeys("https://login.example", "http://svc:hunter2@127.0.0.1:1/keys?token=sekrit").fetch(t.Context())
+	_, discovery := newIssuersKeys("http://svc:hunter2@127.0.0.1:1/?token=sekrit", "").fetch(t.Context())
+	_, unreadable := newIssuersKeys("https://login.example", "http://svc:hunter2@[::1?token=sekrit").fetch(t.Context())
+	for _, err := range []error{refused, discovery, unreadable, CheckURL("http://svc:hunter2@idp/keys?token=sekrit", "https"),
+		CheckURL("http://svc:hunter2@[::1?token=sekrit", "https"), CheckIssuer("https://svc:hunter2@idp"), CheckIssuer("https://idp/?token=sekrit"), CheckIssuer("https://idp/#sekrit")} {
+		if err == nil || strings.Contains(err.Error(), "svc") || strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "sekrit") {
+			t.Errorf("%v; want an error without a secret", err)
+		}
+	}
+	if err := CheckIssuer("https://login.example/realms/shop"); err != nil {
+		t.Errorf("CheckIssuer: %v, want none", err)
+	}
+}

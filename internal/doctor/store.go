@@ -1,0 +1,45 @@
+package doctor
+
+// reach begins a query with the foreign keys that a deletion of a plant has to do with: those
+// to plants, and those to tables whose rows it removes. Since PostgreSQL 18 a key may be NOT
+// ENFORCED; earlier versions have no such column.
+const reach = `
+	WITH RECURSIVE enforced AS (
+		SELECT * FROM pg_constraint c WHERE c.contype = 'f' AND c.conparentid = 0 AND to_jsonb(c) ->> 'conenforced' IS DISTINCT FROM 'false'
+	), reach AS (
+		SELECT e.oid, e.conrelid, e.confdeltype FROM enforced e WHERE e.confrelid = to_regclass('public.plants')
+		UNION SELECT e.oid, e.conrelid, e.confdeltype FROM reach r JOIN enforced e ON e.confrelid = r.conrelid WHERE r.confdeltype = 'c'
+	)`
+
+// An index helps whose first columns are those of the key, in any order.
+const foreignKeys = reach + `
+	SELECT CASE WHEN s.size > @scan::bigint THEN 'problem' ELSE 'advice' END,
+		format('each deletion from %s scans %s (%s): foreign key %I has no index', e.confrelid::regclass, e.conrelid::regclass, pg_size_pretty(s.size), e.conname),
+		format('CREATE INDEX %sON %s (%s);', CASE c.relkind WHEN 'p' THEN '' ELSE 'CONCURRENTLY ' END, e.conrelid::regclass,
+			(SELECT string_agg(format('%I', a.attname), ', ' ORDER BY k.n) FROM unnest(e.conkey) WITH ORDINALITY k (attnum, n) JOIN pg_attribute a ON a.attrelid = e.conrelid AND a.attnum = k.attnum))
+	FROM reach r JOIN enforced e ON e.oid = r.oid JOIN pg_class c ON c.oid = e.conrelid,
+		LATERAL (SELECT coalesce(sum(pg_table_size(relid)), pg_table_size(c.oid)) FROM pg_partition_tree(c.oid)) s (size)
+	WHERE NOT EXISTS (SELECT FROM pg_index i JOIN pg_class ic ON ic.oid = i.indexrelid JOIN pg_am m ON m.oid = ic.relam
+		WHERE i.indrelid = e.conrelid AND i.indisvalid AND i.indpred IS NULL AND m.amname IN ('btree', 'hash')
+			AND (i.indkey::int2[])[0:cardinality(e.conkey) - 1] @> e.conkey)
+	ORDER BY s.size DESC, e.conrelid::regclass::text COLLATE "C", e.conname`
+
+const cascades = reach + `
+	SELECT 'advice', format('a deletion from %s %s %s (foreign key %I), and a restore does not bring that back', e.confrelid::regclass,
+			CASE r.confdeltype WHEN 'c' THEN 'removes rows of' ELSE 'changes rows of' END, e.conrelid::regclass, e.conname),
+		format(E'-- If such rows should keep the plant instead:\nALTER TABLE %s DROP CONSTRAINT %I, ADD CONSTRAINT %I %s;', e.conrelid::regclass, e.conname, e.conname,
+			regexp_replace(pg_get_constraintdef(e.oid), ' ON DELETE (CASCADE|SET NULL|SET DEFAULT)( \([^)]*\))?', ''))
+	FROM reach r JOIN enforced e ON e.oid = r.oid
+	WHERE r.confdeltype IN ('c', 'n', 'd') AND NOT (r.confdeltype = 'c' AND e.conrelid = to_regclass('public.plants')) -- those are recorded
+	ORDER BY e.conrelid::regclass::text COLLATE "C", e.conname`
+
+// tgtype: 1 is FOR EACH ROW, 2 BEFORE, 4 INSERT, 8 DELETE.
+const storeTriggers = `
+	SELECT 'advice', format('trigger %I of public.plants %s', t.tgname, concat_ws('; it ',
+			CASE WHEN t.tgtype & 11 = 11 THEN 'fires before a plant is deleted and may keep it, or handle the deletion in its own way: the service then answers 409'
+				WHEN t.tgtype & 8 > 0 THEN 'fires when a plant is deleted: where it fails, the plant stays' END,
+			CASE WHEN t.tgtype & 4 > 0 THEN 'fires on INSERT: a restore asks for --fire-triggers' END)),
+		format(E'-- \\sf %s shows what it does. If it should not fire:\nALTER TABLE public.plants DISABLE TRIGGER %I;', t.tgfoid::regprocedure, t.tgname)
+	FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+	WHERE t.tgrelid = to_regclass('public.plants') AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 12 > 0 AND p.pronamespace <> to_regnamespace('plantstore')
+	ORDER BY t.tgname`

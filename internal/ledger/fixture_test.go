@@ -1,0 +1,94 @@
+package ledger_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/ledger"
+	"plantstore/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+
+func execute(t *testing.T, conn *pgx.Conn, sql string) {
+	t.Helper()
+	if _, err := conn.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+func value[T any](t *testing.T, conn *pgx.Conn, sql string, args ...any) (v T) {
+	t.Helper()
+	if err := conn.QueryRow(t.Context(), sql, args...).Scan(&v); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+// image returns all plants as text, which is exact in the settings of a new session.
+func image(t *testing.T, conn *pgx.Conn) string {
+	t.Helper()
+	var b bytes.Buffer
+	if _, err := conn.PgConn().CopyTo(t.Context(), &b, `COPY (SELECT * FROM public.plants ORDER BY id) TO STDOUT`); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// deleteAs deletes a plant as the service does for a principal.
+func deleteAs(t *testing.T, conn *pgx.Conn, plant int64, principal string) {
+	t.Helper()
+	if _, err := conn.Exec(t.Context(), `
+		WITH asked AS MATERIALIZED (SELECT set_config('plantstore.asked', ARRAY[[$1::bigint::text], [$2], ['r-' || $1], ['k-' || $1]]::text, true))
+		DELETE FROM public.plants USING asked WHERE id = $1`, plant, principal); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func list(t *testing.T, conn *pgx.Conn, f ledger.Filter) (all []ledger.Deletion) {
+	t.Helper()
+	if err := ledger.List(t.Context(), conn, f, func(d ledger.Deletion) error { all = append(all, d); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// entries returns the ids of the ledger's entries of a range of plants, oldest first.
+func entries(t *testing.T, conn *pgx.Conn, first, last int64) []int64 {
+	t.Helper()
+	return value[[]int64](t, conn, `SELECT array_agg(id ORDER BY id) FROM plantstore.deletions WHERE plant_id BETWEEN $1 AND $2`, first, last)
+}
+
+func restore(t *testing.T, conn *pgx.Conn, s ledger.Selection, o ledger.Options) ledger.Restored {
+	t.Helper()
+	done, err := ledger.Restore(t.Context(), conn, s, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return done
+}
+
+// waitForWaiters returns when n sessions wait for locks that conn has, directly or not.
+func waitForWaiters(ctx context.Context, conn, watcher *pgx.Conn, n int) error {
+	for {
+		var waiting int
+		if err := watcher.QueryRow(ctx, `
+			WITH RECURSIVE w (pid) AS (
+				SELECT $1::int UNION SELECT a.pid FROM w, pg_stat_activity a WHERE w.pid = ANY (pg_blocking_pids(a.pid))
+			) SELECT count(*) - 1 FROM w`, conn.PgConn().PID()).Scan(&waiting); err != nil || waiting >= n {
+			return err
+		}
+	}
+}
+
+// waitForHorizon returns when all transactions before xid have ended, those of other
+// databases too.
+func waitForHorizon(t *testing.T, conn *pgx.Conn, xid uint64) {
+	t.Helper()
+	for value[uint64](t, conn, `SELECT pg_snapshot_xmin(pg_current_snapshot())`) < xid {
+	}
+}

@@ -1,0 +1,69 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// MinAge is the age that an entry has at least when it is purged. Until then a client may
+// send a request again, and the ledger knows its outcome.
+const MinAge = 7 * 24 * time.Hour
+
+// ErrTooYoung is returned by Purge and Older for an age below MinAge.
+var ErrTooYoung = errors.New("entries younger than 7 days are not purged")
+
+const purgeBatch = 10_000
+
+// Older returns how many entries are older than age.
+func Older(ctx context.Context, conn *pgx.Conn, age time.Duration) (n int64, err error) {
+	if age < MinAge {
+		return 0, ErrTooYoung
+	}
+	err = conn.QueryRow(ctx, `SELECT count(*) FROM plantstore.deletions WHERE deleted_at < now() - $1::interval`, age).Scan(&n)
+	return n, err
+}
+
+// Purge removes entries older than age, refusals too, oldest first, and returns how many.
+// Each batch is a transaction, and others get as much time as it took. Entries that a
+// restore has locked stay. progress, unless nil, is called with the sum so far.
+func Purge(ctx context.Context, conn *pgx.Conn, age time.Duration, progress func(purged int64)) (purged int64, err error) {
+	if age < MinAge {
+		return 0, ErrTooYoung
+	}
+	var cutoff time.Time
+	if err := conn.QueryRow(ctx, `SELECT clock_timestamp() - $1::interval FROM set_config('statement_timeout', '0', false)`, age).Scan(&cutoff); err != nil {
+		return 0, err
+	}
+	var last *int64
+	for {
+		began := time.Now()
+		var old, gone int64
+		if err := conn.QueryRow(ctx, `
+			WITH page AS MATERIALIZED (
+				SELECT id, deleted_at < $2 AS old FROM plantstore.deletions WHERE $1::bigint IS NULL OR id > $1 ORDER BY id LIMIT $3
+			), unlocked AS MATERIALIZED (
+				SELECT id FROM plantstore.deletions WHERE id IN (SELECT id FROM page WHERE old) FOR UPDATE SKIP LOCKED
+			), gone AS (
+				DELETE FROM plantstore.deletions WHERE id IN (SELECT id FROM unlocked) RETURNING id
+			)
+			SELECT max(id), count(*) FILTER (WHERE old), (SELECT count(*) FROM gone) FROM page`,
+			last, cutoff, purgeBatch).Scan(&last, &old, &gone); err != nil {
+			return purged, err
+		}
+		purged += gone
+		if progress != nil {
+			progress(purged)
+		}
+		if old == 0 {
+			return purged, nil
+		}
+		select {
+		case <-ctx.Done():
+			return purged, ctx.Err()
+		case <-time.After(time.Since(began)):
+		}
+	}
+}

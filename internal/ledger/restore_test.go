@@ -1,0 +1,517 @@
+package ledger_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/ledger"
+	"plantstore/internal/pgtest"
+)
+
+// A table with columns of every family of types, and rows that are hard to write as text.
+const everyType = `
+	CREATE EXTENSION hstore; CREATE EXTENSION citext; CREATE EXTENSION ltree; CREATE EXTENSION cube; CREATE EXTENSION isn;
+	CREATE SCHEMA store;
+	CREATE TYPE store.light AS ENUM ('sun', 'half "shade"', '', 'null');
+	CREATE TYPE store.size AS (height numeric, "unit, or so" text, tags text[]);
+	CREATE DOMAIN store.sizes AS store.size[] CHECK (cardinality(VALUE) < 9);
+	CREATE DOMAIN store.filled AS text NOT NULL DEFAULT 'x';
+	CREATE TYPE store.span AS RANGE (subtype = float8);
+	CREATE TABLE public.doomed (); -- its dropped columns come first
+	ALTER TABLE public.plants ADD gone1 int, ADD gone2 text;
+	ALTER TABLE public.plants DROP gone1;
+	ALTER TABLE public.plants ALTER id SET GENERATED ALWAYS,
+		ADD a_bool bool, ADD a_int2 int2, ADD a_int4 int4, ADD a_numeric numeric, ADD a_numeric2 numeric(9,3), ADD a_float4 float4, ADD a_float8 float8,
+		ADD a_money money, ADD a_varchar varchar(20), ADD a_char char(6), ADD "a ""char" "char", ADD a_name name, ADD a_bytea bytea,
+		ADD a_timestamp timestamp, ADD a_timestamptz timestamptz, ADD a_seconds timestamptz(0), ADD a_date date, ADD a_time time, ADD a_timetz timetz,
+		ADD a_interval interval, ADD a_day interval day to second (2), ADD a_uuid uuid, ADD a_json json, ADD a_jsonb jsonb, ADD a_xml xml,
+		ADD a_point point, ADD a_line line, ADD a_lseg lseg, ADD a_box box, ADD a_path path, ADD a_polygon polygon, ADD a_circle circle,
+		ADD a_inet inet, ADD a_cidr cidr, ADD a_macaddr macaddr, ADD a_macaddr8 macaddr8, ADD a_bit bit(5), ADD a_varbit varbit,
+		ADD a_tsvector tsvector, ADD a_tsquery tsquery, ADD a_jsonpath jsonpath, ADD a_int4range int4range, ADD a_tstzrange tstzrange, ADD a_multirange nummultirange,
+		ADD a_oid oid, ADD a_xid xid, ADD a_xid8 xid8, ADD a_tid tid, ADD a_lsn pg_lsn, ADD a_snapshot pg_snapshot,
+		ADD a_regclass regclass, ADD a_regtype regtype, ADD a_regproc regprocedure, ADD a_regrole regrole, ADD a_acl aclitem,
+		ADD a_texts text[], ADD a_ints int[], ADD a_boxes box[], ADD a_light store.light, ADD a_lights store.light[], ADD a_size store.size, ADD a_sizes store.sizes,
+		ADD a_filled store.filled, ADD a_span store.span, ADD a_hstore hstore, ADD a_citext citext, ADD a_ltree ltree, ADD a_cube cube, ADD a_isbn isbn13,
+		ADD "Wörter, ""und"" (mehr)" text, ADD "select" int, ADD a_text text COLLATE "C",
+		ADD a_generated text GENERATED ALWAYS AS (name || '!') STORED NOT NULL, DROP gone2;
+	INSERT INTO public.plants OVERRIDING SYSTEM VALUE VALUES (-1, 'plain', '2026-07-01 12:00:00.000001+05:30',
+		true, -32768, 7, '1.1000', 1.5, '-0', '-0', '-1234.50', 'two words ', 'ab', 'x', 'a name', '\x00ff5c27',
+		'2026-07-01 12:00:00.123456', 'infinity', '2026-07-01 00:00:00+00', '0044-03-15 BC', '24:00:00', '12:30:00.5-07:30',
+		'1 year -2 days +03:04:05.000006', '-3 days -04:05:06.07', gen_random_uuid(), '{"a": 1, "a": 2,
+			"nul": "\u0000", "lone": "\ud800", "literal": "\\u0000"}', '{"b": 1.10, "a": null}', 'text <a b="c"/> &amp; more',
+		'(-0,NaN)', '{1,2,3}', '[(1,2),(3,4)]', '(3,4),(1,2)', '[(1,2),(3,4)]', '((1,2),(3,4),(5,6))', '<(1,2),3>',
+		'10.0.0.7/8', '2001:db8::/32', '08:00:2b:01:02:03', '08:00:2b:01:02:03:04:05', '10110', '1',
+		'a:1A ''b c'':2', 'a & !''b c'':*', '$.a[*] ? (@ > 1)', '[1,)', '["2026-07-01 00:00+02",infinity)', '{[1.10,2),(5,)}',
+		'4294967295', '7', '18446744073709551615', '(1,2)', '16/B374D848', '10:20:10,14,15',
+		'public.doomed', 'store.light', 'pg_catalog.lower(text)', 'plantstore_owner', 'plantstore_owner=r/plantstore_owner',
+		'{"a,b",NULL,"null","",a\\b,"q\"q"}', '[-1:0][2:3]={{1,NULL},{3,4}}', '{(3,4),(1,2);(1,1),(0,0)}', 'half "shade"', '{sun,"",NULL,"null"}',
+		ROW(1.10, E'a "b", (c)\n', '{x,NULL}'), ARRAY[ROW(NULL, '', '{}'), NULL]::store.size[],
+		'', '[-Infinity,1e-310)', 'a=>1, "b, c"=>NULL', 'MiXeD', 'a.b.c', '(1,2),(3,4)', '978-0-393-04002-9',
+		E'\t\b\x01 \\ '' "', 1, E'\\N');
+	INSERT INTO public.plants (id, name, a_filled) OVERRIDING SYSTEM VALUE VALUES (0, '', 'only nulls');
+	INSERT INTO public.plants (id, name, a_numeric, a_float4, a_float8, a_date, a_timestamp, a_texts, a_int4range, a_filled, a_bytea, a_varbit, a_hstore, a_sizes, a_text) OVERRIDING SYSTEM VALUE VALUES
+		(9223372036854775807, '{}', 'NaN', 'NaN', 5e-324, '-infinity', '4713-01-01 BC', '{}', 'empty', '(', '', '', '', '{}', ''),
+		(3, 'null', 1e-300, 1.1754944e-38, 0.1 + 0.2::float8, 'infinity', '-infinity', '{{{NULL}}}', '(,)', ')', '\x0a', '', '', NULL, repeat('Füße 🌱', 50000));`
+
+// Whoever deletes or restores has settings of their own.
+const hostile = `SET datestyle = 'SQL, DMY'; SET intervalstyle = 'sql_standard'; SET extra_float_digits = -15; SET bytea_output = 'escape';
+	SET timezone = 'America/St_Johns'; SET xmlbinary = 'hex'; SET xmloption = 'document'; SET array_nulls = off; SET search_path = store, public;
+	SET default_transaction_isolation = 'serializable'; SET default_transaction_read_only = on; SET statement_timeout = '1h'`
+
+func TestRestoreIsExact(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	super, owner := pgtest.Connect(t, db.Super), pgtest.Connect(t, db.Owner)
+	execute(t, super, everyType)
+	if value[int](t, super, `SELECT current_setting('server_version_num')::int`) >= 180000 {
+		execute(t, super, `ALTER TABLE public.plants ADD a_virtual text GENERATED ALWAYS AS (name || '?') VIRTUAL NOT NULL`)
+	}
+	before := image(t, super)
+	deleter := pgtest.Connect(t, db.Super)
+	execute(t, deleter, hostile)
+	execute(t, deleter, `BEGIN READ WRITE; DELETE FROM public.plants; COMMIT`)
+
+	var script bytes.Buffer
+	ids := entries(t, owner, -1<<63, 1<<63-1)
+	if err := ledger.Script(t.Context(), owner, ledger.Selection{IDs: ids}, &script); err != nil {
+		t.Fatal(err)
+	}
+	execute(t, super, `BEGIN; GRANT USAGE ON SCHEMA store TO plantstore_owner; COMMIT`)
+	execute(t, owner, hostile)
+	execute(t, owner, `SET default_transaction_read_only = off`)
+	execute(t, owner, script.String())
+	if after := image(t, super); after != before {
+		t.Errorf("plants after the script:\n%s", cmp.Diff(before, after))
+	}
+	if n := value[int](t, owner, `SELECT count(*) FROM plantstore.deletions WHERE restored_by = 'plantstore_owner'`); n != len(ids) {
+		t.Errorf("entries marked as restored by the script: got %d, want %d", n, len(ids))
+	}
+
+	execute(t, deleter, `BEGIN READ WRITE; DELETE FROM public.plants; COMMIT`)
+	execute(t, owner, hostile)
+	done := restore(t, owner, ledger.Selection{Plants: []int64{-1, 0, 1<<63 - 1, 3}}, ledger.Options{})
+	if len(done.Plants) != 4 || done.Notices != nil || done.Taken != nil {
+		t.Errorf("restored: got %+v, want 4 plants and nothing else", done)
+	}
+	if after := image(t, super); after != before {
+		t.Errorf("plants after the restore:\n%s", cmp.Diff(before, after))
+	}
+	if got := value[string](t, owner, `SHOW datestyle`); got != "SQL, DMY" {
+		t.Errorf("datestyle of the session after the restore: got %s, want SQL, DMY", got)
+	}
+}
+
+func TestRestoreRowsThatReferToEachOther(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	const n = 20_000
+	// Half of them leave before the table gets another column: they have another shape.
+	execute(t, owner, fmt.Sprintf(`
+		ALTER TABLE plants ADD next bigint;
+		INSERT INTO plants (id, name, next) SELECT i, 'p' || i, i %% %[1]d + 1 FROM generate_series(1, %[1]d) i;
+		CREATE TEMP TABLE before AS SELECT * FROM plants;
+		DELETE FROM plants WHERE id %% 2 = 0;
+		ALTER TABLE plants ADD note text;
+		DELETE FROM plants;
+		ALTER TABLE plants ADD FOREIGN KEY (next) REFERENCES plants DEFERRABLE INITIALLY DEFERRED, ADD CONSTRAINT now FOREIGN KEY (next) REFERENCES plants`, n))
+	done := restore(t, owner, ledger.Selection{ByRole: "plantstore_owner", Since: value[time.Time](t, owner, `SELECT min(deleted_at) FROM plantstore.deletions`)}, ledger.Options{})
+	if len(done.Plants) != n {
+		t.Errorf("restored: got %d, want %d", len(done.Plants), n)
+	}
+	if different := value[int](t, owner, `SELECT count(*) FROM before b FULL JOIN plants p ON ROW(b.*) = ROW(p.id, p.name, p.created_at, p.next) WHERE b.id IS NULL OR p.id IS NULL`); different != 0 {
+		t.Errorf("rows that differ: got %d, want 0", different)
+	}
+}
+
+func TestRestoreAfterTheTableChanged(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	type changed struct {
+		change  string
+		options ledger.Options
+		refused string // reasons and notices, one a line
+		notices []string
+		want    string // the row then
+	}
+	tests := map[string]changed{
+		"unchanged": {want: `(7,Fern,"2026-07-01 00:00:00+00",1.10,,5)`},
+		"dropped": {
+			change:  `DROP price, DROP sku`,
+			refused: "column \"price\" (numeric) is gone, with the values of 1 plant; if it was renamed: --rename price=NEW [--lossy]\ncolumn \"sku\" is gone; it had no values",
+		},
+		"dropped, lossy": {
+			change: `DROP price`, options: ledger.Options{Lossy: true},
+			notices: []string{`column "price" (numeric) is gone, with the values of 1 plant`},
+			want:    `(7,Fern,"2026-07-01 00:00:00+00",,5)`,
+		},
+		"dropped and added as another type": {
+			change:  `DROP height, ADD height text`,
+			notices: []string{`column "height" is of type text today, it was integer`},
+			want:    `(7,Fern,"2026-07-01 00:00:00+00",1.10,,5)`,
+		},
+		// By place, the values of price and height would change places.
+		"dropped and added in another order": {
+			change: `DROP price, DROP height; ALTER TABLE plants ADD height int, ADD price numeric`,
+			want:   `(7,Fern,"2026-07-01 00:00:00+00",,5,1.10)`,
+		},
+		"another type that takes the value as another one": {
+			change:  `ALTER price TYPE numeric(5,1)`,
+			refused: `column "price" comes back changed in 1 plant, as in plant 7 from 1.10 to 1.1 [--lossy]`,
+		},
+		"another type that takes the value as another one, lossy": {
+			change: `ALTER price TYPE numeric(5,1)`, options: ledger.Options{Lossy: true},
+			notices: []string{`column "price" comes back changed in 1 plant, as in plant 7 from 1.10 to 1.1`},
+			want:    `(7,Fern,"2026-07-01 00:00:00+00",1.1,,5)`,
+		},
+		"another type that does not take the value": {
+			change:  `DROP price, ADD price int`,
+			refused: "invalid input syntax for type integer: \"1.10\"\ncolumn \"price\" is of type integer today, it was numeric",
+		},
+		"renamed": {
+			change:  `RENAME price TO cost`,
+			refused: "column \"price\" (numeric) is gone, with the values of 1 plant; if it was renamed: --rename price=cost [--lossy]\ncolumn \"cost\" is new and takes its default",
+		},
+		"renamed, told": {
+			change: `RENAME price TO cost; ALTER TABLE plants ALTER cost SET NOT NULL`, options: ledger.Options{Rename: map[string]string{"price": "cost"}},
+			notices: []string{`column "price" is "cost" today`},
+			want:    `(7,Fern,"2026-07-01 00:00:00+00",1.10,,5)`,
+		},
+		"renamed, not null": {
+			change: `RENAME price TO cost; ALTER TABLE plants ALTER cost SET NOT NULL`, options: ledger.Options{Lossy: true},
+			refused: "column \"cost\" is NOT NULL without a default, and deleted plants have no value for it; if it was renamed: --rename OLD=cost\ncolumn \"price\" (numeric) is gone, with the values of 1 plant",
+		},
+		"renamed to the name of another": {
+			change: `DROP height; ALTER TABLE plants RENAME sku TO height`, options: ledger.Options{Rename: map[string]string{"sku": "height"}},
+			refused: "column \"height\" (integer) is gone, with the values of 1 plant; if it was renamed: --rename height=NEW [--lossy]\ncolumn \"sku\" is \"height\" today",
+		},
+		"renames that fit nothing": {
+			options: ledger.Options{Rename: map[string]string{"id": "number", "colour": "price", "height": "id", "price": "cost"}},
+			refused: "--rename colour=price: no deleted plant has a column \"colour\"\n--rename height=id: no column becomes id or was id\n--rename id=number: no column becomes id or was id\n--rename price=cost: public.plants has no column \"cost\"",
+		},
+		"new columns": {
+			change:  `ADD stock int NOT NULL DEFAULT 3, ADD note text, ADD serial int GENERATED ALWAYS AS IDENTITY, ADD twice int GENERATED ALWAYS AS (height * 2) STORED NOT NULL`,
+			notices: []string{`column "stock" is new and takes its default`, `column "note" is new and takes its default`, `column "serial" is new and takes its default`},
+			want:    `(7,Fern,"2026-07-01 00:00:00+00",1.10,,5,3,,1,10)`,
+		},
+		"generated since": {
+			change:  `DROP height, ADD height int GENERATED ALWAYS AS (length(name)) STORED`,
+			refused: `column "height" comes back changed in 1 plant, as in plant 7 from 5 to 4 [--lossy]`,
+		},
+		"a dropped type": {
+			change:  `DROP price; DROP DOMAIN code CASCADE; ALTER TABLE plants ADD sku text, ADD price numeric`,
+			notices: []string{`column "sku" is of type text today, it was a dropped type`},
+			want:    `(7,Fern,"2026-07-01 00:00:00+00",5,,1.10)`,
+		},
+		"a check that the row does not meet": {
+			change:  `ADD CONSTRAINT tall CHECK (height > 10) NOT VALID`,
+			refused: `new row for relation "plants" violates check constraint "tall": Failing row contains (7, Fern, 2026-07-01 00:00:00+00, 1.10, null, 5).`,
+		},
+	}
+	if value[int](t, owner, `SELECT current_setting('server_version_num')::int`) >= 180000 {
+		tests["virtual since"] = changed{
+			change:  `DROP height, ADD height int GENERATED ALWAYS AS (length(name))`,
+			refused: `column "height" comes back changed in 1 plant, as in plant 7 from 5 to 4 [--lossy]`,
+		}
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			execute(t, owner, `
+				SET timezone = 'UTC';
+				DELETE FROM plants; DELETE FROM plantstore.deletions; DROP DOMAIN IF EXISTS code CASCADE;
+				ALTER TABLE plants DROP IF EXISTS price, DROP IF EXISTS cost, DROP IF EXISTS twice, DROP IF EXISTS sku, DROP IF EXISTS height,
+					DROP IF EXISTS stock, DROP IF EXISTS note, DROP IF EXISTS serial;
+				CREATE DOMAIN code AS text;
+				ALTER TABLE plants ADD price numeric, ADD sku code, ADD height int;
+				INSERT INTO plants VALUES (7, 'Fern', '2026-07-01Z', 1.10, NULL, 5);
+				DELETE FROM plants`)
+			if test.change != "" {
+				execute(t, owner, `ALTER TABLE plants `+test.change)
+			}
+			done, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{7}}, test.options)
+			var refused *ledger.RefusedError
+			if errors.As(err, &refused) {
+				var lines []string
+				for _, r := range refused.Reasons {
+					line := r.Text
+					if r.Flag != "" {
+						line += " [" + r.Flag + "]"
+					}
+					lines = append(lines, line)
+				}
+				err = nil
+				if diff := cmp.Diff(test.refused, strings.Join(append(lines, refused.Notices...), "\n")); diff != "" {
+					t.Errorf("refused (-want +got):\n%s", diff)
+				}
+			} else if test.refused != "" {
+				t.Errorf("got no refusal, want %s", test.refused)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.notices, done.Notices); diff != "" {
+				t.Errorf("notices (-want +got):\n%s", diff)
+			}
+			if got := value[string](t, owner, `SELECT coalesce((SELECT ROW(p.*)::text FROM plants p), '')`); got != test.want {
+				t.Errorf("row: got %s, want %s", got, test.want)
+			}
+			if got, want := value[bool](t, owner, `SELECT restored_at IS NOT NULL FROM plantstore.deletions`), test.want != ""; got != want {
+				t.Errorf("marked as restored: got %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+func reasons(t *testing.T, err error) (texts []string) {
+	t.Helper()
+	refused, ok := errors.AsType[*ledger.RefusedError](err)
+	if !ok {
+		t.Fatalf("error: got %v, want a RefusedError", err)
+	}
+	for _, r := range refused.Reasons {
+		texts = append(texts, r.Text)
+	}
+	return texts
+}
+
+func TestRestoreFiresTriggers(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	execute(t, owner, `
+		ALTER TABLE plants ADD updated_at timestamptz, ADD day date GENERATED ALWAYS AS ((updated_at AT TIME ZONE 'UTC')::date) STORED;
+		INSERT INTO plants (id, name, updated_at) SELECT i, 'p' || i, '2026-07-01Z' FROM generate_series(1, 3) i;
+		DELETE FROM plants;
+		CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.updated_at := '2026-08-01Z'; RETURN NEW; END $$;
+		CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN CASE WHEN NEW.id <> 2 THEN NEW END; END $$;
+		CREATE TRIGGER touch BEFORE INSERT OR UPDATE ON plants FOR EACH ROW EXECUTE FUNCTION touch();
+		CREATE TRIGGER veto BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION veto();
+		CREATE TRIGGER off BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION veto();
+		CREATE TRIGGER updates BEFORE UPDATE ON plants FOR EACH ROW EXECUTE FUNCTION veto();
+		ALTER TABLE plants DISABLE TRIGGER off`)
+	all := ledger.Selection{Plants: []int64{1, 2, 3}}
+	_, err := ledger.Restore(t.Context(), owner, all, ledger.Options{Lossy: true})
+	if diff := cmp.Diff([]string{
+		"inserting fires the store's trigger touch (function public.touch)", "inserting fires the store's trigger veto (function public.veto)",
+	}, reasons(t, err)); diff != "" {
+		t.Errorf("refused (-want +got):\n%s", diff)
+	}
+	_, err = ledger.Restore(t.Context(), owner, all, ledger.Options{FireTriggers: true, SkipExisting: true})
+	if got := reasons(t, err); len(got) != 1 || !strings.HasSuffix(got[0], "a trigger did not let the row in, or gave it another id") {
+		t.Errorf("a row that a trigger vetoes: got %q", got)
+	}
+	done := restore(t, owner, ledger.Selection{Plants: []int64{1, 3}}, ledger.Options{FireTriggers: true})
+	if diff := cmp.Diff([]string{
+		`column "updated_at" comes back changed in 2 plants, as in plant 1 from "2026-07-01 00:00:00+00" to "2026-08-01 00:00:00+00": by a trigger`,
+		`column "day" comes back changed in 2 plants, as in plant 1 from 2026-07-01 to 2026-08-01: by a trigger`,
+	}, done.Notices); diff != "" {
+		t.Errorf("notices (-want +got):\n%s", diff)
+	}
+}
+
+func TestRestoreTakenIDs(t *testing.T) {
+	t.Parallel()
+	owner, id := pgtest.Connect(t, pgtest.Shared(t).Owner), pgtest.IDs(t)
+	execute(t, owner, fmt.Sprintf(`
+		INSERT INTO plants (id, name) SELECT i, 'old' FROM generate_series(%[1]d, %[1]d + 2) i;
+		DELETE FROM plants WHERE id BETWEEN %[1]d AND %[1]d + 2;
+		INSERT INTO plants (id, name) VALUES (%[1]d + 1, 'new')`, id))
+	all := ledger.Selection{IDs: entries(t, owner, id, id+2)}
+	plants := func() string {
+		return value[string](t, owner, `SELECT coalesce(string_agg(id - $1 || name, ' ' ORDER BY id), '') FROM plants WHERE id BETWEEN $1 AND $1 + 2`, id)
+	}
+	_, err := ledger.Restore(t.Context(), owner, all, ledger.Options{})
+	if got := reasons(t, err); len(got) != 1 || !strings.HasPrefix(got[0], fmt.Sprintf(`plant %d "old" (deletion %d, deleted by role plantstore_owner at `, id+1, all.IDs[1])) || !strings.HasSuffix(got[0], "): its id is taken") {
+		t.Errorf("reasons: got %q", got)
+	}
+	skip := ledger.Options{SkipExisting: true, DryRun: true}
+	done := restore(t, owner, all, skip)
+	if got := plants(); len(done.Plants) != 2 || len(done.Taken) != 1 || got != "1new" {
+		t.Errorf("dry run: got %+v and plants %s, want two plants restored, one taken, and nothing changed", done, got)
+	}
+	skip.DryRun = false
+	restore(t, owner, all, skip)
+	if got, want := plants(), "0old 1new 2old"; got != want {
+		t.Errorf("plants: got %s, want %s", got, want)
+	}
+	done = restore(t, owner, ledger.Selection{Plants: []int64{id + 1}}, skip)
+	if len(done.Plants) != 0 || len(done.Taken) != 1 {
+		t.Errorf("nothing but taken: got %+v", done)
+	}
+}
+
+// A plant may take the id while the restore waits for its commit.
+func TestRestoreTakenMeanwhile(t *testing.T) {
+	t.Parallel()
+	db, id := pgtest.Shared(t), pgtest.IDs(t)
+	owner, other, watcher := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Super)
+	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%[1]d, 'old'), (%[1]d + 1, 'old'); DELETE FROM plants WHERE id IN (%[1]d, %[1]d + 1)`, id))
+	execute(t, other, fmt.Sprintf(`BEGIN; INSERT INTO plants (id, name) VALUES (%d, 'new')`, id))
+	committed := make(chan error, 1)
+	go func() {
+		err := waitForWaiters(t.Context(), other, watcher, 1)
+		if err == nil {
+			_, err = other.Exec(t.Context(), `COMMIT`)
+		}
+		committed <- err
+	}()
+	done, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{id, id + 1}}, ledger.Options{SkipExisting: true, LockTimeout: time.Hour})
+	if err := errors.Join(err, <-committed); err != nil {
+		t.Fatal(err)
+	}
+	if len(done.Plants) != 1 || len(done.Taken) != 1 || done.Taken[0].PlantID != id {
+		t.Errorf("got %+v, want plant %d restored and %d taken", done, id+1, id)
+	}
+	if n := value[int](t, owner, `SELECT count(*) FROM plantstore.deletions WHERE plant_id = $1 AND restored_at IS NULL`, id); n != 1 {
+		t.Errorf("entries of the taken id that are not restored: got %d, want 1", n)
+	}
+}
+
+func TestRestoreRefusesEntries(t *testing.T) {
+	t.Parallel()
+	owner, id := pgtest.Connect(t, pgtest.Shared(t).Owner), pgtest.IDs(t)
+	execute(t, owner, fmt.Sprintf(`
+		INSERT INTO plants (id, name) VALUES (%[1]d, 'a'), (%[1]d + 1, 'b'); DELETE FROM plants WHERE id IN (%[1]d, %[1]d + 1);
+		INSERT INTO plants (id, name) VALUES (%[1]d + 1, 'b'); DELETE FROM plants WHERE id = %[1]d + 1;
+		SELECT plantstore.outcome(%[1]d + 2, 'shop', 'r', 'k', 40401)`, id))
+	ids := entries(t, owner, id, id+2)
+	restore(t, owner, ledger.Selection{IDs: ids[:1]}, ledger.Options{})
+	_, err := ledger.Restore(t.Context(), owner, ledger.Selection{IDs: append(slices.Clone(ids), 1<<62), Plants: []int64{id, id + 3}}, ledger.Options{SkipExisting: true, Lossy: true, FireTriggers: true})
+	got := strings.Join(reasons(t, err), "\n")
+	for _, want := range []string{
+		fmt.Sprintf("plant %d: the ledger has no deletion of it that is not restored already\nplant %d: the ledger has", id, id+3),
+		fmt.Sprintf("plant %d \"a\" (deletion %d, deleted by role plantstore_owner at ", id, ids[0]), ") was restored by plantstore_owner at 20",
+		fmt.Sprintf("deletions %d and %d are of the same plant %d: restore one of them", ids[1], ids[2], id+1),
+		fmt.Sprintf("entry %d is a refusal: nothing was deleted", ids[3]),
+		"there is no deletion 4611686018427387904 in the ledger",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("got %s\nwant in it: %s", got, want)
+		}
+	}
+	if n := len(reasons(t, err)); n != 6 {
+		t.Errorf("reasons: got %d, want 6:\n%s", n, got)
+	}
+}
+
+func TestRestoreByCriteria(t *testing.T) {
+	t.Parallel()
+	owner, id := pgtest.Connect(t, pgtest.Shared(t).Owner), pgtest.IDs(t)
+	script := fmt.Sprint("script-", id)
+	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) SELECT i, 'p' FROM generate_series(%[1]d, %[1]d + 4) i`, id))
+	for i := range int64(3) {
+		deleteAs(t, owner, id+i, script)
+	}
+	since := value[time.Time](t, owner, `SELECT deleted_at FROM plantstore.deletions WHERE plant_id = $1`, id+1)
+	until := value[time.Time](t, owner, `SELECT clock_timestamp()`)
+	deleteAs(t, owner, id+3, script)
+	deleteAs(t, owner, id+4, "another")
+	// Plant 2 comes back, and its deletion by another is meant.
+	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%d + 2, 'p')`, id))
+	deleteAs(t, owner, id+2, "another-"+script)
+
+	if done := restore(t, owner, ledger.Selection{ByRole: script, Since: since}, ledger.Options{}); len(done.Plants) != 0 {
+		t.Errorf("by a role: got %+v, want nothing", done)
+	}
+	done := restore(t, owner, ledger.Selection{By: script, Since: since, Until: until}, ledger.Options{})
+	if len(done.Plants) != 1 || done.Plants[0].PlantID != id+1 || done.DeletedAgain != 1 {
+		t.Errorf("got %+v, want plant %d restored and one that was deleted again", done, id+1)
+	}
+	if got, want := done.Plants[0].By(), script; got != want {
+		t.Errorf("deleted by: got %s, want %s", got, want)
+	}
+}
+
+func TestRestoreTwiceAtOnce(t *testing.T) {
+	t.Parallel()
+	db, id := pgtest.Shared(t), pgtest.IDs(t)
+	holder, watcher := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Super)
+	execute(t, holder, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%[1]d, 'p'); DELETE FROM plants WHERE id = %[1]d`, id))
+	execute(t, holder, fmt.Sprintf(`BEGIN; SELECT FROM plantstore.deletions WHERE plant_id = %d FOR UPDATE`, id))
+	results := make(chan error, 2)
+	for range 2 {
+		conn := pgtest.Connect(t, db.Owner)
+		go func() {
+			_, err := ledger.Restore(t.Context(), conn, ledger.Selection{Plants: []int64{id}}, ledger.Options{SkipExisting: true, LockTimeout: time.Hour})
+			results <- err
+		}()
+	}
+	if err := waitForWaiters(t.Context(), holder, watcher, 2); err != nil {
+		t.Fatal(err)
+	}
+	execute(t, holder, `COMMIT`)
+	first, second := <-results, <-results
+	if first != nil {
+		first, second = second, first
+	}
+	if first != nil {
+		t.Fatalf("both were refused: %v, %v", first, second)
+	}
+	if got := reasons(t, second); len(got) != 1 || !strings.Contains(got[0], "was restored by plantstore_owner") {
+		t.Errorf("the second: got %q, want that the plant was restored", got)
+	}
+}
+
+// A cutConn loses the connection when the server has answered a COMMIT.
+type cutConn struct {
+	net.Conn
+	cut bool
+}
+
+func (c *cutConn) Write(p []byte) (int, error) {
+	c.cut = c.cut || bytes.Contains(p, []byte("commit\x00"))
+	return c.Conn.Write(p)
+}
+
+func (c *cutConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if c.cut {
+		return 0, io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+func TestRestoreWhoseCommitIsNotAnswered(t *testing.T) {
+	t.Parallel()
+	db, id := pgtest.Shared(t), pgtest.IDs(t)
+	owner := pgtest.Connect(t, db.Owner)
+	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%[1]d, 'p'); DELETE FROM plants WHERE id = %[1]d`, id))
+	config, err := pgx.ParseConfig(db.Owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, address)
+		return &cutConn{Conn: conn}, err
+	}
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ledger.Restore(t.Context(), conn, ledger.Selection{Plants: []int64{id}}, ledger.Options{}); !errors.Is(err, ledger.ErrCommitUnknown) {
+		t.Errorf("error: got %v, want ErrCommitUnknown", err)
+	}
+	if got := value[int](t, owner, `SELECT count(*) FROM plants WHERE id = $1`, id); got != 1 {
+		t.Errorf("plants: got %d, want 1", got)
+	}
+}
+
+func TestScriptRefusesAnotherTable(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	execute(t, owner, `ALTER TABLE plants ADD a int, ADD b int; INSERT INTO plants (id, name) VALUES (1, 'p'); DELETE FROM plants;
+		ALTER TABLE plants DROP a, ADD a int`)
+	err := ledger.Script(t.Context(), owner, ledger.Selection{Plants: []int64{1}}, io.Discard)
+	if got := reasons(t, err); len(got) != 1 || !strings.Contains(got[0], "restore it without --sql") {
+		t.Errorf("got %q, want a hint at restore without --sql", got)
+	}
+}

@@ -1,0 +1,100 @@
+package ledger
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Script writes the SQL that restores a selection, for psql. It returns a *RefusedError
+// where the table has changed since: then only Restore can.
+func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error {
+	var r restore
+	err := r.begin(ctx, conn)
+	if r.Tx != nil {
+		defer r.Rollback(context.WithoutCancel(ctx)) // it only reads
+	}
+	if err != nil {
+		return err
+	}
+	entries, _, err := r.lockEntries(ctx, s)
+	if err != nil || len(entries) == 0 {
+		return err
+	}
+	if _, err := r.pinSettings(ctx); err != nil {
+		return err
+	}
+	today, err := r.columns(ctx)
+	if err != nil {
+		return err
+	}
+	var names, inserted, values []string
+	var types []uint32
+	for _, c := range today {
+		names, types = append(names, c.name), append(types, c.oid)
+		if c.generated == "" {
+			inserted, values = append(inserted, c.quoted()), append(values, "(v.plant)."+c.quoted())
+		}
+	}
+	shapes, err := r.shapes(ctx, idsOf(entries))
+	if err != nil {
+		return err
+	}
+	for _, s := range shapes {
+		if !slices.Equal(s.names, names) || !slices.Equal(s.types, types) {
+			r.refuse("", "public.plants has other columns than when deletion %d was recorded: restore it without --sql", s.ids[0])
+		}
+	}
+	if err := r.refused(); err != nil {
+		return err
+	}
+	triggers, err := r.triggers(ctx)
+	if err != nil {
+		return err
+	}
+	var settings []string
+	if err := r.QueryRow(ctx, `SELECT array_agg(format('SET LOCAL %s = %s;', name, quote_literal(current_setting(name))))
+		FROM unnest('{datestyle,intervalstyle,timezone,lc_monetary,xmloption,array_nulls}'::text[]) name`).Scan(&settings); err != nil {
+		return err
+	}
+	out := bufio.NewWriter(w)
+	fmt.Fprintf(out, "BEGIN;\n%s\n", strings.Join(settings, " "))
+	for _, t := range triggers {
+		fmt.Fprintf(out, "-- fires the trigger %q\n", t)
+	}
+	fmt.Fprintf(out, "INSERT INTO public.plants (%s) OVERRIDING SYSTEM VALUE\nSELECT %s\nFROM (VALUES\n", strings.Join(inserted, ", "), strings.Join(values, ", "))
+	rows, err := r.Query(ctx, `SELECT literal FROM plantstore.deletions WHERE id = ANY ($1) ORDER BY id`, idsOf(entries))
+	if err != nil {
+		return err
+	}
+	var literal string
+	i := 0
+	if _, err := pgx.ForEachRow(rows, []any{&literal}, func() error {
+		fmt.Fprintf(out, "    -- %s\n    (%s::public.plants)", entries[i], quoted(literal))
+		if i++; i < len(entries) {
+			out.WriteByte(',')
+		}
+		_, err := out.WriteString("\n")
+		return err
+	}); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, ") v (plant);\nUPDATE plantstore.deletions SET restored_at = clock_timestamp(), restored_by = session_user\n"+
+		"WHERE restored_at IS NULL AND id IN (%s);\nCOMMIT;\n", strings.Trim(strings.ReplaceAll(fmt.Sprint(idsOf(entries)), " ", ", "), "[]"))
+	return out.Flush()
+}
+
+// quoted returns a literal of SQL in one line, without tabs, which psql takes for a request
+// to complete a word.
+func quoted(s string) string {
+	escaped := strings.NewReplacer(`\`, `\\`, `'`, `''`, "\n", `\n`, "\r", `\r`, "\t", `\t`).Replace(s)
+	if strings.Contains(escaped, `\`) {
+		return "E'" + escaped + "'"
+	}
+	return "'" + escaped + "'"
+}

@@ -1,0 +1,265 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// pinSettings sets what record_deletion() sets, so that rows are written as it wrote them.
+// It returns the search path from before.
+func (r *restore) pinSettings(ctx context.Context) (path string, err error) {
+	if err := r.QueryRow(ctx, `SELECT current_setting('search_path')`).Scan(&path); err != nil {
+		return "", err
+	}
+	_, err = r.Exec(ctx, `SELECT set_config(split_part(c, '=', 1), substr(c, position('=' in c) + 1), true)
+		FROM pg_proc, unnest(proconfig) c WHERE oid = 'plantstore.record_deletion()'::regprocedure`)
+	return path, err
+}
+
+func (r *restore) setPath(ctx context.Context, path string) error {
+	_, err := r.Exec(ctx, `SELECT set_config('search_path', $1, true)`, path)
+	return err
+}
+
+// A column is one of public.plants today.
+type column struct {
+	name, typ string
+	oid       uint32 // of its type
+	generated string // as in pg_attribute
+	required  bool   // a row has to have a value
+}
+
+func (c column) quoted() string { return pgx.Identifier{c.name}.Sanitize() }
+
+func (r *restore) columns(ctx context.Context) ([]column, error) {
+	rows, _ := r.Query(ctx, `
+		SELECT attname, format_type(atttypid, atttypmod), atttypid, attgenerated::text,
+			(attnotnull OR typnotnull) AND NOT atthasdef AND attidentity = '' AND typdefault IS NULL
+		FROM pg_attribute JOIN pg_type t ON t.oid = atttypid
+		WHERE attrelid = 'public.plants'::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum`)
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (c column, err error) {
+		err = row.Scan(&c.name, &c.typ, &c.oid, &c.generated, &c.required)
+		return c, err
+	})
+}
+
+// A shape is the columns that some entries were recorded with.
+//
+// Two temporary types read their literals: one has text for each column, as it was written,
+// and the other the types of today's columns where there are such. Their attributes are c0,
+// c1 and so on, and text_ and row_ with the number of the shape are their names. Another
+// restore of the session makes others of these names: no statement that reads them may be
+// cached, hence pgx.QueryExecModeExec.
+type shape struct {
+	number int
+	ids    []int64 // of the entries
+	names  []string
+	types  []uint32
+	typ    []string          // their names, or "a dropped type"
+	into   map[string]column // today's columns by the recorded names; without those that are gone
+}
+
+func (r *restore) shapes(ctx context.Context, ids []int64) ([]shape, error) {
+	rows, _ := r.Query(ctx, `
+		WITH entries AS MATERIALIZED (
+			SELECT id, types::oid[] AS types, ARRAY(SELECT json_object_keys(`+readable+`)) AS names FROM plantstore.deletions WHERE id = ANY ($1)
+		)
+		SELECT array_agg(id ORDER BY id), names, types,
+			ARRAY(SELECT CASE WHEN t.oid IS NULL THEN 'a dropped type' ELSE format_type(u.oid, NULL) END
+				FROM unnest(types) WITH ORDINALITY u (oid, n) LEFT JOIN pg_type t ON t.oid = u.oid ORDER BY n)
+		FROM entries GROUP BY names, types ORDER BY min(id)`, ids)
+	number := -1
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (s shape, err error) {
+		number++
+		s = shape{number: number, into: make(map[string]column)}
+		if err = row.Scan(&s.ids, &s.names, &s.types, &s.typ); err == nil && len(s.names) != len(s.types) {
+			err = fmt.Errorf("deletion %d has %d columns and %d types", s.ids[0], len(s.names), len(s.types))
+		}
+		return s, err
+	})
+}
+
+// checkRenames refuses renames that fit no columns, and reports whether all fit.
+func (r *restore) checkRenames(shapes []shape, today []column) bool {
+	before := len(r.reasons)
+	for _, was := range slices.Sorted(maps.Keys(r.options.Rename)) {
+		is := r.options.Rename[was]
+		switch {
+		case was == "id" || is == "id":
+			r.refuse("", "--rename %s=%s: no column becomes id or was id", was, is)
+		case !slices.ContainsFunc(today, func(c column) bool { return c.name == is }):
+			r.refuse("", "--rename %s=%s: public.plants has no column %q", was, is, is)
+		case !slices.ContainsFunc(shapes, func(s shape) bool { return slices.Contains(s.names, was) }):
+			r.refuse("", "--rename %s=%s: no deleted plant has a column %q", was, is, was)
+		}
+	}
+	return len(r.reasons) == before
+}
+
+// plan finds a column for each recorded one, and names the differences.
+func (r *restore) plan(ctx context.Context, s *shape, today []column) error {
+	free := slices.Clone(today) // not taken by a recorded column
+	take := func(was, is string) {
+		if i := slices.IndexFunc(free, func(c column) bool { return c.name == is }); i >= 0 {
+			s.into[was] = free[i]
+			free = slices.Delete(free, i, i+1)
+		}
+	}
+	for _, was := range s.names { // a renamed column comes before one that had its name
+		if is, ok := r.options.Rename[was]; ok {
+			take(was, is)
+		}
+	}
+	for _, was := range s.names {
+		if _, ok := r.options.Rename[was]; !ok {
+			take(was, was)
+		}
+	}
+	texts, types := make([]string, len(s.names)), make([]string, len(s.names))
+	for i, was := range s.names {
+		texts[i] = fmt.Sprintf("c%d text", i)
+		types[i] = texts[i]
+		if c, ok := s.into[was]; ok && c.generated == "" {
+			types[i] = fmt.Sprintf("c%d %s", i, c.typ)
+		}
+	}
+	if _, err := r.Exec(ctx, fmt.Sprintf(`CREATE TYPE pg_temp.text_%d AS (%s)`, s.number, strings.Join(texts, ", "))); err != nil {
+		return err
+	}
+	if _, err := r.Exec(ctx, fmt.Sprintf(`CREATE TYPE pg_temp.row_%d AS (%s)`, s.number, strings.Join(types, ", "))); err != nil {
+		return err
+	}
+	for i, was := range s.names {
+		c, ok := s.into[was]
+		switch {
+		case !ok:
+			if err := r.nameGone(ctx, s, i, free); err != nil {
+				return err
+			}
+		case c.name != was:
+			r.notice("column %q is %q today", was, c.name)
+			fallthrough
+		default:
+			if c.oid != s.types[i] {
+				r.notice("column %q is of type %s today, it was %s", c.name, c.typ, s.typ[i])
+			}
+		}
+	}
+	for _, c := range free {
+		switch {
+		case c.generated != "":
+		case c.required && !r.options.FireTriggers: // which may fill it
+			r.refuse("", "column %q is NOT NULL without a default, and deleted plants have no value for it; if it was renamed: --rename OLD=%s", c.name, c.name)
+		default:
+			r.notice("column %q is new and takes its default", c.name)
+		}
+	}
+	return nil
+}
+
+// nameGone names a recorded column that the table does not have.
+func (r *restore) nameGone(ctx context.Context, s *shape, i int, free []column) error {
+	var values int
+	if err := r.QueryRow(ctx, fmt.Sprintf(`SELECT count(*) FROM plantstore.deletions WHERE id = ANY ($1) AND (literal::pg_temp.text_%d).c%d IS NOT NULL`, s.number, i), pgx.QueryExecModeExec, s.ids).Scan(&values); err != nil {
+		return err
+	}
+	if values == 0 {
+		r.notice("column %q is gone; it had no values", s.names[i])
+		return nil
+	}
+	text := fmt.Sprintf("column %q (%s) is gone, with the values of %s", s.names[i], s.typ[i], counted(values))
+	if r.options.Lossy {
+		r.notice("%s", text)
+		return nil
+	}
+	text += "; if it was renamed: --rename " + s.names[i] + "="
+	fits := slices.DeleteFunc(slices.Clone(free), func(c column) bool { return c.oid != s.types[i] || c.generated != "" })
+	if len(fits) == 1 {
+		text += fits[0].name
+	} else {
+		text += "NEW"
+	}
+	r.refuse(lossy, "%s", text)
+	return nil
+}
+
+func counted(plants int) string {
+	if plants == 1 {
+		return "1 plant"
+	}
+	return strconv.Itoa(plants) + " plants"
+}
+
+// insertion returns the INSERT of the shape's rows, with the entries' ids as a parameter.
+func (s *shape) insertion(parameter int) string {
+	var columns, values []string
+	for i, was := range s.names {
+		if c, ok := s.into[was]; ok && c.generated == "" {
+			columns = append(columns, c.quoted())
+			values = append(values, fmt.Sprintf("(d.r).c%d", i))
+		}
+	}
+	return fmt.Sprintf(`INSERT INTO public.plants (%s) OVERRIDING SYSTEM VALUE SELECT %s
+		FROM (SELECT literal::pg_temp.row_%d AS r FROM plantstore.deletions WHERE id = ANY ($%d) OFFSET 0) d
+		ON CONFLICT (id) DO NOTHING RETURNING id`,
+		strings.Join(columns, ", "), strings.Join(values, ", "), s.number, parameter)
+}
+
+// compare names the columns that the table has other values in than the ledger. A value was
+// recorded as was, and today's type reads it as read. What a trigger makes of that is no
+// loss. Only rows that do not have the recorded text as a whole are looked at by column.
+func (r *restore) compare(ctx context.Context, s *shape) error {
+	var values, whole []string
+	for i, was := range s.names {
+		c, ok := s.into[was]
+		recorded := fmt.Sprintf("ROW((d.was).c%d)::text", i)
+		if !ok || c.generated == "v" {
+			whole = append(whole, "NULL")
+		} else {
+			whole = append(whole, "p."+c.quoted())
+		}
+		switch {
+		case !ok:
+		case c.generated == "v": // a virtual column is recorded as null
+			values = append(values, fmt.Sprintf("(%d, %s, %s, CASE WHEN (d.was).c%d IS NULL THEN '()' ELSE ROW(p.%s)::text END)", i, recorded, recorded, i, c.quoted()))
+		case c.generated == "s":
+			values = append(values, fmt.Sprintf("(%d, %s, %s, ROW(p.%s)::text)", i, recorded, recorded, c.quoted()))
+		default:
+			values = append(values, fmt.Sprintf("(%d, %s, ROW((d.read).c%d)::text, ROW(p.%s)::text)", i, recorded, i, c.quoted()))
+		}
+	}
+	const shown = `coalesce(nullif(left(substr(%[1]s, 2, length(%[1]s) - 2), 60), ''), 'null')`
+	rows, _ := r.Query(ctx, fmt.Sprintf(`
+		SELECT DISTINCT ON (v.i, v.was <> v.read) v.i, v.was <> v.read, count(*) OVER (PARTITION BY v.i, v.was <> v.read), d.plant_id, `+
+		fmt.Sprintf(shown, "v.was")+`, `+fmt.Sprintf(shown, "v.now")+`
+		FROM (SELECT plant_id, literal::pg_temp.text_%[1]d AS was, literal::pg_temp.row_%[1]d AS read
+			FROM plantstore.deletions e JOIN ONLY public.plants p ON p.id = plant_id
+			WHERE e.id = ANY ($1) AND ROW(%[3]s)::text <> literal OFFSET 0) d
+		JOIN ONLY public.plants p ON p.id = d.plant_id CROSS JOIN LATERAL (VALUES %[2]s) v (i, was, read, now)
+		WHERE v.was <> v.read OR v.read <> v.now
+		ORDER BY v.i, v.was <> v.read, d.plant_id`, s.number, strings.Join(values, ", "), strings.Join(whole, ", ")), pgx.QueryExecModeExec, s.ids)
+	var i, count int
+	var lost bool
+	var plant int64
+	var was, now string
+	_, err := pgx.ForEachRow(rows, []any{&i, &lost, &count, &plant, &was, &now}, func() error {
+		c := s.into[s.names[i]]
+		text := fmt.Sprintf("column %q comes back changed in %s, as in plant %d from %s to %s", c.name, counted(count), plant, printable(was), printable(now))
+		switch {
+		case !lost && r.options.FireTriggers:
+			r.notice("%s: by a trigger", text)
+		case r.options.Lossy:
+			r.notice("%s", text)
+		default:
+			r.refuse(lossy, "%s", text)
+		}
+		return nil
+	})
+	return err
+}

@@ -1,0 +1,425 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/pressly/goose/v3/lock"
+
+	"plantstore/internal/localpg"
+	"plantstore/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+
+func TestUpDownUp(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Empty(t)
+	var messages []string
+	up, err := Up(t.Context(), db.Owner, Options{Notify: func(s string) { messages = append(messages, s) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(All(), up); diff != "" {
+		t.Errorf("applied (-want +got):\n%s", diff)
+	}
+	if len(messages) != len(up) || !strings.HasPrefix(messages[0], "applied 00001_plants.sql in ") {
+		t.Errorf("messages: got %q, want one for each file", messages)
+	}
+	before := schema(t, db)
+
+	down, err := Down(t.Context(), db.Owner, OneStep, Options{})
+	if want := []Migration{All()[len(All())-1]}; err != nil || !slices.Equal(down, want) {
+		t.Errorf("one step down: got %v, %v, want %v", down, err, want)
+	}
+	if down, err = Down(t.Context(), db.Owner, 0, Options{}); err != nil || len(down) != len(All())-1 {
+		t.Errorf("all the way down: got %v, %v, want the other migrations", down, err)
+	}
+	if got := query(t, db.Super, `SELECT relname FROM pg_class WHERE relnamespace IN (to_regnamespace('public'), to_regnamespace('plantstore')) AND relkind = 'r'
+		UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = to_regnamespace('plantstore')`); !slices.Equal(got, []string{"goose_db_version"}) {
+		t.Errorf("left after all went down: got %v, want goose's table", got)
+	}
+	if up, err = Up(t.Context(), db.Owner, Options{}); err != nil || len(up) != len(All()) {
+		t.Errorf("up again: got %v, %v, want all migrations", up, err)
+	}
+	if diff := cmp.Diff(before, schema(t, db)); diff != "" {
+		t.Errorf("schema after up, down and up (-first +second):\n%s", diff)
+	}
+	if up, err = Up(t.Context(), db.Owner, Options{}); err != nil || len(up) != 0 {
+		t.Errorf("up with nothing to do: got %v, %v, want nothing", up, err)
+	}
+}
+
+// schema returns columns, constraints, functions, triggers and rights.
+func schema(t *testing.T, db pgtest.Database) []string {
+	t.Helper()
+	return query(t, db.Super, `
+		WITH tables AS (SELECT * FROM pg_class WHERE relnamespace IN ('public'::regnamespace, 'plantstore'::regnamespace) AND relkind = 'r')
+		SELECT format('%s.%s %s %s %s', relname, attname, format_type(atttypid, atttypmod), attnotnull, attacl) FROM tables c JOIN pg_attribute a ON attrelid = c.oid WHERE attnum > 0
+		UNION ALL SELECT relname || ' ' || coalesce(relacl::text, '') FROM tables
+		UNION ALL SELECT conname || ' ' || pg_get_constraintdef(k.oid) FROM pg_constraint k JOIN tables c ON c.oid = conrelid
+		UNION ALL SELECT pg_get_indexdef(indexrelid) FROM pg_index JOIN tables c ON c.oid = indrelid
+		UNION ALL SELECT pg_get_functiondef(oid) || coalesce(proacl::text, '') FROM pg_proc WHERE pronamespace = 'plantstore'::regnamespace
+		UNION ALL SELECT pg_get_triggerdef(g.oid) FROM pg_trigger g JOIN tables c ON c.oid = tgrelid WHERE NOT tgisinternal
+		ORDER BY 1`)
+}
+
+// Nothing is rolled back then: without the trigger, plants would leave without a record.
+func TestDownRefusesToLoseRows(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	owner := pgtest.Connect(t, db.Owner)
+	for _, step := range []struct{ fill, empty, want string }{
+		{`INSERT INTO plantstore.principals (name, budget, budget_period) VALUES ('a', 1, '1 day')`, `DELETE FROM plantstore.principals`, "plantstore.principals has budgets"},
+		{`INSERT INTO plantstore.principals (name) VALUES ('a'); INSERT INTO plantstore.tokens (principal, digest, scopes) VALUES ('a', sha256(''), '{}')`,
+			`DELETE FROM plantstore.tokens`, "plantstore.tokens has tokens"},
+		{`INSERT INTO plantstore.deletions (plant_id, deleted_by, idempotency_key, refused) VALUES (1, 'a', 'k', 40401)`, `DELETE FROM plantstore.deletions`, "plantstore.deletions has entries"},
+		{`INSERT INTO public.plants (name) VALUES ('fern')`, `DELETE FROM public.plants; DELETE FROM plantstore.deletions`, "public.plants has rows"},
+	} {
+		mustExec(t, owner, step.fill)
+		done, err := Down(t.Context(), db.Owner, 0, Options{})
+		if unmet, ok := errors.AsType[*UnmetError](err); !ok || len(unmet.Problems) != 1 || !strings.Contains(err.Error(), step.want) || len(done) > 0 {
+			t.Errorf("down: got %v and %v, want %q and nothing rolled back", done, err, step.want)
+		}
+		mustExec(t, owner, step.empty)
+	}
+	if _, err := Down(t.Context(), db.Owner, 0, Options{}); err != nil {
+		t.Errorf("down on empty tables: %v", err)
+	}
+}
+
+// An adopted table and its rows stay.
+func TestDownLeavesAnAdoptedTable(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Empty(t)
+	mustExec(t, pgtest.Connect(t, db.Owner), `CREATE TABLE plants (id bigint PRIMARY KEY, name text); INSERT INTO plants VALUES (1, 'fern')`)
+	if _, err := Up(t.Context(), db.Owner, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Down(t.Context(), db.Owner, 0, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := query(t, db.Owner, `SELECT name FROM plants UNION ALL SELECT tgname FROM pg_trigger WHERE tgrelid = 'plants'::regclass`); !slices.Equal(got, []string{"fern"}) {
+		t.Errorf("plants and triggers: got %v, want the fern", got)
+	}
+}
+
+func TestAhead(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	mustExec(t, pgtest.Connect(t, db.Owner), `INSERT INTO plantstore.goose_db_version (version_id, is_applied) VALUES (99, true)`)
+	if done, err := Up(t.Context(), db.Owner, Options{}); err != nil || len(done) > 0 {
+		t.Errorf("up: got %v, %v, want nothing done", done, err)
+	}
+	_, err := Down(t.Context(), db.Owner, 0, Options{})
+	if ahead, ok := errors.AsType[*AheadError](err); !ok || ahead.Version != 99 || ahead.Binary != Latest() {
+		t.Errorf("down: got %v, want *AheadError with 99 and %d", err, Latest())
+	}
+	states, err := Status(t.Context(), db.Owner)
+	if err != nil || len(states) != len(All())+1 {
+		t.Fatalf("status: got %v, %v, want one more than %d", states, err, len(All()))
+	}
+	if last := states[len(All())]; !last.Unknown || last.Version != 99 || last.AppliedAt == nil {
+		t.Errorf("the last state: got %+v, want an unknown version 99", last)
+	}
+	p, err := Plan(t.Context(), db.Owner)
+	if err != nil || !strings.Contains(p.Summary(), "is at version 99, this plantstore at 5: a newer plantstore has migrated it") {
+		t.Errorf("plan: got %v, %v, want it to say what is ahead", p, err)
+	}
+}
+
+// A blocker is named after each attempt, and a migration that did not get its lock is rolled
+// back. Those before it stay applied.
+func TestBlocked(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Empty(t)
+	mustExec(t, pgtest.Connect(t, db.Owner), `CREATE TABLE plants (id bigint PRIMARY KEY); INSERT INTO plants VALUES (1)`)
+	blocker := pgtest.Connect(t, pgtest.WithParameters(db.Owner, "application_name=nightly"))
+	mustExec(t, blocker, `BEGIN; DELETE FROM plants`)
+	names := func(s string) bool {
+		return strings.Contains(s, `it is held by pid `) && strings.Contains(s, `application "nightly", role plantstore_owner, in a transaction since 20`)
+	}
+	_, err := Up(t.Context(), db.Owner, Options{LockTimeout: 100 * time.Millisecond, LockAttempts: 2})
+	blocked, ok := errors.AsType[*BlockedError](err)
+	if !ok || blocked.Name != "00004_record_deletions.sql" || blocked.Attempts != 2 || !names(err.Error()) {
+		t.Errorf("got %v, want *BlockedError of 00004_record_deletions.sql after 2 attempts, with the blocker", err)
+	}
+	if p, err := Plan(t.Context(), db.Owner); err != nil || p.Version != 3 {
+		t.Errorf("plan afterwards: got %+v, %v, want version 3", p, err)
+	}
+
+	var messages []string
+	if _, err := Up(t.Context(), db.Owner, Options{LockTimeout: 100 * time.Millisecond, LockAttempts: 1000, Notify: func(s string) {
+		if messages = append(messages, s); len(messages) == 1 {
+			mustExec(t, blocker, `ROLLBACK`)
+		}
+	}}); err != nil {
+		t.Errorf("up with a blocker that ends: %v", err)
+	}
+	if len(messages) < 2 || !strings.HasPrefix(messages[0], "00004_record_deletions.sql did not get its lock (attempt 1 of 1000)") || !names(messages[0]) {
+		t.Errorf("messages: got %q, want the blocker in the first", messages)
+	}
+}
+
+// Another role's session is named without its times, and a prepared transaction is named too.
+func TestBlockersOfOtherRoles(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	super := pgtest.Connect(t, db.Super)
+	mustExec(t, super, `BEGIN; LOCK TABLE plants IN ACCESS SHARE MODE`)
+	conn := pgtest.Connect(t, db.Owner)
+	if up, err := tableBlockers(t.Context(), conn, true); err != nil || len(up) != 0 {
+		t.Errorf("blockers of an up: got %v, %v, want none", up, err)
+	}
+	down, err := tableBlockers(t.Context(), conn, false)
+	if err != nil || len(down) != 1 || !strings.Contains(down[0], "role postgres, since when is hidden from this role") {
+		t.Errorf("blockers of a down: got %v, %v, want the superuser's session", down, err)
+	}
+}
+
+func TestAnotherMigrationIsUnderWay(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Empty(t)
+	other := pgtest.Connect(t, pgtest.WithParameters(db.Owner, "application_name=goose"))
+	mustExec(t, other, `SELECT pg_advisory_lock(`+lockID+`)`)
+	var first string
+	if _, err := Up(t.Context(), db.Owner, Options{Notify: func(s string) {
+		if first == "" {
+			first = s
+			mustExec(t, other, `SELECT pg_advisory_unlock(`+lockID+`)`)
+		}
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(first, "another migration is under way") || !strings.Contains(first, `application "goose"`) {
+		t.Errorf("first message: got %q, want the other migration", first)
+	}
+}
+
+const lockID = "4097083626" // of goose
+
+func TestLockIsGooses(t *testing.T) {
+	t.Parallel()
+	if lock.DefaultLockID != 4097083626 {
+		t.Errorf("goose's lock: got %d, want %s", lock.DefaultLockID, lockID)
+	}
+}
+
+func TestUpTwiceAtOnce(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Empty(t)
+	type result struct {
+		done []Migration
+		err  error
+	}
+	results := make(chan result)
+	for range 2 {
+		go func() {
+			done, err := Up(t.Context(), db.Owner, Options{})
+			results <- result{done, err}
+		}()
+	}
+	a, b := <-results, <-results
+	if a.err != nil || b.err != nil || len(a.done)+len(b.done) != len(All()) {
+		t.Errorf("got %+v and %+v, want each migration applied once", a, b)
+	}
+}
+
+func TestPooler(t *testing.T) {
+	t.Parallel()
+	url := pgtest.Pooler(t, pgtest.Empty(t).Owner)
+	if _, err := Up(t.Context(), url, Options{}); !errors.Is(err, ErrPooler) {
+		t.Errorf("up: got %v, want ErrPooler", err)
+	}
+	if _, err := Down(t.Context(), url, 0, Options{}); !errors.Is(err, ErrPooler) {
+		t.Errorf("down: got %v, want ErrPooler", err)
+	}
+	if p, err := Plan(t.Context(), url); err != nil || !slices.Equal(p.Problems, []string{ErrPooler.Error()}) {
+		t.Errorf("plan: got %+v, %v, want ErrPooler as a problem", p, err)
+	}
+}
+
+func TestPlan(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Empty(t)
+	mustExec(t, pgtest.Connect(t, db.Owner), `CREATE TABLE plants (id bigint PRIMARY KEY); INSERT INTO plants SELECT generate_series(1, 1500); ANALYZE plants;
+		CREATE FUNCTION hide() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+		CREATE TRIGGER "soft delete" BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION hide();
+		CREATE TRIGGER audit AFTER DELETE ON plants FOR EACH ROW EXECUTE FUNCTION hide();
+		CREATE TRIGGER stamp BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION hide()`)
+	p, err := Plan(t.Context(), db.Owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `database ` + db.Name + ` is at version 0, this plantstore at 5: pending are 5
+  00001_plants.sql               locks: none
+  00002_ledger.sql               locks: none
+  00003_principals.sql           locks: none
+  00004_record_deletions.sql     locks: public.plants SHARE ROW EXCLUSIVE
+  00005_grants.sql               locks: public.plants ACCESS SHARE
+public.plants: about 1500 rows, SIZE
+advice: trigger "soft delete" fires before a plant is deleted: it can refuse, or handle the deletion in its own way, and the service then answers 409
+'plantstore migrate plan --sql' prints the SQL, 'plantstore migrate up' runs it
+`
+	_, size, _ := strings.Cut(p.Plants, "rows, ")
+	if diff := cmp.Diff(strings.Replace(want, "SIZE", size, 1), p.Summary()); diff != "" {
+		t.Errorf("summary (-want +got):\n%s", diff)
+	}
+
+	// psql runs the script, and the result is the same as that of Up.
+	psql := exec.CommandContext(t.Context(), "psql", "-X", "-q", db.Owner)
+	psql.Stdin = strings.NewReader(p.SQL())
+	if out, err := psql.CombinedOutput(); err != nil {
+		t.Fatalf("psql: %v\n%s", err, out)
+	}
+	other := pgtest.Empty(t)
+	mustExec(t, pgtest.Connect(t, other.Owner), `CREATE TABLE plants (id bigint PRIMARY KEY);
+		CREATE FUNCTION hide() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+		CREATE TRIGGER "soft delete" BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION hide();
+		CREATE TRIGGER audit AFTER DELETE ON plants FOR EACH ROW EXECUTE FUNCTION hide();
+		CREATE TRIGGER stamp BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION hide()`)
+	if _, err := Up(t.Context(), other.Owner, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(schema(t, other), schema(t, db)); diff != "" {
+		t.Errorf("schema (-by up +by psql):\n%s", diff)
+	}
+	if p, err = Plan(t.Context(), db.Owner); err != nil || len(p.Pending) != 0 || p.Version != Latest() {
+		t.Errorf("plan afterwards: got %+v, %v, want nothing pending", p, err)
+	}
+	if _, err := Down(t.Context(), db.Owner, 0, Options{}); err != nil {
+		t.Errorf("down of what psql applied: %v", err)
+	}
+}
+
+// The whole life with one ordinary role that owns its database, on a server that has neither
+// of the service's roles, and with a table of another owner's. Each GRANT that is asked for
+// does.
+func TestOneRole(t *testing.T) {
+	t.Parallel()
+	s, err := localpg.Start(t.Context(), localpg.Options{Settings: pgtest.Settings()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	mustExec(t, pgtest.Connect(t, s.URL("postgres", "postgres")), `CREATE ROLE store LOGIN; CREATE ROLE shop LOGIN`)
+	for _, test := range []struct{ name, setUp string }{
+		{"owner", ``},
+		{"other owner", `CREATE TABLE plants (id bigint PRIMARY KEY, name text); ALTER TABLE plants OWNER TO shop; ALTER DATABASE store OWNER TO postgres; REVOKE TEMPORARY ON DATABASE store FROM PUBLIC`},
+		{"two roles", `CREATE TABLE plants (id bigint PRIMARY KEY, name text); ALTER TABLE plants OWNER TO shop; CREATE ROLE plantstore_app`}, // which stays
+	} {
+		lifeOfOneRole(t, s, test.name, test.setUp)
+	}
+}
+
+func lifeOfOneRole(t *testing.T, s *localpg.Server, name, setUp string) {
+	t.Helper()
+	maintenance := pgtest.Connect(t, s.URL("postgres", "postgres"))
+	mustExec(t, maintenance, `DROP DATABASE IF EXISTS store WITH (FORCE)`)
+	mustExec(t, maintenance, `CREATE DATABASE store OWNER store`)
+	super, url := pgtest.Connect(t, s.URL("postgres", "store")), s.URL("store", "store")
+	mustExec(t, super, setUp)
+	_, err := Up(t.Context(), url, Options{})
+	if unmet, ok := errors.AsType[*UnmetError](err); ok && setUp != "" {
+		for _, problem := range unmet.Problems {
+			_, grant, _ := strings.Cut(problem, "role store lacks rights: ")
+			mustExec(t, super, grant)
+		}
+		_, err = Up(t.Context(), url, Options{})
+	} else if setUp != "" {
+		t.Errorf("%s: got %v, want *UnmetError", name, err)
+	}
+	if err != nil {
+		t.Fatalf("%s: up: %v", name, err)
+	}
+	mustExec(t, super, `INSERT INTO plants (id, name) VALUES (1, 'fern')`)
+	store := pgtest.Connect(t, url)
+	mustExec(t, store, `BEGIN; SELECT set_config('plantstore.asked', '{{1},{alice},{r},{k}}', true); DELETE FROM public.plants WHERE id = 1; COMMIT`)
+	if got := query(t, url, `SELECT code FROM plantstore.outcome(1, 'alice', 'r2', 'k', NULL)`); !slices.Equal(got, []string{"204"}) {
+		t.Errorf("%s: outcome: got %v, want 204", name, got)
+	}
+	mustExec(t, store, `DELETE FROM plantstore.deletions`)
+	if _, err := Down(t.Context(), url, 0, Options{}); err != nil {
+		t.Errorf("%s: down: %v", name, err)
+	}
+}
+
+func TestNewStore(t *testing.T) {
+	t.Parallel()
+	s, err := localpg.Start(t.Context(), localpg.Options{Settings: pgtest.Settings()}) // the roles are the server's
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	for range 2 { // the second finds the roles there
+		name := `plants "new"`
+		if err := NewStore(t.Context(), s.URL, name); err != nil {
+			t.Fatal(err)
+		}
+		states, err := Status(t.Context(), s.URL("plantstore_app", name))
+		if err != nil || slices.ContainsFunc(states, func(s State) bool { return s.AppliedAt == nil }) {
+			t.Errorf("status: got %+v, %v, want all applied", states, err)
+		}
+		if err := NewStore(t.Context(), s.URL, name); err == nil || !strings.Contains(err.Error(), "create database "+name) {
+			t.Errorf("the same store again: got %v, want an error about creating %s", err, name)
+		}
+		mustExec(t, pgtest.Connect(t, s.URL("postgres", "postgres")), `DROP DATABASE `+pgx.Identifier{name}.Sanitize())
+	}
+}
+
+func mustExec(t *testing.T, conn *pgx.Conn, sql string) {
+	t.Helper()
+	if _, err := conn.Exec(t.Context(), sql); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// query returns the first column as text.
+func query(t *testing.T, url, sql string) []string {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	return lines(t, conn, sql)
+}
+
+// lines is query on a connection.
+func lines(t *testing.T, conn *pgx.Conn, sql string, args ...any) []string {
+	t.Helper()
+	rows, err := conn.Query(t.Context(), sql, append([]any{pgx.QueryResultFormats{pgx.TextFormatCode}}, args...)...)
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	all := []string{}
+	for rows.Next() {
+		all = append(all, string(rows.RawValues()[0]))
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return all
+}
+
+// code returns an error's SQLSTATE, and "" for nil.
+func code(t *testing.T, err error) string {
+	t.Helper()
+	if err == nil {
+		return ""
+	}
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok {
+		t.Fatal(err)
+	}
+	return pg.Code
+}

@@ -1,0 +1,532 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"plantstore/internal/pgtest"
+	"plantstore/migrations"
+)
+
+// Each file says which lock it takes on public.plants, in both directions.
+func TestLocksAreAsTheFilesSay(t *testing.T) {
+	t.Parallel()
+	modes := map[string]string{"AccessShareLock": "ACCESS SHARE", "RowShareLock": "ROW SHARE", "RowExclusiveLock": "ROW EXCLUSIVE", "ShareUpdateExclusiveLock": "SHARE UPDATE EXCLUSIVE",
+		"ShareLock": "SHARE", "ShareRowExclusiveLock": "SHARE ROW EXCLUSIVE", "ExclusiveLock": "EXCLUSIVE", "AccessExclusiveLock": "ACCESS EXCLUSIVE"}
+	order := []string{"none", "ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE"}
+	before18 := query(t, pgtest.Shared(t).Super, `SELECT current_setting('server_version_num')::int < 180000`)[0] == "t"
+	for _, adopted := range []bool{true, false} {
+		db := pgtest.Empty(t)
+		conn := pgtest.Connect(t, db.Owner)
+		if adopted {
+			mustExec(t, conn, `CREATE TABLE plants (id bigint PRIMARY KEY)`)
+		}
+		mustExec(t, conn, `CREATE TABLE plantstore.goose_db_version (id int)`)
+		check := func(name, section, sql string) {
+			t.Helper()
+			want := "none"
+			if _, said, ok := strings.Cut(section, "-- locks: "); ok {
+				said, _, _ = strings.Cut(said, "\n")
+				said, isOurs := strings.CutSuffix(said, ", where plantstore created it")
+				if !isOurs || !adopted {
+					want = strings.TrimPrefix(said, "public.plants ")
+				}
+			}
+			table := lines(t, conn, `SELECT coalesce(to_regclass('public.plants')::oid, 0)`)[0]
+			mustExec(t, conn, "BEGIN")
+			mustExec(t, conn, sql)
+			got := "none"
+			for _, mode := range lines(t, conn, `SELECT mode FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND relation = '`+table+`'`) {
+				if slices.Index(order, modes[mode]) > slices.Index(order, got) {
+					got = modes[mode]
+				}
+			}
+			mustExec(t, conn, "COMMIT")
+			grant := got == "none" && want == "ACCESS SHARE" && before18 // it takes a lock from 18 on
+			if got != want && !grant && table != "0" {
+				t.Errorf("%s on public.plants (adopted: %v): got %s, want %s as the file says", name, adopted, got, want)
+			}
+		}
+		for _, m := range All() {
+			file := read(t, m)
+			up, _, _ := strings.Cut(file, "-- +goose Down\n")
+			check(m.Name+" up", up, upSQL(file))
+		}
+		for _, m := range slices.Backward(All()) {
+			_, down, _ := strings.Cut(read(t, m), "-- +goose Down\n")
+			check(m.Name+" down", down, down)
+		}
+	}
+}
+
+func read(t *testing.T, m Migration) string {
+	t.Helper()
+	text, err := fs.ReadFile(migrations.Files, m.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestUnfitTables(t *testing.T) {
+	t.Parallel()
+	conn := pgtest.Connect(t, pgtest.Shared(t).Super)
+	unfit, err := unfitSQL()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const fit = `CREATE TABLE plants (id bigint PRIMARY KEY, name text)`
+	for _, test := range []struct {
+		name, sql string
+		want      []string // without "public.plants"
+	}{
+		{"a view", `CREATE VIEW plants AS SELECT 1::bigint AS id`, []string{"is not an ordinary table", "has a primary key other than (id)", "has a rule: a deletion might do something else"}},
+		{"partitioned", `CREATE TABLE plants (id bigint PRIMARY KEY) PARTITION BY RANGE (id)`, []string{"is not an ordinary table"}},
+		{"a partition", `CREATE TABLE whole (id bigint PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE plants PARTITION OF whole DEFAULT`,
+			[]string{"is a child of another table: rows deleted through that one would leave without a record"}},
+		{"unlogged", `CREATE UNLOGGED TABLE plants (id bigint PRIMARY KEY)`, []string{"is unlogged: a crash of the server would empty it"}},
+		{"no id", `CREATE TABLE plants (no bigint PRIMARY KEY)`, []string{"has no column id", "has a primary key other than (id)"}},
+		{"an integer id", `CREATE TABLE plants (id integer PRIMARY KEY)`, []string{"has a column id that is not a bigint"}},
+		{"no primary key", `CREATE TABLE plants (id bigint UNIQUE)`, []string{"has a primary key other than (id)"}},
+		{"another primary key", `CREATE TABLE plants (id bigint, shop int, PRIMARY KEY (id, shop))`, []string{"has a primary key other than (id)"}},
+		{"a parent", fit + `; CREATE TABLE trees (height int) INHERITS (plants)`, []string{"has tables that inherit from it: their rows would leave without a record"}},
+		{"a child", `CREATE TABLE things (id bigint); CREATE TABLE plants (id bigint PRIMARY KEY) INHERITS (things)`,
+			[]string{"is a child of another table: rows deleted through that one would leave without a record"}},
+		{"row level security", fit + `; ALTER TABLE plants ENABLE ROW LEVEL SECURITY`, []string{"has row level security: a hidden plant would be answered as missing"}},
+		{"a rule", fit + `; CREATE RULE keep AS ON DELETE TO plants DO INSTEAD NOTHING`, []string{"has a rule: a deletion might do something else"}},
+		{"a subscription", fit + `; SET LOCAL allow_system_table_mods = on; INSERT INTO pg_subscription_rel (srsubid, srrelid, srsubstate) VALUES (1, 'plants'::regclass, 'r')`,
+			[]string{"is written by a subscription, whose deletions leave no record"}},
+		{"fit", `CREATE TABLE plants ("key" text, id bigint PRIMARY KEY, up text GENERATED ALWAYS AS (lower("key")) STORED)`, []string{}},
+	} {
+		// In a schema of its own and rolled back, so that the tests can share a database.
+		mustExec(t, conn, `BEGIN; CREATE SCHEMA mine; SET LOCAL search_path = mine, pg_catalog`)
+		mustExec(t, conn, test.sql)
+		want := []string{}
+		for _, problem := range test.want {
+			want = append(want, "public.plants "+problem)
+		}
+		if diff := cmp.Diff(want, lines(t, conn, strings.ReplaceAll(unfit, "'public.plants'", "'mine.plants'"))); diff != "" {
+			t.Errorf("%s: problems (-want +got):\n%s", test.name, diff)
+		}
+		mustExec(t, conn, `ROLLBACK`)
+	}
+}
+
+// An unfit table is refused by all three that look: Up, the file itself, and the function.
+func TestUnfitTableIsRefused(t *testing.T) {
+	t.Parallel()
+	const want = "public.plants has row level security: a hidden plant would be answered as missing"
+	db := pgtest.Empty(t)
+	owner := pgtest.Connect(t, db.Owner)
+	mustExec(t, owner, `CREATE TABLE plants (id bigint PRIMARY KEY); ALTER TABLE plants ENABLE ROW LEVEL SECURITY`)
+	p, err := Plan(t.Context(), db.Owner)
+	if err != nil || !slices.Equal(p.Problems, []string{want}) || !strings.Contains(p.Summary(), "\nproblem: "+want+"\n") {
+		t.Errorf("plan: got %+v, %v, want the problem %q", p, err, want)
+	}
+	if _, err := Up(t.Context(), db.Owner, Options{}); err == nil || err.Error() != want {
+		t.Errorf("up: got %v, want %s", err, want)
+	}
+	_, err = owner.Exec(t.Context(), upSQL(read(t, All()[0])))
+	if err == nil || !strings.Contains(err.Error(), "the table cannot be adopted: "+want) {
+		t.Errorf("the file: got %v, want it refused with %q", err, want)
+	}
+	mustExec(t, owner, `ALTER TABLE plants DISABLE ROW LEVEL SECURITY`)
+	if _, err := Up(t.Context(), db.Owner, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, owner, `ALTER TABLE plants ENABLE ROW LEVEL SECURITY`)
+	if got := query(t, db.App, `SELECT plantstore.unfit()`); !slices.Equal(got, []string{want}) {
+		t.Errorf("unfit(): got %q, want %q", got, want)
+	}
+}
+
+// What a stolen password of the service can do, and can't.
+func TestRightsOfTheService(t *testing.T) {
+	t.Parallel()
+	conn := pgtest.Connect(t, pgtest.Shared(t).App)
+	check := func(want string, statements ...string) {
+		t.Helper()
+		for _, sql := range statements {
+			mustExec(t, conn, `BEGIN`)
+			_, err := conn.Exec(t.Context(), sql)
+			if got := code(t, err); got != want {
+				t.Errorf("%s: got SQLSTATE %q (%v), want %q", sql, got, err, want)
+			}
+			mustExec(t, conn, `ROLLBACK`)
+		}
+	}
+	const allowed, denied = "", "42501"
+	check(allowed,
+		`SELECT id FROM public.plants`,
+		`DELETE FROM public.plants WHERE id = 0`,
+		`SELECT id, deleted_at FROM plantstore.deletions`,
+		`SELECT id, principal, digest, scopes, expires_at, revoked_at, last_used_at FROM plantstore.tokens`,
+		`UPDATE plantstore.tokens SET last_used_at = now()`,
+		`SELECT version FROM plantstore.tokens_version`,
+		`SELECT name, budget, budget_period FROM plantstore.principals`,
+		`SELECT version_id FROM plantstore.goose_db_version`,
+		`SELECT plantstore.unfit()`,
+		`SELECT plantstore.outcome(0, 'a', 'r', 'k', NULL)`,
+	)
+	check(denied,
+		`SELECT name FROM public.plants`,
+		`INSERT INTO public.plants DEFAULT VALUES`,
+		`UPDATE public.plants SET name = ''`,
+		`TRUNCATE public.plants`,
+		`ALTER TABLE public.plants DISABLE TRIGGER record_deletion`,
+		`DROP TRIGGER record_deletion ON public.plants`,
+		`CREATE TRIGGER t AFTER DELETE ON public.plants EXECUTE FUNCTION plantstore.refuse_truncate()`,
+		`DROP TABLE public.plants`,
+		`SELECT plant FROM plantstore.deletions`,
+		`INSERT INTO plantstore.deletions (plant_id, deleted_by, literal) VALUES (1, 'a', '')`,
+		`UPDATE plantstore.deletions SET deleted_by = ''`,
+		`DELETE FROM plantstore.deletions`,
+		`INSERT INTO plantstore.tokens (principal, digest, scopes) VALUES ('a', '', '{}')`,
+		`UPDATE plantstore.tokens SET expires_at = NULL`,
+		`DELETE FROM plantstore.tokens`,
+		`UPDATE plantstore.tokens_version SET version = 0`,
+		`SELECT budget_used FROM plantstore.principals`,
+		`INSERT INTO plantstore.principals (name) VALUES ('a')`,
+		`UPDATE plantstore.principals SET budget_used = 0`,
+		`DELETE FROM plantstore.principals`,
+		`SELECT plantstore.charge('a', 1, 1, '1 day')`,
+		`INSERT INTO plantstore.goose_db_version (version_id, is_applied) VALUES (6, true)`,
+		`CREATE OR REPLACE FUNCTION plantstore.record_deletion() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN END'`,
+		`CREATE TABLE public.t ()`, `CREATE TABLE plantstore.t ()`, `CREATE SCHEMA s`,
+		`SET session_replication_role = replica`, `SET ROLE plantstore_owner`,
+	)
+}
+
+// deletionFields is what a record says, without times.
+const deletionFields = `SELECT format('%s by %s, request %s, key %s', plant_id, deleted_by, coalesce(request_id, '-'), coalesce(idempotency_key, '-')) FROM plantstore.deletions ORDER BY id`
+
+func TestWhoIsRecorded(t *testing.T) {
+	t.Parallel()
+	stranger := newRole(t)
+	db := pgtest.New(t)
+	conn := pgtest.Connect(t, db.Super)
+	mustExec(t, conn, `ALTER TABLE plants ADD mother bigint REFERENCES plants ON DELETE CASCADE; CREATE INDEX ON plants (mother);
+		CREATE TABLE beds (id bigint PRIMARY KEY); ALTER TABLE plants ADD bed bigint REFERENCES beds ON DELETE CASCADE;
+		GRANT SELECT, DELETE ON plants TO `+stranger)
+	asked := func(rows string) string {
+		return `SELECT set_config('plantstore.asked', '` + rows + `', true); `
+	}
+	const one, two = `{{1},{alice},{r1},{k1}}`, `{{1,2},{alice,bob},{r1,r2},{k1,k2}}`
+	for _, test := range []struct {
+		name, role, setUp, sql, err string
+		want                        []string
+	}{
+		{name: "the service", role: "plantstore_app", sql: asked(one) + `DELETE FROM plants WHERE id = 1`, want: []string{"1 by alice, request r1, key k1"}},
+		{name: "the owner", role: "plantstore_owner", sql: asked(one) + `DELETE FROM plants WHERE id = 1`, want: []string{"1 by alice, request r1, key k1"}},
+		{name: "a stranger that pretends", role: stranger, sql: asked(one) + `DELETE FROM plants WHERE id = 1`, want: []string{"1 by " + stranger + ", request -, key -"}},
+		{name: "the service's role by hand", role: "plantstore_app", sql: `DELETE FROM plants WHERE id < 3`, want: []string{"1 by plantstore_app, request -, key -", "2 by plantstore_app, request -, key -"}},
+		{name: "after a request in the same session", role: "plantstore_app", sql: `BEGIN; ` + asked(one) + `DELETE FROM plants WHERE id = 1; COMMIT; DELETE FROM plants WHERE id = 2`,
+			want: []string{"1 by alice, request r1, key k1", "2 by plantstore_app, request -, key -"}},
+		{name: "a batch", role: "plantstore_app", sql: asked(two) + `DELETE FROM plants WHERE id < 3`, want: []string{"1 by alice, request r1, key k1", "2 by bob, request r2, key k2"}},
+		{name: "alone with a cascade", role: "plantstore_app", setUp: `UPDATE plants SET mother = 1 WHERE id = 2; UPDATE plants SET mother = 2 WHERE id = 3`, sql: asked(one) + `DELETE FROM plants WHERE id = 1`,
+			want: []string{"1 by alice, request r1, key k1", "2 by alice, request r1, key -", "3 by alice, request r1, key -"}},
+		{name: "a batch with a cascade to a plant nobody asked for", role: "plantstore_app", setUp: `UPDATE plants SET mother = 1 WHERE id = 3`, sql: asked(two) + `DELETE FROM plants WHERE id < 3`, err: "23502 deletions"},
+		{name: "a batch with a cascade within it", role: "plantstore_app", setUp: `UPDATE plants SET mother = 1 WHERE id = 2`, sql: asked(two) + `DELETE FROM plants WHERE id = 1`,
+			want: []string{"1 by alice, request r1, key k1", "2 by bob, request r2, key k2"}},
+		{name: "a cascade from another table", role: "plantstore_owner", setUp: `INSERT INTO beds VALUES (7); UPDATE plants SET bed = 7 WHERE id < 3; GRANT DELETE, SELECT ON beds TO plantstore_owner`, sql: `DELETE FROM beds`,
+			want: []string{"1 by plantstore_owner, request -, key -", "2 by plantstore_owner, request -, key -"}},
+		{name: "the key of a refusal", role: "plantstore_app", setUp: `INSERT INTO plantstore.deletions (plant_id, deleted_by, idempotency_key, refused) VALUES (1, 'alice', 'k1', 40401)`, sql: asked(one) + `DELETE FROM plants WHERE id = 1`, err: "23505 deletions"},
+		{name: "TRUNCATE", role: "postgres", sql: `TRUNCATE plants CASCADE`, err: "0A000 "},
+		{name: "no row", role: "plantstore_app", sql: asked(`{{9},{jwt:none},{r},{k},{1},{60}}`) + `DELETE FROM plants WHERE id = 9`, want: []string{}},
+		{name: "a budget", role: "plantstore_app", setUp: `UPDATE plants SET mother = 1 WHERE id = 2`, sql: asked(`{{1},{jwt:x},{r},{k},{2},{60}}`) + `DELETE FROM plants WHERE id = 1`,
+			want: []string{"1 by jwt:x, request r, key k", "2 by jwt:x, request r, key -"}},
+		{name: "a budget that the cascade goes beyond", role: "plantstore_app", setUp: `UPDATE plants SET mother = 1 WHERE id = 2`, sql: asked(`{{1},{jwt:x},{r},{k},{1},{60}}`) + `DELETE FROM plants WHERE id = 1`, err: "PSB01 "},
+	} {
+		mustExec(t, conn, `DELETE FROM plants; DELETE FROM plantstore.deletions; DELETE FROM plantstore.principals; INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, 3) i; `+test.setUp)
+		mustExec(t, conn, `SET SESSION AUTHORIZATION `+test.role)
+		_, err := conn.Exec(t.Context(), test.sql)
+		got := ""
+		if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
+			got = pg.Code + " " + pg.TableName
+		}
+		mustExec(t, conn, `RESET SESSION AUTHORIZATION`)
+		if got != test.err {
+			t.Errorf("%s: got %v, want error %q", test.name, err, test.err)
+		}
+		if test.err == "" {
+			if diff := cmp.Diff(test.want, lines(t, conn, deletionFields)); diff != "" {
+				t.Errorf("%s: records (-want +got):\n%s", test.name, diff)
+			}
+		}
+		if test.name == "no row" {
+			if got := lines(t, conn, `SELECT name FROM plantstore.principals`); len(got) > 0 {
+				t.Errorf("%s: got principal %v, want nothing charged", test.name, got)
+			}
+		}
+	}
+}
+
+// newRole makes a role that may log in, until the end of the test and of its databases.
+func newRole(t *testing.T) string {
+	t.Helper()
+	super := pgtest.Shared(t).Super
+	name := fmt.Sprintf("stranger_%d_%s", pgtest.IDs(t), pgtest.Shared(t).Name)
+	mustExec(t, pgtest.Connect(t, super), `CREATE ROLE `+name+` LOGIN`)
+	t.Cleanup(func() {
+		conn, err := pgx.Connect(context.Background(), super)
+		if err == nil {
+			defer conn.Close(context.Background())
+			_, err = conn.Exec(context.Background(), `DROP ROLE `+name)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	return name
+}
+
+// The literal restores exactly, whatever the session has for output, the columns are called,
+// and COPY put into the table in the same transaction.
+func TestRecordIsExact(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	conn := pgtest.Connect(t, db.Super)
+	mustExec(t, conn, `DROP TRIGGER record_deletion ON plants`)
+	mustExec(t, conn, `ALTER TABLE plants DROP name, ADD principal date, ADD plant interval, ADD key float8, ADD request bytea, ADD g timestamptz, ADD gone money, ADD asked text DEFAULT 'a,"b'`)
+	mustExec(t, conn, strings.TrimSpace(read(t, All()[3])[strings.Index(read(t, All()[3]), "CREATE TRIGGER record_deletion"):strings.Index(read(t, All()[3]), "CREATE TRIGGER refuse_truncate")]))
+	mustExec(t, conn, `SET datestyle = 'SQL, DMY'; SET intervalstyle = 'sql_standard'; SET extra_float_digits = -15; SET bytea_output = 'escape'; SET timezone = 'Asia/Tokyo'; SET xmlbinary = 'hex'`)
+	mustExec(t, conn, `BEGIN`)
+	if _, err := conn.PgConn().CopyFrom(t.Context(), strings.NewReader("1,2026-01-02 03:04:05+00,31/12/2025,1 day -1:00,0.1,\\x00ff,2026-01-02 03:04:05+00,1.50,\"x\"\n"),
+		`COPY plants (id, created_at, principal, plant, key, request, g, gone, asked) FROM STDIN CSV`); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, conn, `DELETE FROM plants; COMMIT`)
+	want := []string{`(1,"2026-01-02 03:04:05+00",2025-12-31,"1 day -01:00:00",0.1,"\\x00ff","2026-01-02 03:04:05+00",$1.50,x)`}
+	if diff := cmp.Diff(want, query(t, db.Super, `SELECT replace(literal, lower('$'), '$') FROM plantstore.deletions`)); diff != "" {
+		t.Errorf("literal (-want +got):\n%s", diff)
+	}
+	wantTypes := []string{`{bigint,"timestamp with time zone",date,interval,"double precision",bytea,"timestamp with time zone",money,text}`}
+	if diff := cmp.Diff(wantTypes, query(t, db.Super, `SELECT types FROM plantstore.deletions`)); diff != "" {
+		t.Errorf("types (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"id,created_at,principal,plant,key,request,g,gone,asked"}, query(t, db.Super, `SELECT string_agg(k, ',') FROM plantstore.deletions, json_object_keys(plant) k`)); diff != "" {
+		t.Errorf("columns (-want +got):\n%s", diff)
+	}
+}
+
+func TestVirtualGeneratedColumn(t *testing.T) {
+	t.Parallel()
+	if query(t, pgtest.Shared(t).Super, `SELECT current_setting('server_version_num')::int < 180000`)[0] == "t" {
+		t.Skip("PostgreSQL has them from 18 on")
+	}
+	db := pgtest.New(t)
+	conn := pgtest.Connect(t, db.Owner)
+	mustExec(t, conn, `ALTER TABLE plants ADD shout text GENERATED ALWAYS AS (upper(name)) VIRTUAL, ADD whisper text GENERATED ALWAYS AS (lower(name)) STORED`)
+	mustExec(t, conn, `INSERT INTO plants (id, name, created_at) VALUES (1, 'Fern', '2026-01-02 UTC'); DELETE FROM plants`)
+	if got, want := query(t, db.Super, `SELECT literal FROM plantstore.deletions`), []string{`(1,Fern,"2026-01-02 00:00:00+00",,fern)`}; !slices.Equal(got, want) {
+		t.Errorf("literal: got %v, want %v", got, want)
+	}
+}
+
+func TestOutcome(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Shared(t)
+	// The role's own limits are for a service, not for a test on a busy machine.
+	url := pgtest.WithParameters(db.App, "lock_timeout=0&statement_timeout=0&idle_in_transaction_session_timeout=0")
+	super, app := pgtest.Connect(t, db.Super), pgtest.Connect(t, url)
+	// outcome returns code, request and "at" where there is a time, or the error.
+	outcome := func(id int64, request, key string, refuse any) (answer string) {
+		err := app.QueryRow(t.Context(), `SELECT concat_ws(' ', code, by_request, CASE WHEN at IS NOT NULL THEN 'at' END) FROM plantstore.outcome($1, 'alice', $2, $3, $4::int)`, id, request, key, refuse).Scan(&answer)
+		if err != nil {
+			return err.Error()
+		}
+		return answer
+	}
+	check := func(what, got, want string) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s: got %q, want %q", what, got, want)
+		}
+	}
+	insert := func(id int64) {
+		t.Helper()
+		mustExec(t, super, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%d, 'fern')`, id))
+	}
+	remove := func(conn *pgx.Conn, id int64, request, key string) error {
+		_, err := conn.Exec(t.Context(), fmt.Sprintf(`WITH a AS MATERIALIZED (SELECT set_config('plantstore.asked', '{{%[1]d},{alice},{%[2]s},{%[3]s}}', true))
+			DELETE FROM public.plants WHERE id = %[1]d AND (SELECT set_config FROM a) IS NOT NULL`, id, request, key))
+		return err
+	}
+	id := pgtest.IDs(t)
+
+	insert(id)
+	check("the plant is there", outcome(id, "r", "k", nil), "0")
+	check("the plant is there, nothing to refuse", outcome(id, "r", "k", 40401), "0")
+	if err := remove(app, id, "r1", "k"); err != nil {
+		t.Fatal(err)
+	}
+	check("deleted with the key", outcome(id, "r2", "k", nil), "204 r1 at")
+	check("deleted with the key, refusal comes late", outcome(id, "r2", "k", 40900), "204 r1 at")
+	check("deleted with another key", outcome(id, "r2", "k2", nil), "40402 at")
+	check("refused", outcome(id, "r2", "k2", 40401), "40402 at")
+	deletedAt := lines(t, super, `SELECT at = (SELECT deleted_at FROM plantstore.deletions WHERE plant_id = $1 ORDER BY id LIMIT 1) FROM plantstore.outcome($1, 'alice', 'r', 'k2', NULL)`, id)[0]
+	check("time of a recorded 40402 is the deletion's", deletedAt, "t")
+	check("refused again", outcome(id, "r3", "k2", 40900), "40402 r2 at")
+	mustExec(t, super, fmt.Sprintf(`DELETE FROM plantstore.deletions WHERE plant_id = %d AND refused IS NULL`, id))
+	check("refused, the deletion was purged since", outcome(id, "r3", "k2", nil), "40402 r2 at")
+
+	id++
+	check("never there", outcome(id, "r", "k", nil), "40401")
+	check("never there, asked again", outcome(id, "r", "k", nil), "40401")
+	check("never there, refused", outcome(id, "r1", "k", 40401), "40401")
+	insert(id)
+	check("refused, and the plant came", outcome(id, "r2", "k", nil), "40401 r1 at")
+	if got := code(t, remove(app, id, "r1", "k")); got != "23505" {
+		t.Errorf("a late attempt of a refused key: got %q, want 23505", got)
+	}
+	check("a new key of the plant that came", outcome(id, "r2", "k2", nil), "0")
+	check("kept by the store", outcome(id, "r2", "k2", 40900), "40900")
+	check("kept by the store, asked again", outcome(id, "r3", "k2", 40901), "40900 r2 at")
+	check("kept for another reason", outcome(id, "r3", "k3", 40901), "40901")
+
+	// An attempt under way is waited for, and decides.
+	for _, end := range []struct{ sql, want string }{{"ROLLBACK", "40901"}, {"COMMIT", "204 late at"}} {
+		id++
+		insert(id)
+		late := pgtest.Connect(t, url)
+		mustExec(t, late, `BEGIN`)
+		if err := remove(late, id, "late", "k"); err != nil {
+			t.Fatal(err)
+		}
+		answer := make(chan string)
+		go func() { answer <- outcome(id, "r", "k", 40901) }()
+		for waits := "f"; waits == "f"; {
+			waits = lines(t, super, `SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)`, app.PgConn().PID())[0]
+		}
+		mustExec(t, late, end.sql)
+		check("after "+end.sql+" of an attempt under way", <-answer, end.want)
+	}
+}
+
+// Where the trigger would not record, nothing is refused: the service answers 50304.
+func TestOutcomeWithoutRecords(t *testing.T) {
+	t.Parallel()
+	const ask = `SELECT code FROM plantstore.outcome(1, 'alice', 'r', 'k', 40401)`
+	db := pgtest.New(t)
+	conn := pgtest.Connect(t, db.Super)
+	for _, begin := range []string{
+		`BEGIN ISOLATION LEVEL REPEATABLE READ`,
+		`BEGIN ISOLATION LEVEL SERIALIZABLE`,
+		`BEGIN; SET LOCAL session_replication_role = replica`,
+		`BEGIN; ALTER TABLE plants DISABLE TRIGGER record_deletion`,
+		`BEGIN; ALTER TABLE plants ENABLE REPLICA TRIGGER record_deletion`,
+		`BEGIN; DROP TRIGGER record_deletion ON plants`,
+		`BEGIN; DROP TABLE plants`,
+	} {
+		mustExec(t, conn, begin)
+		if got := lines(t, conn, ask); !slices.Equal(got, []string{"50304"}) {
+			t.Errorf("%s: got %v, want 50304", begin, got)
+		}
+		mustExec(t, conn, `ROLLBACK`)
+	}
+	mustExec(t, conn, `ALTER TABLE plants ENABLE ALWAYS TRIGGER record_deletion`)
+	if got := lines(t, conn, ask); !slices.Equal(got, []string{"40401"}) {
+		t.Errorf("with the trigger enabled always: got %v, want 40401", got)
+	}
+}
+
+func TestCharge(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Shared(t)
+	conn := pgtest.Connect(t, db.Owner)
+	charge := func(conn *pgx.Conn, name string, plants int) (detail string, err error) {
+		_, err = conn.Exec(t.Context(), `SELECT plantstore.charge($1, $2, 3, '1 hour')`, name, plants)
+		if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "PSB01" {
+			return pg.Detail, nil
+		}
+		return "", err
+	}
+	check := func(what, name string, plants int, used string) {
+		t.Helper()
+		if detail, err := charge(conn, name, plants); err != nil || detail != "" {
+			t.Errorf("%s: got refused with %q, %v, want it charged", what, detail, err)
+		}
+		if got := lines(t, conn, `SELECT budget_used FROM plantstore.principals WHERE name = $1`, name)[0]; got != used {
+			t.Errorf("%s: got %s used, want %s", what, got, used)
+		}
+	}
+	refused := func(what, name string, plants int) {
+		t.Helper()
+		detail, err := charge(conn, name, plants)
+		if err != nil || lines(t, conn, `SELECT nullif($1, '')::numeric BETWEEN 0 AND 3600`, detail)[0] != "t" {
+			t.Errorf("%s: got %q, %v, want it refused with at most 3600 seconds", what, detail, err)
+		}
+	}
+	prefix := fmt.Sprintf("jwt:%d-", pgtest.IDs(t))
+	name := prefix + "default"
+	check("the first", name, 1, "1")
+	refused("more than the rest", name, 3)
+	check("the rest", name, 2, "3")
+	refused("the fourth", name, 1)
+	mustExec(t, conn, `UPDATE plantstore.principals SET budget_resets_at = clock_timestamp() WHERE name = '`+name+`'`)
+	check("in the next period", name, 1, "1")
+	mustExec(t, conn, `UPDATE plantstore.principals SET budget_used = 3, budget_resets_at = clock_timestamp() + interval '2 hours' WHERE name = '`+name+`'`)
+	check("with a clock that was set back", name, 1, "1")
+	mustExec(t, conn, `UPDATE plantstore.principals SET budget = 5, budget_period = '1 day' WHERE name = '`+name+`'`)
+	check("with a budget of its own", name, 4, "5")
+
+	name = prefix + "at once"
+	mustExec(t, conn, `INSERT INTO plantstore.principals (name, budget, budget_period) VALUES ('`+name+`', 50, '1 day')`)
+	charged := make(chan int)
+	for range 4 {
+		conn := pgtest.Connect(t, db.Owner)
+		go func() {
+			n := 0
+			for range 20 {
+				detail, err := charge(conn, name, 1)
+				if err != nil {
+					t.Error(err)
+				}
+				if detail == "" {
+					n++
+				}
+			}
+			charged <- n
+		}()
+	}
+	if got := <-charged + <-charged + <-charged + <-charged; got != 50 {
+		t.Errorf("80 at once of a budget of 50: got %d charged, want 50", got)
+	}
+}
+
+// Services read tokens again when the counter has moved: after each change of a token or a
+// budget, and not after a use.
+func TestTokensVersion(t *testing.T) {
+	t.Parallel()
+	conn := pgtest.Connect(t, pgtest.New(t).Owner)
+	version := lines(t, conn, `SELECT version FROM plantstore.tokens_version`)[0]
+	for _, test := range []struct {
+		sql   string
+		moves bool
+	}{
+		{`INSERT INTO plantstore.principals (name) VALUES ('a')`, false},
+		{`INSERT INTO plantstore.tokens (principal, digest, scopes) VALUES ('a', sha256(''), '{}')`, true},
+		{`UPDATE plantstore.tokens SET last_used_at = now()`, false},
+		{`UPDATE plantstore.principals SET budget_used = 1`, false},
+		{`UPDATE plantstore.principals SET budget = 1, budget_period = '1 day'`, true},
+		{`UPDATE plantstore.tokens SET expires_at = now()`, true},
+		{`UPDATE plantstore.tokens SET revoked_at = now()`, true},
+		{`DELETE FROM plantstore.tokens`, true},
+	} {
+		mustExec(t, conn, test.sql)
+		next := lines(t, conn, `SELECT version FROM plantstore.tokens_version`)[0]
+		if moved := next != version; moved != test.moves {
+			t.Errorf("%s: the counter moved: got %v, want %v", test.sql, moved, test.moves)
+		}
+		version = next
+	}
+}

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/moby/moby/client"
+	"github.com/testcontainers/testcontainers-go"
+	"github.com/testcontainers/testcontainers-go/log"
+	"github.com/testcontainers/testcontainers-go/modules/postgres"
+
+	"plantstore/internal/pgtest"
+)
+
+const pullTimeout = 2 * time.Minute
+
+// startContainer runs an image, which is pulled where it is absent.
+func startContainer(ctx context.Context, image string) (*server, error) {
+	log.SetDefault(log.NewNoopLogger()) // it would write the first line of the tests' output
+	docker, err := client.New(client.FromEnv)
+	if err != nil {
+		return nil, fmt.Errorf("docker: %w", err)
+	}
+	defer docker.Close()
+	if err := configureTestcontainers(ctx, docker); err != nil {
+		return nil, fmt.Errorf("docker: %w", err)
+	}
+	if err := pullIfAbsent(ctx, docker, image); err != nil {
+		return nil, fmt.Errorf("pull image %s: %w", image, err)
+	}
+
+	command := []string{"postgres"}
+	for name, value := range pgtest.Settings() {
+		command = append(command, "-c", name+"="+value)
+	}
+	container, err := postgres.Run(ctx, image, postgres.BasicWaitStrategies(), testcontainers.WithCmd(command...),
+		testcontainers.WithTmpfs(map[string]string{"/var/lib/postgresql": ""})) // in memory: see useMemory
+	stop := func() error {
+		// No grace: nobody needs the data.
+		return testcontainers.TerminateContainer(container, testcontainers.StopTimeout(0))
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("container %s: %w", image, err), stop())
+	}
+	address, err := container.ConnectionString(ctx, "sslmode=disable")
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("container %s: %w", image, err), stop())
+	}
+	return &server{url: address, source: "container " + image, stop: stop}, nil
+}
+
+func pullIfAbsent(ctx context.Context, docker *client.Client, image string) error {
+	if _, err := docker.ImageInspect(ctx, image); err == nil {
+		return nil
+	}
+	provider, err := testcontainers.NewDockerProvider()
+	if err != nil {
+		return err
+	}
+	defer provider.Close()
+	ctx, cancel := context.WithTimeout(ctx, pullTimeout)
+	defer cancel()
+	return provider.PullImage(ctx, image)
+}
+
+// configureTestcontainers sets what testcontainers reads from the environment and can't find
+// out by itself on a machine without an image registry.
+func configureTestcontainers(ctx context.Context, docker *client.Client) error {
+	set := func(name, value string) error {
+		if os.Getenv(name) != "" {
+			return nil
+		}
+		return os.Setenv(name, value)
+	}
+	// Without its image, the janitor container would keep everything from starting.
+	//lint:ignore SA1019 there is no other public name for it
+	if _, err := docker.ImageInspect(ctx, testcontainers.ReaperDefaultImage); err != nil {
+		if err := set("TESTCONTAINERS_RYUK_DISABLED", "true"); err != nil {
+			return err
+		}
+	}
+	// Where the engine's bridge is an interface of this machine, so are its ports, also
+	// within a container.
+	if _, err := net.InterfaceByName("docker0"); err == nil {
+		return set("TESTCONTAINERS_HOST_OVERRIDE", "127.0.0.1")
+	}
+	return nil
+}

@@ -1,0 +1,597 @@
+package postgres
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/localpg"
+	"plantstore/internal/migrate"
+	"plantstore/internal/pgtest"
+	"plantstore/internal/plant"
+)
+
+// holder begins a transaction that holds locks until release.
+func holder(t *testing.T, database pgtest.Database, sql string, args ...any) (pid uint32, release func()) {
+	t.Helper()
+	conn := pgtest.Connect(t, database.Super)
+	tx, err := conn.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return conn.PgConn().PID(), func() {
+		t.Helper()
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// awaitBlocked returns when so many sessions wait for a lock of a process.
+func (s *store) awaitBlocked(t *testing.T, by uint32, sessions int) {
+	t.Helper()
+	for value[int](t, s, `SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))`, int32(by)) < sessions {
+	}
+}
+
+// all deletes plants with a number of clients, and returns what each was told.
+func (s *store) all(clients int, first plant.ID, n int) []string {
+	told := make([]string, n)
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for range clients {
+		all.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				_, err := s.Delete(context.Background(), s.of(first+plant.ID(i), fmt.Sprint(i)))
+				told[i] = outcomeOf(err)
+			}
+		})
+	}
+	all.Wait()
+	return told
+}
+
+// A plant that is locked or slow holds up nobody: all others are deleted while it is.
+func TestNobodyWaitsForTheLockOfAnother(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	newStore(t, database).exec(t, `CREATE TABLE public.orders (plant bigint REFERENCES public.plants ON DELETE CASCADE); CREATE INDEX ON public.orders (plant);
+		GRANT ALL ON public.orders TO plantstore_app;`+trigger(`IF OLD.name = 'slow' THEN PERFORM pg_advisory_xact_lock_shared(1); END IF; RETURN OLD`))
+	byLock, byStatement := patient, patient
+	byLock.batchLock = 20 * time.Millisecond // by the server
+	byStatement.batchStatement = 100 * time.Millisecond
+	for name, c := range map[string]struct {
+		setup, lock string
+		limits      limits
+	}{
+		"locked row":            {``, `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, byLock},
+		"row that refers to it": {`INSERT INTO public.orders VALUES ($1)`, `SELECT FROM public.orders WHERE plant = $1 FOR UPDATE`, byLock},
+		"slow trigger":          {`UPDATE public.plants SET name = 'slow' WHERE id = $1`, `SELECT pg_advisory_xact_lock(1) WHERE $1 > 0`, byStatement},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := storeOn(t, database, database.App, c.limits)
+			first := s.plant(t, 201)
+			locked := first + 200
+			if c.setup != "" {
+				s.exec(t, c.setup, int64(locked))
+			}
+			pid, release := holder(t, database, c.lock, int64(locked))
+			victim := make(chan string, 1)
+			go func() {
+				d := s.of(locked, "locked")
+				d.Principal = "somebody else"
+				_, err := s.Delete(context.Background(), d)
+				victim <- outcomeOf(err)
+			}()
+			for n, got := range s.all(8, first, 200) {
+				if got != "deleted" {
+					t.Errorf("plant %d: %s; want deleted", n, got)
+				}
+			}
+			s.awaitBlocked(t, pid, 1)
+			select {
+			case got := <-victim:
+				t.Errorf("the locked plant: %s, while it was locked", got)
+			default:
+			}
+			release()
+			if got := <-victim; got != "deleted" {
+				t.Errorf("the locked plant, afterwards: %s; want deleted", got)
+			}
+		})
+	}
+}
+
+// Where a table is locked everybody waits, and nobody is refused.
+func TestALockedTableIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	l := patient
+	l.batchLock = 20 * time.Millisecond
+	s := storeOn(t, database, database.App, l)
+	s.exec(t, `CREATE TABLE public.orders (plant bigint REFERENCES public.plants); CREATE INDEX ON public.orders (plant)`)
+	for _, table := range []string{"plants", "orders"} {
+		first := s.plant(t, 32)
+		pid, release := holder(t, database, `LOCK TABLE public.`+table)
+		told := make(chan []string)
+		go func() { told <- s.all(16, first, 32) }()
+		s.awaitBlocked(t, pid, 2)
+		release()
+		for n, got := range <-told {
+			if got != "deleted" {
+				t.Errorf("%s locked, plant %d: %s; want deleted", table, n, got)
+			}
+		}
+	}
+}
+
+func TestSomeAreRefused(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, pgtest.New(t))
+	first := s.plant(t, 400)
+	s.exec(t, `CREATE TABLE public.orders (plant bigint REFERENCES public.plants); CREATE INDEX ON public.orders (plant)`)
+	s.exec(t, `INSERT INTO public.orders SELECT id FROM public.plants WHERE id % 20 = 0`)
+	for n, got := range s.all(32, first, 400) {
+		want := "deleted"
+		if (first+plant.ID(n))%20 == 0 {
+			want = "referenced orders"
+		}
+		if got != want {
+			t.Errorf("plant %d: %s; want %s", n, got, want)
+		}
+	}
+}
+
+// Requests whose time is over while they wait for a lock: what was rolled back for certain
+// did nothing, also later. What is still under way is unknown, and the same key finds out.
+func TestRequestsThatEnd(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		apart   bool
+		blocked int
+		want    []string
+	}{
+		"on connections of their own": {true, 4, []string{plant.ErrBusy.Error()}},
+		"in a batch":                  {false, 1, []string{plant.ErrUnknown.Error(), plant.ErrBusy.Error()}}, // busy: in the queue
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := patient
+			l.margin = 20 * time.Minute // for the server to say that it was cancelled
+			s := storeOn(t, pgtest.Shared(t), pgtest.Shared(t).App, l)
+			first := s.plant(t, 4)
+			for n := range plant.ID(4) {
+				if c.apart {
+					s.apart.add(first+n, struct{}{}, time.Now().Add(time.Hour))
+				}
+			}
+			pid, release := holder(t, pgtest.Shared(t), `SELECT FROM public.plants WHERE id BETWEEN $1 AND $1 + 3 FOR UPDATE`, int64(first))
+			ctx, end := context.WithTimeout(t.Context(), 3*time.Hour)
+			var all sync.WaitGroup
+			for n := range plant.ID(4) {
+				all.Go(func() {
+					_, err := s.Delete(ctx, s.of(first+n, "key"))
+					if got := outcomeOf(err); !slices.Contains(c.want, got) {
+						t.Errorf("plant %d: %s; want one of %q", n, got, c.want)
+					}
+				})
+			}
+			s.awaitBlocked(t, pid, c.blocked)
+			end()
+			all.Wait()
+			release()
+			for n := range plant.ID(4) {
+				d := s.sent(first+n, "key")
+				d.RequestID = "again"
+				lived := s.lives(t, first+n)
+				if r, err := s.Delete(t.Context(), d); err != nil || c.apart && (r.Replayed || !lived) {
+					t.Errorf("plant %d again: %+v, %v, and it lived: %t; want it deleted", n, r, err, lived)
+				}
+				if got := value[int](t, s, `SELECT count(*) FROM plantstore.deletions WHERE plant_id = $1`, int64(first+n)); got != 1 {
+					t.Errorf("plant %d has %d entries; want 1", n, got)
+				}
+			}
+		})
+	}
+}
+
+func TestOverloaded(t *testing.T) {
+	t.Parallel()
+	l := patient
+	l.queue = time.Millisecond
+	s := newStore(t)
+	plants, first := opened(t, Config{URL: s.url, MaxInFlight: 1, limits: &l}).Plants(), s.plant(t, 2)
+	pid, release := holder(t, pgtest.Shared(t), `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, int64(first))
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := plants.Delete(context.Background(), s.of(first, "waits"))
+		waiting <- err
+	}()
+	s.awaitBlocked(t, pid, 1)
+	if r, err := plants.Delete(t.Context(), s.of(first+1, "is too much")); !errors.Is(err, plant.ErrOverloaded) || !s.lives(t, first+1) {
+		t.Errorf("Delete beside the one that may be in flight: %+v, %v; want ErrOverloaded", r, err)
+	}
+	release()
+	if err := <-waiting; err != nil {
+		t.Errorf("the one in flight: %v; want none", err)
+	}
+}
+
+// opened opens a service with what a test's configuration leaves open.
+func opened(t *testing.T, c Config) *DB {
+	t.Helper()
+	if c.limits == nil {
+		l := patient
+		c.limits = &l
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	c.MaxInFlight, c.RequestTimeout, c.Setting = max(c.MaxInFlight, 1), time.Hour, "DATABASE_URL"
+	db, err := Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.Close)
+	return db
+}
+
+// hasty are limits under which a request is over after its first failure.
+func hasty() *limits {
+	l := patient
+	l.margin = 2 * time.Hour
+	return &l
+}
+
+func TestAnOutage(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	open := func(l *limits, outage int64) *Plants {
+		var dials atomic.Int64
+		return opened(t, Config{URL: s.url, limits: l, dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			if dials.Add(1) <= outage {
+				return nil, &net.OpError{Op: "dial", Net: network, Err: syscall.ECONNREFUSED}
+			}
+			return (&net.Dialer{}).DialContext(ctx, network, address)
+		}}).Plants()
+	}
+	id := s.plant(t, 1)
+	r, err := open(hasty(), 1_000_000).Delete(t.Context(), s.of(id, "longer than the request"))
+	if !errors.Is(err, plant.ErrUnavailable) || r.Attempts != 1 {
+		t.Errorf("Delete: %+v, %v; want ErrUnavailable after one attempt", r, err)
+	}
+	r, err = open(nil, 5).Delete(t.Context(), s.of(id, "shorter"))
+	if err != nil || r.Attempts < 2 || !slices.Contains(r.Failed, "unreachable") {
+		t.Errorf("Delete: %+v, %v; want it deleted in a later attempt", r, err)
+	}
+}
+
+// terminate ends all connections with an application name.
+func (s *store) terminate(t *testing.T, application string) {
+	t.Helper()
+	if n := value[int](t, s, `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1 AND datname = current_database()`, application); n == 0 {
+		t.Errorf("%s has no connections", application)
+	}
+}
+
+// The service's connections are all ended again and again, and no client gets to know.
+func TestTerminatedConnections(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Shared(t)
+	s := storeOn(t, database, pgtest.WithParameters(database.App, "application_name=terminated"), patient)
+	first := s.plant(t, 320)
+	told := make(chan string)
+	var next atomic.Int64
+	for range 16 {
+		go func() {
+			for i := next.Add(1) - 1; i < 320; i = next.Add(1) - 1 {
+				_, err := s.Delete(context.Background(), s.of(first+plant.ID(i), fmt.Sprint(i)))
+				told <- outcomeOf(err)
+			}
+		}()
+	}
+	for n := range 320 {
+		if got := <-told; got != "deleted" {
+			t.Errorf("one was told: %s; want deleted", got)
+		}
+		if n%80 == 40 {
+			s.terminate(t, "terminated")
+		}
+	}
+	if n := value[int](t, s, `SELECT count(*) FROM plantstore.deletions WHERE deleted_by = $1`, s.who); n != 320 {
+		t.Errorf("%d deletions are recorded; want 320", n)
+	}
+}
+
+// Two replicas with 64 clients of one principal, and all connections of one of them end
+// midway: the budget holds to the plant.
+func TestABudgetHolds(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Shared(t)
+	s := newStore(t)
+	replicas := []*Plants{s.Plants, opened(t, Config{URL: pgtest.WithParameters(database.App, "application_name=budgeted"), MaxInFlight: 512}).Plants()}
+	first := s.plant(t, 256)
+	type answer struct {
+		id   plant.ID
+		told string
+	}
+	answers := make(chan answer)
+	for client := range plant.ID(64) {
+		go func() {
+			for n := range plant.ID(4) {
+				d := s.of(first+4*client+n, "key")
+				d.Budget = plant.Budget{Most: 100, Period: 24 * time.Hour}
+				_, err := replicas[client%2].Delete(context.Background(), d)
+				answers <- answer{d.Plant, outcomeOf(err)}
+			}
+		}()
+	}
+	for n := range 256 {
+		a := <-answers
+		switch lives := s.lives(t, a.id); {
+		case a.told == "deleted" && !lives, a.told == "over budget" && lives, a.told == plant.ErrUnknown.Error():
+		default:
+			t.Errorf("plant %d: %s, and it is there: %t", a.id, a.told, lives)
+		}
+		if n == 50 {
+			s.terminate(t, "budgeted")
+		}
+	}
+	if n := value[int](t, s, `SELECT count(*) FROM plantstore.deletions WHERE deleted_by = $1`, s.who); n != 100 {
+		t.Errorf("%d were deleted; want 100", n)
+	}
+}
+
+// A primary that is demoted and promoted again: no connection from between is kept.
+func TestADemotedPrimary(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := newStore(t, database)
+	id := s.plant(t, 1)
+	s.exec(t, `ALTER DATABASE `+database.Name+` SET default_transaction_read_only = on`)
+	db := opened(t, Config{URL: database.App, limits: hasty()})
+	for _, p := range db.pools() {
+		var release []func()
+		for range p.Config().MaxConns {
+			conn, err := p.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			release = append(release, conn.Release)
+		}
+		for _, f := range release {
+			f()
+		}
+	}
+	plants := db.Plants()
+	if _, err := plants.Delete(t.Context(), s.of(id, "key")); !errors.Is(err, plant.ErrUnavailable) {
+		t.Errorf("Delete on a read-only database: %v; want ErrUnavailable", err)
+	}
+	s.exec(t, `ALTER DATABASE `+database.Name+` RESET default_transaction_read_only`)
+	if r, err := plants.Delete(t.Context(), s.sent(id, "key")); err != nil || r.Attempts != 1 {
+		t.Errorf("Delete afterwards: %+v, %v; want it deleted at once", r, err)
+	}
+}
+
+// role makes a role that ends with the test.
+func (s *store) role(t *testing.T, database pgtest.Database, options string) (name, url string) {
+	t.Helper()
+	name = strings.Replace(database.Name, "plantstore", "role", 1) + "_" + fmt.Sprint(s.first)
+	s.exec(t, `CREATE ROLE `+name+` LOGIN PASSWORD 'first' `+options)
+	t.Cleanup(func() {
+		conn, err := pgx.Connect(context.Background(), database.Super)
+		if err == nil {
+			_, err = conn.Exec(context.Background(), `DROP OWNED BY `+name+`; DROP ROLE `+name)
+			conn.Close(context.Background())
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	return name, as(t, database.App, name, "first")
+}
+
+// as is a URL for another role.
+func as(t *testing.T, database, role, password string) string {
+	t.Helper()
+	u, err := url.Parse(database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword(role, password)
+	return u.String()
+}
+
+// Who is not the service is recorded as who it is, whatever it says.
+func TestAStrangerWhoPretendsToBeTheService(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := newStore(t, database)
+	id := s.plant(t, 3)
+	name, url := s.role(t, database, ``)
+	s.exec(t, `GRANT SELECT, DELETE ON public.plants TO `+name)
+	stranger := pgtest.Connect(t, url)
+	for _, sql := range []string{
+		`SET plantstore.asked = '{{%[1]d},{victim},{request},{key}}'`,
+		`DELETE FROM public.plants WHERE id = %[1]d`,
+		`SET plantstore.asked = '{{%[2]d,%[3]d},{victim,victim},{request,request},{key,key}}'`,
+		`DELETE FROM public.plants WHERE id IN (%[2]d, %[3]d)`,
+	} {
+		if _, err := stranger.Exec(t.Context(), fmt.Sprintf(sql, id, id+1, id+2)); err != nil {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
+	const recorded = `SELECT string_agg(DISTINCT concat_ws(' ', deleted_by, request_id, idempotency_key), ', ') || ' ' || count(*) FROM plantstore.deletions`
+	if got, want := value[string](t, s, recorded), name+" 3"; got != want {
+		t.Errorf("recorded: %s; want %s", got, want)
+	}
+	if _, err := stranger.Exec(t.Context(), `SELECT plantstore.outcome($1, 'victim', 'request', 'key', 40401)`, int64(id)); err == nil {
+		t.Error("a stranger may record a refusal")
+	}
+}
+
+func TestThroughAPooler(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := newStore(t, database)
+	first := s.plant(t, 101)
+	s.exec(t, `CREATE TABLE public.orders (plant bigint REFERENCES public.plants)`)
+	s.exec(t, `INSERT INTO public.orders VALUES ($1)`, int64(first))
+	s.exec(t, `ALTER ROLE plantstore_app IN DATABASE `+database.Name+` SET lock_timeout = 0`) // limits that end here are the statement's
+	through := func() (*store, *bytes.Buffer) {
+		var log bytes.Buffer
+		db := opened(t, Config{URL: pgtest.WithParameters(pgtest.Pooler(t, database.App), "default_query_exec_mode=exec"),
+			MaxInFlight: 512, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		return &store{DB: db, Plants: db.Plants(), admin: s.admin, who: s.who}, &log
+	}
+	p, log := through()
+	for n, got := range p.all(32, first, 100) {
+		if want := map[bool]string{false: "deleted", true: "referenced orders"}[n == 0]; got != want {
+			t.Errorf("plant %d: %s; want %s", n, got, want)
+		}
+	}
+	if r, err := p.Delete(t.Context(), s.sent(first+1, "1")); err != nil || !r.Replayed {
+		t.Errorf("the same key again: %+v, %v; want a replay", r, err)
+	}
+	_, release := holder(t, database, `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, int64(first)+100)
+	conn, err := p.batch.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := s.of(first+100, "locked")
+	if m, err := deleteOne(t.Context(), conn.Conn(), &d, time.Millisecond); m != busy {
+		t.Errorf("a locked plant in a batch: %v, %v; want busy", m, err)
+	}
+	conn.Release()
+	release()
+	if log.Len() > 0 {
+		t.Errorf("log: %s; want none", log)
+	}
+
+	s.exec(t, `ALTER ROLE plantstore_app IN DATABASE `+database.Name+` SET default_transaction_isolation = 'repeatable read'`)
+	p, log = through()
+	if _, err := p.Delete(t.Context(), d); !errors.Is(err, plant.ErrMisconfigured) || !s.lives(t, d.Plant) {
+		t.Errorf("Delete under another isolation level: %v, and the plant is there: %t; want ErrMisconfigured, and that it is", err, s.lives(t, d.Plant))
+	}
+	if !strings.Contains(log.String(), "default_transaction_isolation is repeatable read") {
+		t.Errorf("log: %s; want it to name the setting", log)
+	}
+}
+
+// Role and password are read again for each connection, and stay where that fails.
+func TestARenewedPassword(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := newStore(t, database)
+	id := s.plant(t, 2)
+	name, _ := s.role(t, database, `IN ROLE plantstore_app`)
+	file := filepath.Join(t.TempDir(), "url")
+	write := func(url string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(url+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(as(t, database.App, name, "first"))
+	var log bytes.Buffer
+	db := opened(t, Config{File: file, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	plants := db.Plants()
+	if _, err := plants.Delete(t.Context(), s.of(id, "key")); err != nil {
+		t.Errorf("with the first password: %v", err)
+	}
+	s.exec(t, `ALTER ROLE `+name+` PASSWORD 'second'`)
+	write(as(t, strings.Replace(database.App, database.Name, "elsewhere", 1), name, "second"))
+	s.exec(t, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1`, name)
+	if _, err := plants.Delete(t.Context(), s.of(id+1, "key")); err != nil || s.lives(t, id+1) {
+		t.Errorf("with the second password: %v", err)
+	}
+	for _, now := range []string{"", "postgres://half written"} {
+		write(now)
+		c, err := pgx.ParseConfig(database.App)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := db.renew(t.Context(), c); err != nil || c.User != "plantstore_app" {
+			t.Errorf("a file with %q: %v, role %s; want the role that was there", now, err, c.User)
+		}
+	}
+	if n := strings.Count(log.String(), "database URL not renewed"); n != 2 || strings.Contains(log.String(), "half written") {
+		t.Errorf("log: %s; want two warnings without the file's content", &log)
+	}
+}
+
+// A commit that did not wait for its synchronous standby to the end is not believed, nor is an
+// outcome that was read then. The test has a server of its own: the setting is the server's.
+func TestACutShortWaitForTheStandby(t *testing.T) {
+	t.Parallel()
+	server, err := localpg.Start(t.Context(), localpg.Options{Settings: pgtest.Settings()})
+	if errors.Is(err, localpg.ErrNoBinaries) {
+		t.Skip("there is no PostgreSQL on this machine")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Close() })
+	if err := migrate.NewStore(t.Context(), server.URL, "plantstore"); err != nil {
+		t.Fatal(err)
+	}
+	database := pgtest.Database{Super: server.URL("postgres", "plantstore"), App: server.URL("plantstore_app", "plantstore")}
+	s := newStore(t, database)
+	id := s.plant(t, 1)
+	// When the setting is seen the checkpointer has been told, too, which tells commits to
+	// wait, and has looked when a checkpoint begins.
+	require := func(standby string) {
+		s.exec(t, `ALTER SYSTEM SET synchronous_standby_names = '`+standby+`'`)
+		s.exec(t, `SELECT pg_reload_conf()`)
+		for value[string](t, s, `SHOW synchronous_standby_names`) != standby {
+		}
+		s.exec(t, `CHECKPOINT`)
+	}
+	require("nobody")
+	told := make(chan error, 1)
+	go func() {
+		_, err := s.Delete(context.Background(), s.of(id, "key"))
+		told <- err
+	}()
+	var last time.Time
+	for n := range 4 { // the deletion's commit, and then those of the question
+		var began time.Time
+		for !began.After(last) {
+			began = value[time.Time](t, s, `SELECT coalesce(max(query_start), 'epoch') FROM pg_stat_activity WHERE wait_event = 'SyncRep'`)
+		}
+		if last = began; n < 3 {
+			s.exec(t, `SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'`)
+		}
+	}
+	select {
+	case err := <-told:
+		t.Errorf("Delete: %v, while the standby is away", err)
+	default:
+	}
+	require("")
+	if err := <-told; err != nil {
+		t.Errorf("Delete: %v; want none", err)
+	}
+	if n := value[int](t, s, `SELECT count(*) FROM plantstore.deletions WHERE plant_id = $1`, int64(id)); n != 1 || s.lives(t, id) {
+		t.Errorf("%d entries, and the plant is there: %t; want one, and that it is gone", n, s.lives(t, id))
+	}
+}

@@ -1,0 +1,81 @@
+package postgres
+
+import (
+	"errors"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// SQLSTATEs with a meaning of their own, see PostgreSQL's manual, appendix A.
+const (
+	uniqueViolation     = "23505"
+	notNullViolation    = "23502"
+	foreignKeyViolation = "23503"
+	restrictViolation   = "23001"
+	readOnlyTransaction = "25006"
+	lockNotAvailable    = "55P03"
+	queryCanceled       = "57014"
+	budgetUsedUp        = "PSB01" // plantstore.charge
+)
+
+// A meaning is what an attempt's result means for its deletion.
+type meaning int
+
+const (
+	deleted       meaning = iota
+	missing               // no row was deleted, and there was no error
+	conflict              // an outcome of the key is recorded
+	unasked               // the batch would delete a plant that none of it asked for
+	referenced            // rows of a table refer to the plant
+	refused               // a rule of the store's keeps the plant
+	overBudget            // the principal's budget is used up
+	busy                  // a lock was not had in time, or the statement took too long
+	batchBusy             // the same, of a batch: each of it has to go alone
+	unreachable           // nothing was sent
+	lost                  // the connection ended: the attempt may be committed now or later
+	misconfigured         // somebody has to fix the database
+	overloaded            // too many are in flight
+)
+
+// reasons are the labels and log words of attempts that did not bring an outcome.
+var reasons = [...]string{conflict: "conflict", unasked: "unasked", referenced: "referenced", refused: "refused", overBudget: "over_budget",
+	busy: "busy", batchBusy: "batch_busy", unreachable: "unreachable", lost: "lost", misconfigured: "misconfigured",
+	overloaded: ""} // nothing was tried
+
+// classify tells what an error of a statement means. Only an ERROR of the server proves that
+// its transaction was rolled back: after anything else, the connection's end included, the
+// commit may have happened.
+func classify(err error) meaning {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok || pg.SeverityUnlocalized != "ERROR" {
+		return lost
+	}
+	ledger := pg.SchemaName == "plantstore" && pg.TableName == "deletions"
+	switch {
+	case pg.Code == uniqueViolation && ledger:
+		return conflict
+	case pg.Code == notNullViolation && ledger:
+		return unasked
+	case pg.Code == foreignKeyViolation || pg.Code == restrictViolation:
+		return referenced
+	case pg.Code == budgetUsedUp:
+		return overBudget
+	case pg.Code == lockNotAvailable || pg.Code == queryCanceled:
+		return busy
+	case pg.Code == readOnlyTransaction:
+		return unreachable // this is no primary
+	case pg.Code == "22021" || pg.Code == "22P05": // the database's encoding lacks a character of a name or key
+		return misconfigured
+	}
+	switch pg.Code[:min(2, len(pg.Code))] {
+	case "40": // deadlock, serialization failure
+		return busy
+	case "53": // out of disk space, memory, connections
+		return unreachable
+	case "08", "25", "26", "28", "3D", "3F", "42", "54", "55", "57", "58", "HV", "XX":
+		// Also what a trigger of the store's met elsewhere: it may be over soon, and must not
+		// end a key with a no.
+		return misconfigured
+	}
+	return refused
+}

@@ -1,0 +1,365 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/pgtest"
+	"plantstore/internal/plant"
+)
+
+// Wherever the connection breaks in a deletion's exchange with the database, no answer lies:
+// not by what the database has then, not by what arrives later, and not by what the same key
+// is told afterwards.
+//
+// Each play is given once unbroken, which counts its messages, and then once for each message
+// of both directions and each way to break there. After the answer every plant is planted
+// again and may be deleted; only then arrives what was held back. A sample of the cases is
+// tried, and with PLANTSTORE_TEST_EVERY_FAULT=1 all of them.
+func TestEveryFault(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	setup := pgtest.Connect(t, database.Super)
+	if _, err := setup.Exec(t.Context(), `CREATE TABLE public.orders (plant bigint REFERENCES public.plants); CREATE INDEX ON public.orders (plant);
+		CREATE TABLE public.planted (id bigint); CREATE INDEX ON public.planted (id);
+		CREATE FUNCTION public.count_planted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.planted VALUES (NEW.id); RETURN NULL; END $$;
+		CREATE TRIGGER count_planted AFTER INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION public.count_planted()`); err != nil {
+		t.Fatal(err)
+	}
+	var cases []faultCase
+	simulated(t, func(t *testing.T) {
+		s := newStage(t, database)
+		for _, p := range plays() {
+			passed, _, lies := s.give(t, p, nil)
+			for _, lie := range lies {
+				t.Errorf("%s, unbroken: %s", p.name, lie)
+			}
+			cases = append(cases, casesOf(p, passed)...)
+		}
+	})
+	if t.Failed() {
+		return
+	}
+	step := 29 // a prime leaves no way of breaking out
+	if os.Getenv("PLANTSTORE_TEST_EVERY_FAULT") != "" {
+		step = 1
+	}
+	var taken atomic.Int64
+	var stages sync.WaitGroup
+	for n := range 8 {
+		stages.Go(func() {
+			t.Run(fmt.Sprint("stage ", n+1), func(t *testing.T) {
+				simulated(t, func(t *testing.T) {
+					s := newStage(t, database)
+					for i := taken.Add(1) - 1; int(i)*step < len(cases); i = taken.Add(1) - 1 {
+						c := cases[int(i)*step]
+						_, missed, lies := s.give(t, c.play, &c.breach)
+						if missed > 0 {
+							lies = append(lies, "the connection did not break")
+						}
+						for _, lie := range lies {
+							t.Errorf("%s, %s: %s", c.play.name, c.breach, lie)
+						}
+					}
+				})
+			})
+		})
+	}
+	stages.Wait()
+}
+
+// A play is a request for the deletion of plants, with what precedes it. SQL has {id} for
+// each plant, {first} and {last}.
+type play struct {
+	name      string
+	before    string   // SQL
+	earlier   string   // the answer to an earlier request with the keys, or none
+	open      *breach  // breaks an earlier request with the keys, which is told unknown
+	after     string   // SQL after that
+	first     []breach // breaks the request itself before the breach that is tried
+	meanwhile string   // SQL when the first breach has happened
+	keySent   bool
+	budget    bool
+	preparing bool // the statement is prepared first
+	want      []string
+}
+
+func plays() []play {
+	const (
+		there      = `INSERT INTO public.plants (id, name) VALUES ({first}, 'fern')`
+		three      = `INSERT INTO public.plants (id, name) SELECT i, 'fern' FROM generate_series({first}, {last}) i`
+		referenced = there + `; INSERT INTO public.orders VALUES ({first})`
+		mixed      = there + `, ({first} + 1, 'fern'); INSERT INTO public.orders VALUES ({first} + 1)`
+		gone       = there + `; DELETE FROM public.plants WHERE id = {first}`
+	)
+	lostAnswer := []breach{{direction: toService, way: byReset}}
+	held := []breach{{direction: toServer, way: byHolding, late: told}}
+	unsent := &breach{direction: toServer, way: byHolding, late: told}
+	uncommitted := &breach{direction: toServer, after: 3, way: byHolding, late: told} // all but Sync
+	return []play{
+		{name: "lone", before: there, want: []string{"deleted"}},
+		{name: "lone, on a new connection", before: there, preparing: true, want: []string{"deleted"}},
+		{name: "lone, with a budget", before: there, budget: true, want: []string{"deleted"}},
+		{name: "batch", before: three, want: []string{"deleted", "deleted", "deleted"}},
+		{name: "batch of all kinds", before: mixed, keySent: true, want: []string{"deleted", "referenced orders", "no such plant"}},
+		{name: "replay", before: there, earlier: "deleted", keySent: true, want: []string{"replayed deleted"}},
+		{name: "replay after the plant came back", before: there, earlier: "deleted", after: there, keySent: true, want: []string{"replayed deleted"}},
+		{name: "referenced", before: referenced, want: []string{"referenced orders"}},
+		{name: "referenced, client's key", before: referenced, keySent: true, want: []string{"referenced orders"}},
+		{name: "refused earlier", before: referenced, earlier: "referenced orders", after: `DELETE FROM public.orders WHERE plant = {first}`,
+			keySent: true, want: []string{"replayed referenced"}},
+		{name: "no such plant", want: []string{"no such plant"}},
+		{name: "no such plant, client's key", keySent: true, want: []string{"no such plant"}},
+		{name: "planted after a no", earlier: "no such plant", after: there, keySent: true, want: []string{"replayed no such plant"}},
+		{name: "deleted by SQL, client's key", before: gone, keySent: true, want: []string{"deleted earlier"}},
+		{name: "after a lost answer", before: there, first: lostAnswer, want: []string{"deleted"}},
+		{name: "after a lost answer, and the plant came back", before: there, first: lostAnswer, meanwhile: there, want: []string{"deleted"}},
+		{name: "after an open attempt", before: there, first: held, want: []string{"deleted"}},
+		{name: "referenced, after an open attempt", before: referenced, first: held, want: []string{"referenced orders"}},
+		{name: "no such plant, after an open attempt", first: held, want: []string{"no such plant"}},
+		{name: "after unknown", before: there, open: unsent, keySent: true, want: []string{"deleted"}},
+		{name: "after unknown, uncommitted", before: there, open: uncommitted, keySent: true, want: []string{plant.ErrBusy.Error()}},
+		{name: "referenced, after unknown", before: referenced, open: unsent, keySent: true, want: []string{"referenced orders"}},
+		{name: "no such plant, after unknown", open: unsent, keySent: true, want: []string{"no such plant"}},
+	}
+}
+
+// A faultCase is a play and where it breaks.
+type faultCase struct {
+	play   play
+	breach breach
+}
+
+func (b breach) String() string {
+	s := [...]string{"reset", "end", "silence", "held"}[b.way]
+	if b.way == byHolding {
+		s += fmt.Sprintf(" until %d exchanges later", b.late)
+		if b.late == told {
+			s = "held until it was told"
+		}
+	}
+	if b.within {
+		return fmt.Sprintf("%s within %s %d", s, b.direction, b.after)
+	}
+	return fmt.Sprintf("%s before %s %d", s, b.direction, b.after)
+}
+
+// casesOf lists the breaches of a play with so many messages.
+func casesOf(p play, messages [2]int) (cases []faultCase) {
+	for _, d := range []direction{toServer, toService} {
+		for after := range min(messages[d], 24) { // whoever waits for an open attempt asks again and again
+			add := func(b breach) {
+				b.direction, b.after = d, after
+				cases = append(cases, faultCase{p, b})
+			}
+			add(breach{way: byReset})
+			add(breach{way: byEnd})
+			add(breach{way: bySilence})
+			add(breach{way: byEnd, within: true})
+			if d == toServer { // nobody is there for an answer that is late
+				for _, late := range []int{0, 1, 2, told} {
+					add(breach{way: byHolding, late: late})
+				}
+			}
+		}
+	}
+	return cases
+}
+
+// A stage gives plays, one after the other.
+type stage struct {
+	*DB
+	link  *link
+	admin *pgx.Conn
+	next  int64
+}
+
+func newStage(t *testing.T, database pgtest.Database) *stage {
+	l := defaults
+	l.batchLock, l.soloLock = 10*time.Millisecond, 10*time.Millisecond // by the server, in real time, where an attempt is open
+	l.batchStatement, l.soloStatement = time.Hour, time.Hour
+	db, k := linked(t, database, l)
+	return &stage{DB: db, link: k, admin: pgtest.Connect(t, database.Super), next: pgtest.IDs(t)}
+}
+
+const patience = 10 * time.Second // of a request, simulated
+
+// give gives a play, and returns how many messages passed, how many breaches did not come
+// about, and what was a lie.
+func (s *stage) give(t *testing.T, p play, b *breach) (passed [2]int, missed int, lies []string) {
+	t.Helper()
+	ids := make([]int64, len(p.want))
+	for n := range ids {
+		ids[n] = s.next
+		s.next++
+	}
+	world := func(sql string) {
+		sql = strings.NewReplacer("{first}", fmt.Sprint(ids[0]), "{last}", fmt.Sprint(ids[len(ids)-1])).Replace(sql)
+		if _, err := s.admin.Exec(context.Background(), sql); err != nil {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
+	request := func(name string, keySent bool, timeout time.Duration) []string {
+		return s.request(t, p, ids, name, keySent, timeout)
+	}
+
+	world(p.before)
+	if p.earlier != "" {
+		if told := request("earlier", true, patience); told[0] != p.earlier {
+			t.Fatalf("%s: the earlier request was told %q; want %q", p.name, told[0], p.earlier)
+		}
+	}
+	if p.open != nil {
+		s.link.arm(false, *p.open)
+		if told := request("open", true, time.Second); told[0] != plant.ErrUnknown.Error() {
+			t.Fatalf("%s: the open request was told %q; want %q", p.name, told[0], plant.ErrUnknown)
+		}
+	}
+	world(p.after)
+	if p.preparing {
+		s.reset()
+	}
+	breaches := slices.Clone(p.first)
+	if p.meanwhile != "" {
+		breaches[0].then = func() { world(p.meanwhile) }
+	}
+	if b != nil {
+		breaches = append(breaches, *b)
+	}
+	s.link.arm(p.preparing, breaches...)
+	answers := request("request", p.keySent, patience)
+	passed, missed = s.link.disarm()
+	var open bool
+	if err := s.admin.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = ANY ($1) AND backend_xid IS NOT NULL)`, s.link.pids()).Scan(&open); err != nil {
+		t.Fatal(err)
+	}
+	answered := s.look(t, p, ids)
+	world(`DELETE FROM public.orders WHERE plant BETWEEN {first} AND {last};
+		INSERT INTO public.plants (id, name) SELECT i, 'back' FROM generate_series({first}, {last}) i WHERE NOT EXISTS (SELECT FROM public.plants WHERE id = i)`)
+	s.link.finish()
+	settled := s.look(t, p, ids)
+	again := request("again", true, patience)
+	last := request("last", true, patience)
+	after := s.look(t, p, ids)
+
+	for n, told := range answers {
+		lie := func(format string, args ...any) {
+			lies = append(lies, fmt.Sprintf("plant %d of %d was told %q: ", n+1, len(ids), told)+fmt.Sprintf(format, args...))
+		}
+		a, z := answered[n], settled[n]
+		no := strings.TrimPrefix(told, "replayed ")
+		switch {
+		case no == "deleted":
+			if a.by == "" || z.by != a.by || a.there && told == "deleted" && p.meanwhile == "" {
+				lie("the ledger has it deleted by %q, then by %q, and the plant is there: %t", a.by, z.by, a.there)
+			}
+		case told == plant.ErrBusy.Error() || told == plant.ErrUnavailable.Error():
+			if z.by == "request" {
+				lie("this request deleted the plant")
+			}
+		case told == plant.ErrUnknown.Error():
+		default:
+			if a.by != "" || z.by != "" {
+				lie("the key deleted the plant, by request %q, then %q", a.by, z.by)
+			}
+			if z.refused == "" && (p.keySent || p.first != nil) || z.refused != "" && !strings.HasPrefix(no, z.refused) {
+				lie("%q is recorded", z.refused)
+			}
+		}
+		if told != p.want[n] && !(open && slices.Contains([]string{plant.ErrBusy.Error(), plant.ErrUnavailable.Error(), plant.ErrUnknown.Error()}, told)) {
+			lie("want %q; an attempt is open: %t", p.want[n], open)
+		}
+		final := "replayed deleted"
+		if z.refused != "" {
+			final = "replayed " + z.refused
+		}
+		if want := final; again[n] != want && (z.by != "" || z.refused != "" || again[n] != "deleted") || last[n] != want {
+			lie("the same key was told %q and %q later; want %q", again[n], last[n], want)
+		}
+		for when, s := range map[string]sight{"answered": a, "settled": z, "at last": after[n]} {
+			if s.lost != 0 || s.charged != 0 {
+				lie("%s: %d plants are gone without a record, and the budget is %d more than what was deleted", when, s.lost, s.charged)
+			}
+		}
+	}
+	return passed, missed, lies
+}
+
+// request has a principal of its own ask for plants in one batch, by a replica of its own,
+// and returns what each was told.
+func (s *stage) request(t *testing.T, p play, ids []int64, name string, keySent bool, timeout time.Duration) []string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	told := make([]string, len(ids))
+	plants := s.DB.Plants()
+	b := plants.batches
+	b.running, b.armed = 1, true // as if a batch were under way
+	var all sync.WaitGroup
+	for n, id := range ids {
+		d := plant.Deletion{Plant: plant.ID(id), Principal: fmt.Sprint("client-", ids[0]), RequestID: name, Key: fmt.Sprint("key-", n), KeySent: keySent}
+		if p.budget {
+			d.Budget = plant.Budget{Most: 10, Period: time.Hour}
+		}
+		all.Go(func() {
+			r, err := plants.Delete(ctx, d)
+			if told[n] = outcomeOf(err); r.Replayed {
+				told[n] = "replayed " + told[n]
+			}
+		})
+		synctest.Wait() // the batch has them in order
+	}
+	b.mu.Lock()
+	b.armed = false
+	b.mu.Unlock()
+	b.run()
+	all.Wait()
+	return told
+}
+
+// A sight is what the database has of a plant and its key.
+type sight struct {
+	there   bool
+	by      string // the request that deleted it under the key
+	refused string // the recorded refusal, as outcomeOf has it
+	lost    int    // plants that are gone without a record
+	charged int    // to the budget without a deletion
+}
+
+func (s *stage) look(t *testing.T, p play, ids []int64) []sight {
+	t.Helper()
+	rows, _ := s.admin.Query(t.Context(), `SELECT EXISTS (SELECT FROM public.plants WHERE id = i),
+			coalesce(string_agg(d.request_id, ' ') FILTER (WHERE d.idempotency_key = 'key-' || n - 1 AND d.refused IS NULL), ''),
+			coalesce(string_agg(CASE d.refused WHEN 40401 THEN 'no such plant' WHEN 40402 THEN 'deleted earlier' WHEN 40900 THEN 'referenced' ELSE d.refused::text END, ' ')
+				FILTER (WHERE d.idempotency_key = 'key-' || n - 1 AND d.refused IS NOT NULL), ''),
+			count(d.id) FILTER (WHERE d.refused IS NULL), (SELECT count(*) FROM public.planted WHERE id = i),
+			coalesce((SELECT budget_used FROM plantstore.principals WHERE name = 'client-' || ($1::bigint[])[1]), 0)
+		FROM unnest($1::bigint[]) WITH ORDINALITY u (i, n) LEFT JOIN plantstore.deletions d ON d.plant_id = i GROUP BY i, n ORDER BY n`, ids)
+	sights, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (v sight, err error) {
+		var recorded, planted, used int
+		if err := row.Scan(&v.there, &v.by, &v.refused, &recorded, &planted, &used); err != nil {
+			return v, err
+		}
+		if v.lost = planted - recorded; v.there {
+			v.lost--
+		}
+		if p.budget {
+			v.charged = used - recorded
+		}
+		return v, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sights
+}

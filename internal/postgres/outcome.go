@@ -1,0 +1,97 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"plantstore/internal/plant"
+)
+
+// Codes of plantstore.outcome. 40401 to 40901 are error codes of the interface.
+const (
+	codeThere          = 0 // nothing is recorded, and the plant is there
+	codeDeleted        = 204
+	codeNotFound       = 40401
+	codeDeletedEarlier = 40402
+	codeReferenced     = 40900
+	codeStoreRule      = 40901
+	codeTriggerOff     = 50304
+)
+
+// An outcome is what the ledger says of a deletion.
+type outcome struct {
+	code int
+	at   time.Time
+	by   string // the request that the entry was recorded for; empty without an entry
+	// again: it was not the first question, so the entry may be that of an earlier one.
+	again bool
+}
+
+// outcome asks the ledger what became of a deletion. With refuse, a code of a refusal, it
+// records that, see migrations/00004_record_deletions.sql. It tries until the deadline, and
+// returns an error of package plant then, or ErrMisconfigured.
+func (p *Plants) outcome(ctx context.Context, d plant.Deletion, refuse int) (o outcome, err error) {
+	var recorded any
+	if refuse != 0 {
+		recorded = refuse
+	}
+	for pause, again := firstPause, false; ; again = true {
+		if o, err = p.askOnce(ctx, d, recorded); err == nil {
+			o.again = again
+			return o, nil
+		}
+		switch classify(err) {
+		case busy, lost, unreachable:
+			if !sleep(ctx, &pause, p.db.limits.margin) {
+				return o, errors.Join(plant.ErrUnavailable, err)
+			}
+		default:
+			return o, errors.Join(plant.ErrMisconfigured, err)
+		}
+	}
+}
+
+func (p *Plants) askOnce(ctx context.Context, d plant.Deletion, refuse any) (o outcome, err error) {
+	ctx, cancel := context.WithTimeout(ctx, p.db.limits.ask)
+	defer cancel()
+	conn, err := p.db.ask.Acquire(ctx)
+	if err != nil {
+		return o, err
+	}
+	defer conn.Release()
+	var at *time.Time
+	var by *string
+	err = conn.QueryRow(ctx, `SELECT code, at, by_request FROM plantstore.outcome($1, $2, $3, $4, $5)`,
+		int64(d.Plant), d.Principal, d.RequestID, d.Key, refuse).Scan(&o.code, &at, &by)
+	if err == nil {
+		err = takeCutShort(conn.Conn())
+	}
+	if at != nil {
+		o.at = *at
+	}
+	if by != nil {
+		o.by = *by
+	}
+	return o, err
+}
+
+const (
+	firstPause = 10 * time.Millisecond
+	mostPause  = 500 * time.Millisecond
+)
+
+// sleep waits for a pause, which it doubles. It returns false at once if ctx would end with
+// less than margin left after it.
+func sleep(ctx context.Context, pause *time.Duration, margin time.Duration) bool {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < *pause+margin {
+		return false
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(*pause):
+		*pause = min(2**pause, mostPause)
+		return true
+	}
+}

@@ -1,0 +1,353 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"plantstore/internal/plant"
+)
+
+// Plants deletes plants.
+type Plants struct {
+	db       *DB
+	batches  *batcher
+	inFlight chan struct{}
+
+	plants     keyed[plant.ID] // one request for a plant at a time
+	principals keyed[string]   // one deletion at a time for a principal with a budget
+	pairs      keyed[pair]     // two at a time for a principal whose deletions go alone
+
+	// apart are plants that were locked or slow a moment ago. They go to the solo pool.
+	apart recent[plant.ID, struct{}]
+	// failing are principals some of whose deletions failed a moment ago, with when. All of
+	// theirs go alone, so that they hold up nobody else's.
+	failing recent[string, time.Time]
+	// usedUp are principals whose budget was used up a moment ago, with when its period ends.
+	usedUp recent[string, time.Time]
+}
+
+// A pair is half of a principal's deletions.
+type pair struct {
+	principal string
+	half      plant.ID
+}
+
+// Plants returns the repository of plants.
+func (db *DB) Plants() *Plants {
+	return &Plants{db: db, batches: newBatcher(db), inFlight: make(chan struct{}, db.MaxInFlight)}
+}
+
+// Delete deletes one plant once, and returns when the commit is durable. It retries until
+// ctx's deadline, or for Config.RequestTimeout. A nil error means that this request deleted
+// the plant or, if the result is Replayed, an earlier one with the same key. Other outcomes
+// are plant.ErrNotFound, *plant.DeletedEarlierError, *plant.ReferencedError,
+// *plant.StoreRuleError, *plant.OverBudgetError, plant.ErrMisconfigured, plant.ErrBusy,
+// plant.ErrUnavailable, plant.ErrOverloaded (all: not deleted by this request) and
+// plant.ErrUnknown.
+func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, error) {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, p.db.RequestTimeout)
+		defer cancel()
+	}
+	e := execution{Plants: p, Deletion: d}
+	began := time.Now()
+	if !p.plants.lock(ctx, d.Plant) {
+		return e.Result, fmt.Errorf("%w: other requests for the plant took all the time", plant.ErrBusy)
+	}
+	defer p.plants.unlock(d.Plant)
+	if d.Budget != (plant.Budget{}) {
+		if !p.principals.lock(ctx, d.Principal) {
+			return e.Result, fmt.Errorf("%w: other deletions of the principal's budget took all the time", plant.ErrBusy)
+		}
+		defer p.principals.unlock(d.Principal)
+	}
+	e.Queued = time.Since(began)
+	err := e.run(ctx)
+	return e.Result, err
+}
+
+// An execution is one deletion with what is known of it so far.
+type execution struct {
+	*Plants
+	plant.Deletion
+	plant.Result
+	lost  bool // an attempt may be committed now or later
+	alone bool // its batch took too long, with it or another item as the reason
+	there int  // how often the plant was there although an attempt found no row
+}
+
+// run makes attempts until there is an outcome. While another attempt of the key may be open,
+// a no is returned only after the ledger has recorded it: then no attempt can be committed
+// any more.
+func (e *execution) run(ctx context.Context) error {
+	for pause := firstPause; ; {
+		m, err := e.attempt(ctx)
+		switch m {
+		case deleted:
+			return nil
+		case busy, unreachable:
+			if sleep(ctx, &pause, e.db.limits.margin) {
+				continue
+			}
+			if m == busy {
+				return e.fail(plant.ErrBusy, err)
+			}
+			return e.fail(plant.ErrUnavailable, err)
+		case batchBusy:
+			e.alone = true
+			continue
+		case overloaded:
+			return e.fail(plant.ErrOverloaded, nil)
+		case misconfigured, unasked: // a batch of one has no row that nobody asked for
+			return e.fail(plant.ErrMisconfigured, err)
+		case lost:
+			e.lost = true
+		case referenced, refused, overBudget:
+			if !e.isOpen() {
+				return e.no(m, err)
+			}
+		}
+
+		o, askErr := e.outcome(ctx, e.Deletion, e.refusal(m))
+		switch {
+		case askErr != nil:
+			return e.fail(askErr, err)
+		case o.code == codeDeleted:
+			e.Replayed = e.isReplay(o)
+			return nil
+		case o.code == codeTriggerOff:
+			return e.fail(plant.ErrMisconfigured, errTriggerOff)
+		case o.code != codeThere:
+			if e.Replayed = e.isReplay(o); e.Replayed || m != referenced && m != refused {
+				err = nil
+			}
+			return errorOf(o.code, o.at, err)
+		case m == overBudget && e.lost:
+			return plant.ErrUnknown
+		case m == overBudget:
+			return e.no(m, err)
+		case m == missing:
+			e.there++
+		}
+		if m == lost && !sleep(ctx, &pause, e.db.limits.margin) {
+			return e.fail(plant.ErrUnknown, err)
+		}
+	}
+}
+
+// isOpen reports whether another attempt of the key may be committed yet.
+func (e *execution) isOpen() bool { return e.lost || e.KeySent }
+
+// refusal is the code that the ledger has to record before an attempt's result can be
+// returned, or 0.
+func (e *execution) refusal(m meaning) int {
+	switch {
+	case e.there == mostThere:
+		return codeStoreRule
+	case !e.isOpen() || m == overBudget:
+		return 0
+	case m == referenced:
+		return codeReferenced
+	case m == refused:
+		return codeStoreRule
+	}
+	return codeNotFound
+}
+
+// mostThere is how often a plant may be there after an attempt found no row, before that
+// counts as a rule of the store's. It may have come back, or be locked by an attempt.
+const mostThere = 3
+
+var errTriggerOff = errors.New("the trigger record_deletion on public.plants does not run: see 'plantstore doctor'")
+
+// no is the error of a refusal that is not recorded.
+func (e *execution) no(m meaning, err error) error {
+	switch m {
+	case referenced:
+		return errorOf(codeReferenced, time.Time{}, err)
+	case refused:
+		return errorOf(codeStoreRule, time.Time{}, err)
+	}
+	return e.overBudget(err)
+}
+
+// isReplay reports whether the entry of an outcome is an earlier request's, and not that of
+// a lost attempt or question of this one.
+func (e *execution) isReplay(o outcome) bool {
+	return o.by != "" && !((e.lost || o.again) && o.by == e.RequestID)
+}
+
+// fail returns an error that means "nothing was done", unless an attempt was lost.
+func (e *execution) fail(err, cause error) error {
+	if e.lost {
+		err = plant.ErrUnknown
+	}
+	if cause == nil || errors.Is(err, cause) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}
+
+// overBudget remembers that a budget is used up: for a few seconds, as it may be raised.
+func (e *execution) overBudget(err error) error {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok { // from memory
+		until, _ := e.usedUp.get(e.Principal)
+		return &plant.OverBudgetError{Until: until}
+	}
+	seconds, _ := strconv.ParseFloat(pg.Detail, 64) // of plantstore.charge
+	until := time.Now().Add(time.Duration(seconds * float64(time.Second)))
+	last := e.usedUp.add(e.Principal, until, time.Now().Add(min(time.Until(until), e.db.limits.recent)))
+	return &plant.OverBudgetError{Until: until, First: until.Sub(last).Abs() > time.Second}
+}
+
+// errorOf is the error of a refusal's code. The cause is the server's error, if the refusal is
+// that of this very attempt.
+func errorOf(code int, at time.Time, cause error) error {
+	pg, ok := errors.AsType[*pgconn.PgError](cause)
+	if ok {
+		cause = &serverError{pg}
+	} else {
+		pg = &pgconn.PgError{}
+	}
+	switch code {
+	case codeDeletedEarlier:
+		return &plant.DeletedEarlierError{At: at}
+	case codeReferenced:
+		return &plant.ReferencedError{Table: pg.TableName, Cause: cause}
+	case codeStoreRule:
+		return &plant.StoreRuleError{Constraint: pg.ConstraintName, Cause: cause}
+	default:
+		return plant.ErrNotFound
+	}
+}
+
+// A serverError is an error of the server's with where it was raised, for the log.
+type serverError struct{ *pgconn.PgError }
+
+func (e *serverError) Error() string {
+	if e.Where == "" {
+		return e.PgError.Error()
+	}
+	return e.PgError.Error() + ", at " + e.Where
+}
+
+func (e *serverError) Unwrap() error { return e.PgError }
+
+// attempt tries to delete the plant: in a batch, or on a connection of its own if the plant
+// failed in one a moment ago.
+func (e *execution) attempt(ctx context.Context) (m meaning, err error) {
+	if e.Budget != (plant.Budget{}) {
+		if _, ok := e.usedUp.get(e.Principal); ok {
+			return overBudget, nil
+		}
+	}
+	_, apart := e.apart.get(e.Plant)
+	_, failing := e.failing.get(e.Principal)
+	switch {
+	case apart:
+		m, err = e.attemptSolo(ctx)
+	case e.alone || failing || e.Budget != (plant.Budget{}):
+		m, err = e.attemptAlone(ctx)
+	default:
+		m, err = e.attemptInBatch(ctx)
+	}
+	e.noteFailure(m, err)
+	e.Attempts++
+	if reason := reasons[m]; reason != "" {
+		e.db.metrics.failed[m].Inc()
+		if len(e.Failed) < plant.MaxFailed {
+			e.Failed = append(e.Failed, reason)
+		}
+	}
+	return m, err
+}
+
+func (e *execution) attemptInBatch(ctx context.Context) (meaning, error) {
+	select {
+	case e.inFlight <- struct{}{}:
+	default:
+		wait := time.NewTimer(e.db.limits.queue)
+		defer wait.Stop()
+		select {
+		case e.inFlight <- struct{}{}:
+		case <-wait.C:
+			return overloaded, plant.ErrOverloaded
+		}
+	}
+	defer func() { <-e.inFlight }()
+	r := e.batches.delete(ctx, &e.Deletion)
+	e.Batch, e.Queued = r.batch, e.Queued+r.queued
+	return r.meaning, r.err
+}
+
+// attemptAlone is a batch of one.
+func (e *execution) attemptAlone(ctx context.Context) (meaning, error) {
+	half := pair{e.Principal, e.Plant & 1}
+	if !e.pairs.lock(ctx, half) {
+		return busy, ctx.Err()
+	}
+	defer e.pairs.unlock(half)
+	ctx, cancel := context.WithTimeout(ctx, e.db.limits.batch)
+	defer cancel()
+	return e.deleteOn(ctx, e.db.batch, e.db.limits.batchLock)
+}
+
+// attemptSolo has the patience of a lone deletion. It ends early enough for the server to
+// say that it was rolled back.
+func (e *execution) attemptSolo(ctx context.Context) (meaning, error) {
+	deadline, _ := ctx.Deadline()
+	ctx, cancel := context.WithDeadline(ctx, deadline.Add(-e.db.limits.margin))
+	defer cancel()
+	return e.deleteOn(ctx, e.db.solo, 0)
+}
+
+func (e *execution) deleteOn(ctx context.Context, pool *pgxpool.Pool, lock time.Duration) (meaning, error) {
+	began := time.Now()
+	conn, err := pool.Acquire(ctx)
+	e.Queued += time.Since(began)
+	if err != nil {
+		return notAcquired(err), err
+	}
+	defer conn.Release()
+	e.Batch = 1
+	return deleteOne(ctx, conn.Conn(), &e.Deletion, lock)
+}
+
+// often is how soon after a refusal another one counts as often: to take both out of their
+// batches costs about as much as to have no batches.
+const often = 50 * time.Millisecond
+
+// noteFailure remembers what would hold up the deletions of others.
+func (e *execution) noteFailure(m meaning, err error) {
+	if _, ok := errors.AsType[*pgconn.PgError](err); !ok {
+		return // the database did not say so
+	}
+	now := time.Now()
+	until := now.Add(e.db.limits.recent)
+	switch m {
+	case busy:
+		e.apart.add(e.Plant, struct{}{}, until)
+		e.failing.add(e.Principal, now, until)
+	case conflict, referenced, refused:
+		if last := e.failing.add(e.Principal, now, now); now.Sub(last) < often {
+			e.failing.add(e.Principal, now, until)
+		}
+	}
+}
+
+// notAcquired is what an error of Acquire means: all connections were in use, or none could
+// be made. Nothing was sent.
+func notAcquired(err error) meaning {
+	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok || !errors.Is(err, context.DeadlineExceeded) {
+		return unreachable
+	}
+	return busy
+}

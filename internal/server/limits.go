@@ -1,0 +1,150 @@
+package server
+
+import (
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+	"github.com/labstack/echo/v4"
+	"golang.org/x/time/rate"
+)
+
+// Rate is a number of requests in a time, and how many of them may come at once. Each
+// process counts for itself.
+type Rate struct {
+	Count int
+	In    time.Duration
+	Burst int
+}
+
+// failureRate limits failed authentications for each client address.
+var failureRate = Rate{Count: 1, In: time.Second, Burst: 20}
+
+// maxLimiters limits how many clients are remembered.
+const maxLimiters = 8192
+
+// limiters limits the rate of each client by its key.
+type limiters[K comparable] struct {
+	limit  Rate
+	recent *lru.Cache[K, *rate.Limiter]
+}
+
+func newLimiters[K comparable](r Rate) *limiters[K] {
+	recent, err := lru.New[K, *rate.Limiter](maxLimiters)
+	if err != nil {
+		panic(err) // only for a size that is not positive
+	}
+	return &limiters[K]{r, recent}
+}
+
+// take counts a request, or returns how long it is until one may come.
+func (l *limiters[K]) take(key K) time.Duration {
+	limiter, ok := l.recent.Get(key)
+	if !ok {
+		limiter = rate.NewLimiter(rate.Limit(float64(l.limit.Count)/l.limit.In.Seconds()), l.limit.Burst)
+		if other, ok, _ := l.recent.PeekOrAdd(key, limiter); ok {
+			limiter = other
+		}
+	}
+	if limiter.Allow() {
+		return 0
+	}
+	// Not Reserve and Cancel: of several at a time, Cancel gives only the last one back.
+	return max(1, time.Duration((1-limiter.Tokens())/float64(limiter.Limit())*float64(time.Second)))
+}
+
+// A rateError is returned for too many requests. wait is how long it is until one may come.
+type rateError struct {
+	error
+	wait time.Duration
+}
+
+func (e *rateError) Unwrap() error             { return e.error }
+func (e *rateError) RetryAfter() time.Duration { return e.wait }
+
+// networkOf returns the network that counts as one client: a client with one address of
+// IPv6 has 2^64. What is no address is one client, too.
+func networkOf(address string) netip.Prefix {
+	a, err := netip.ParseAddr(address)
+	if err != nil {
+		return netip.Prefix{}
+	}
+	a = a.Unmap().WithZone("")
+	network, _ := a.Prefix(min(a.BitLen(), 64)) // a number of bits that it has
+	return network
+}
+
+// clientAddress returns the address of the connection or, where a trusted proxy says so in
+// X-Forwarded-For, of the last client in it that is no trusted proxy.
+func clientAddress(r *http.Request, proxies []netip.Prefix) string {
+	address, _, _ := net.SplitHostPort(r.RemoteAddr)
+	if len(proxies) == 0 {
+		return address
+	}
+	forwarded := strings.Split(strings.Join(r.Header[echo.HeaderXForwardedFor], ","), ",")
+	for len(forwarded) > 0 && isTrusted(address, proxies) {
+		last := strings.TrimSpace(forwarded[len(forwarded)-1])
+		if a, err := netip.ParseAddrPort(last); err == nil {
+			last = a.Addr().String() // some proxies add the port
+		}
+		if _, err := netip.ParseAddr(last); err != nil {
+			break
+		}
+		address, forwarded = last, forwarded[:len(forwarded)-1]
+	}
+	return address
+}
+
+func isTrusted(address string, proxies []netip.Prefix) bool {
+	a, _ := netip.ParseAddr(address) // no prefix contains the zero Addr
+	return slices.ContainsFunc(proxies, func(p netip.Prefix) bool { return p.Contains(a.Unmap()) })
+}
+
+// A limitedListener limits how many of its connections are open. More wait in the kernel's
+// queue.
+type limitedListener struct {
+	net.Listener
+	slots  chan struct{}
+	closed chan struct{}
+}
+
+func limitListener(l net.Listener, most int) net.Listener {
+	return &limitedListener{l, make(chan struct{}, most), make(chan struct{})}
+}
+
+// Accept implements net.Listener.
+func (l *limitedListener) Accept() (net.Conn, error) {
+	select {
+	case l.slots <- struct{}{}:
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		<-l.slots
+		return nil, err
+	}
+	return &limitedConn{conn, sync.OnceFunc(func() { <-l.slots })}, nil
+}
+
+// Close implements net.Listener. It is called once.
+func (l *limitedListener) Close() error {
+	close(l.closed)
+	return l.Listener.Close()
+}
+
+type limitedConn struct {
+	net.Conn
+	release func()
+}
+
+// Close implements net.Conn.
+func (c *limitedConn) Close() error {
+	defer c.release()
+	return c.Conn.Close()
+}

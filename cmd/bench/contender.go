@@ -6,59 +6,96 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
-// warmUp is how long every contender runs before it is measured: connections are
-// made, statements prepared and plans cached in it.
+// warmUp runs before each measurement: connections are opened, statements prepared
+// and plans cached.
 const warmUp = 700 * time.Millisecond
 
 // A contender deletes plants of a store.
 type contender interface {
 	name() string
-	// measure deletes plants of the quota with so many clients: at a rate, or as
-	// fast as it can for a rate of 0.
-	measure(ctx context.Context, q *quota, clients int, d time.Duration, rate float64) (measurement, error)
+	// measure deletes with so many clients: at a rate, or as fast as it can for a
+	// rate of 0.
+	measure(ctx context.Context, clients int, d time.Duration, rate float64) (measurement, error)
 }
 
-// A measurement is what came of it.
+// A measurement is the result of one contender in one round.
 type measurement struct {
-	rate      float64 // deletions per second
-	p50, p90  time.Duration
-	p99, p999 time.Duration
-	service   float64 // CPU seconds of the service for 1,000 deletions
-	database  float64 // the same of the database
-	generator float64 // the same of the load generator
-	others    float64 // share of the machine's CPU time that went elsewhere
-	memory    float64 // most bytes resident in the service
-	allocs    float64 // objects that the service allocates for a deletion
-	wal       float64 // bytes of write-ahead log for a deletion, with the warm-up
-	deleted   int64   // all there were, with the warm-up; -1: not known
+	rate              float64 // deletions per second
+	p50, p99          time.Duration
+	service, database float64 // processor time for a deletion, in µs
+	others            float64 // share of the machine's processor time that other programs had
+	memory            float64 // peak resident memory of the service, in bytes
 }
 
-// setLatencies takes latencies in order.
-func (m *measurement) setLatencies(sorted []time.Duration) error {
-	if len(sorted) == 0 {
-		return errors.New("nothing was deleted")
+// measure calls run for the warm-up and then for d. It returns what run's sorted
+// latencies and the processes' counters tell about d. Service 0 is none.
+func measure(service, postmaster int, d time.Duration, run func(time.Duration) ([]time.Duration, error)) (m measurement, err error) {
+	if _, err := run(warmUp); err != nil {
+		return m, err
 	}
-	m.p50 = sorted[len(sorted)/2]
-	m.p90 = sorted[len(sorted)*90/100]
-	m.p99 = sorted[len(sorted)*99/100]
-	m.p999 = sorted[len(sorted)*999/1000]
-	return nil
+	if service != 0 {
+		if err := resetPeakMemory(service); err != nil {
+			return m, err
+		}
+	}
+	before, err := usageOf(service, postmaster)
+	if err != nil {
+		return m, err
+	}
+	start := time.Now()
+	latencies, err := run(d)
+	if err != nil {
+		return m, err
+	}
+	took := time.Since(start) // a little longer than d: the last responses
+	after, err := usageOf(service, postmaster)
+	if err != nil {
+		return m, err
+	}
+	if len(latencies) == 0 {
+		return m, errors.New("nothing was deleted")
+	}
+	if service != 0 {
+		if m.memory, err = peakMemory(service); err != nil {
+			return m, err
+		}
+	}
+	m.rate = float64(len(latencies)) / d.Seconds()
+	m.p50, m.p99 = latencies[len(latencies)/2], latencies[len(latencies)*99/100]
+	used := after.minus(before)
+	m.service = float64(used.service.Microseconds()) / float64(len(latencies))
+	m.database = float64(used.database.Microseconds()) / float64(len(latencies))
+	others := used.machine - used.service - used.database - used.load
+	m.others = max(others.Seconds()/took.Seconds()/float64(runtime.NumCPU()), 0)
+	return m, nil
 }
 
-// usage is the CPU time used so far. Of the machine, it is what all processes and
-// the machine's host used.
-type usage struct{ service, database, generator, machine time.Duration }
+// A direct contender is one connection to the database that runs a plain DELETE
+// again and again: what a lone deletion costs at least.
+type direct struct{ store *store }
 
-func (m *measurement) setUsage(before, after usage, deletions int, took time.Duration) {
-	each := func(before, after time.Duration) float64 {
-		return (after - before).Seconds() * 1000 / float64(deletions)
+func (*direct) name() string { return plainName }
+
+func (c *direct) measure(ctx context.Context, _ int, d time.Duration, _ float64) (m measurement, err error) {
+	conn, err := pgx.Connect(ctx, c.store.url(new(distance)))
+	if err != nil {
+		return m, err
 	}
-	m.service = each(before.service, after.service)
-	m.database = each(before.database, after.database)
-	m.generator = each(before.generator, after.generator)
-	ours := (after.service + after.database + after.generator) - (before.service + before.database + before.generator)
-	m.others = max((after.machine-before.machine-ours).Seconds()/took.Seconds()/float64(runtime.NumCPU()), 0)
+	defer conn.Close(context.WithoutCancel(ctx))
+	return measure(0, c.store.postmaster, d, func(d time.Duration) (latencies []time.Duration, err error) {
+		for start, end := time.Now(), time.Now().Add(d); start.Before(end); start = time.Now() {
+			if _, err := conn.Exec(ctx, `DELETE FROM public.plants WHERE id = $1`, c.store.take()); err != nil {
+				return nil, err
+			}
+			latencies = append(latencies, time.Since(start))
+		}
+		slices.Sort(latencies)
+		return latencies, nil
+	})
 }

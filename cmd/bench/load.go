@@ -5,7 +5,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -17,43 +16,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A loader sends DELETE requests over keep-alive connections, one at a time on
-// each, and times the answers.
+// A loader sends DELETE requests over keep-alive connections, one at a time on each,
+// and measures latencies.
 //
-// On a machine of two cores, what the load costs is missing from what is
-// measured. That is why there is neither net/http nor a goroutine for each
-// connection here: one thread waits for all of them with epoll, and a request
-// costs it one write, one read and a share of a wait.
+// On a machine of two cores the load's own cost is missing from what is measured. So
+// there is neither net/http nor a goroutine for each connection: one thread waits for
+// all of them with epoll.
 type loader struct {
+	store  *store
 	epoll  int
 	conns  []connection
 	idle   []int // indexes into conns
 	ready  []unix.EpollEvent
-	before string // what a request has before the id, and after it
-	after  string
+	suffix string // of a request, after the id
 	out    []byte
 	begin  time.Time // all times below are since then
 }
 
-// A connection is one of a loader's.
 type connection struct {
 	fd    int
-	start time.Duration // when the request under way was sent, or should have been
-	in    []byte        // what was read of its answer
+	start time.Duration // when the request was due
+	in    []byte        // what was read of its response
 }
 
-// answerPatience is how long a loader waits for answers when it sends nothing.
-const answerPatience = 15 * time.Second
+const responseTimeout = 15 * time.Second
 
-// newLoader connects to a server on loopback. The caller has to close the loader.
-func newLoader(address, token string, connections int) (_ *loader, err error) {
+// newLoader connects to a server on loopback that deletes from a store. The caller has
+// to close the loader.
+func newLoader(address string, s *store, connections int) (_ *loader, err error) {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil {
 		return nil, err
 	}
 	l := &loader{
-		before: "DELETE /plants/",
-		after:  " HTTP/1.1\r\nHost: " + address + "\r\nAuthorization: Bearer " + token + "\r\n\r\n",
+		store:  s,
+		suffix: " HTTP/1.1\r\nHost: " + address + "\r\nAuthorization: Bearer " + s.token + "\r\n\r\n",
 		ready:  make([]unix.EpollEvent, connections),
 		begin:  time.Now(),
 	}
@@ -95,157 +92,107 @@ func (l *loader) close() {
 	unix.Close(l.epoll)
 }
 
-// A tally is what a loader counted.
-type tally struct {
-	answered  int64           // every 204
-	latencies []time.Duration // sorted, of those within the time given
-}
-
-// run deletes plants of the quota for as long as d and waits for the last
-// answers. With a rate of 0 the loop is closed: every connection sends its next
-// request when it has the answer to its last. Otherwise requests are due at
-// random moments, so many a second on average, whatever the server does; their
-// latency counts from then on, also while all connections are taken.
+// run deletes plants for as long as d, waits for the last responses and returns the
+// sorted latencies of those that came in time. Any response but a 204 is an error.
 //
-// Any answer but a 204 is an error.
-func (l *loader) run(ctx context.Context, q *quota, d time.Duration, rate float64) (t tally, err error) {
+// With a rate of 0 the loop is closed: each connection sends its next request when it
+// has the response to its last. Otherwise requests are due at random moments, on
+// average so many a second, and latency counts from then on, even while no connection
+// is idle.
+func (l *loader) run(ctx context.Context, d time.Duration, rate float64) ([]time.Duration, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	// By default Linux may wake a thread 50 µs late.
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
-		return t, fmt.Errorf("timer slack: %w", err)
+		return nil, fmt.Errorf("timer slack: %w", err)
 	}
-	t.latencies = make([]time.Duration, 0, q.left())
 	start := l.now()
-	plan := &plan{quota: q, rate: rate, random: rand.New(rand.NewPCG(1, 2)), due: start, end: start + d}
-	for heard := start; ctx.Err() == nil; {
-		if err := l.sendDue(plan); err != nil {
-			return t, err
+	s := &schedule{rate: rate, random: rand.New(rand.NewPCG(1, 2)), due: start, end: start + d}
+	latencies := make([]time.Duration, 0, 1<<18)
+	for last := start; ctx.Err() == nil; {
+		if err := l.sendDue(s); err != nil {
+			return nil, err
 		}
-		if l.now() >= plan.end && len(l.idle) == len(l.conns) {
-			slices.Sort(t.latencies)
-			return t, nil
+		if l.now() >= s.end && len(l.idle) == len(l.conns) {
+			slices.Sort(latencies)
+			return latencies, nil
 		}
-		n, err := l.wait(l.patience(plan))
+		n, err := l.wait(l.timeout(s))
 		if err != nil {
-			return t, err
+			return nil, err
 		}
 		if n > 0 {
-			heard = l.now()
-		} else if len(l.idle) < len(l.conns) && l.now() > heard+answerPatience {
-			return t, fmt.Errorf("no answer within %s", answerPatience)
+			last = l.now()
+		} else if len(l.idle) < len(l.conns) && l.now() > last+responseTimeout {
+			return nil, fmt.Errorf("no response within %s", responseTimeout)
 		}
 		for _, event := range l.ready[:n] {
-			if err := l.hear(int(event.Fd), plan, &t); err != nil {
-				return t, err
-			}
-		}
-	}
-	return t, context.Cause(ctx)
-}
-
-// each sends one request on each connection, a few at a time.
-func (l *loader) each(ctx context.Context, q *quota) error {
-	const atATime = 16
-	var t tally
-	plan := &plan{quota: q, rate: 1, due: 1} // past its end, so hear sends nothing
-	for sent, heard := 0, l.now(); t.answered < int64(len(l.conns)); {
-		for ; sent < len(l.conns) && sent < int(t.answered)+atATime; sent++ {
-			id, err := q.take()
+			c := &l.conns[event.Fd]
+			complete, err := c.read()
 			if err != nil {
-				return err
+				return nil, err
 			}
-			// send takes the last.
-			l.idle = append(l.idle[1:], l.idle[0])
-			if err := l.send(id, l.now()); err != nil {
-				return err
+			if !complete {
+				continue
 			}
-		}
-		n, err := l.wait(100 * time.Millisecond)
-		if err != nil {
-			return err
-		}
-		if n > 0 {
-			heard = l.now()
-		} else if ctx.Err() != nil || l.now() > heard+answerPatience {
-			return errors.Join(context.Cause(ctx), fmt.Errorf("no answer within %s", answerPatience))
-		}
-		for _, event := range l.ready[:n] {
-			if err := l.hear(int(event.Fd), plan, &t); err != nil {
-				return err
+			l.idle = append(l.idle, int(event.Fd))
+			if now := l.now(); now < s.end {
+				latencies = append(latencies, now-c.start)
+			}
+			if err := l.sendDue(s); err != nil {
+				return nil, err
 			}
 		}
 	}
-	return nil
+	return nil, context.Cause(ctx)
 }
 
-// A plan says what one run has to send.
-type plan struct {
-	quota  *quota
-	rate   float64 // 0: as fast as it can
+// A schedule has the requests that one run is to send.
+type schedule struct {
+	rate   float64 // 0: closed loop
 	random *rand.Rand
-	due    time.Duration // when the next request is to be sent, if there is a rate
+	due    time.Duration // of the next request, if there is a rate
 	end    time.Duration
 }
 
-// sendDue sends what is due, as long as a connection is idle.
-func (l *loader) sendDue(p *plan) error {
-	for len(l.idle) > 0 && l.now() < p.end {
+// sendDue sends the requests that are due while a connection is idle.
+func (l *loader) sendDue(s *schedule) error {
+	for len(l.idle) > 0 && l.now() < s.end {
 		start := l.now()
-		if p.rate > 0 {
-			if p.due > start || p.due >= p.end {
+		if s.rate > 0 {
+			if s.due > start || s.due >= s.end {
 				return nil
 			}
-			start = p.due
-			p.due += time.Duration(p.random.ExpFloat64() / p.rate * float64(time.Second))
+			start = s.due
+			s.due += time.Duration(s.random.ExpFloat64() / s.rate * float64(time.Second))
 		}
-		id, err := p.quota.take()
-		if err != nil {
-			return err
-		}
-		if err := l.send(id, start); err != nil {
+		if err := l.send(l.store.take(), start); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// patience is how long to wait for answers before something else is to be done.
-func (l *loader) patience(p *plan) time.Duration {
-	if p.rate > 0 && len(l.idle) > 0 && p.due < p.end {
-		return max(p.due-l.now(), 0)
+// timeout is how long to wait for responses before the next request is due.
+func (l *loader) timeout(s *schedule) time.Duration {
+	if s.rate > 0 && len(l.idle) > 0 && s.due < s.end {
+		return max(s.due-l.now(), 0)
 	}
 	return 100 * time.Millisecond
 }
 
-// hear reads from a connection and, if that completes an answer, counts it and
-// sends what is due.
-func (l *loader) hear(i int, p *plan, t *tally) error {
-	c := &l.conns[i]
-	complete, err := c.read()
-	if err != nil || !complete {
-		return err
-	}
-	l.idle = append(l.idle, i)
-	t.answered++
-	if now := l.now(); now < p.end {
-		t.latencies = append(t.latencies, now-c.start)
-	}
-	return l.sendDue(p)
-}
-
 func (l *loader) now() time.Duration { return time.Since(l.begin) }
 
-// wait waits until answers can be read, and returns how many are in ready.
-func (l *loader) wait(patience time.Duration) (n int, err error) {
-	if patience%time.Millisecond != 0 {
+// wait waits until responses can be read, and returns how many are in ready.
+func (l *loader) wait(timeout time.Duration) (n int, err error) {
+	if timeout%time.Millisecond != 0 {
 		// Unlike epoll_wait, ppoll takes times shorter than a millisecond.
-		timeout := unix.NsecToTimespec(patience.Nanoseconds())
-		_, err = unix.Ppoll([]unix.PollFd{{Fd: int32(l.epoll), Events: unix.POLLIN}}, &timeout, nil)
-		patience = 0
+		t := unix.NsecToTimespec(timeout.Nanoseconds())
+		_, err = unix.Ppoll([]unix.PollFd{{Fd: int32(l.epoll), Events: unix.POLLIN}}, &t, nil)
+		timeout = 0
 	}
 	if err == nil {
-		n, err = unix.EpollWait(l.epoll, l.ready, int(patience.Milliseconds()))
+		n, err = unix.EpollWait(l.epoll, l.ready, int(timeout.Milliseconds()))
 	}
 	if err == unix.EINTR {
 		return 0, nil
@@ -258,12 +205,12 @@ func (l *loader) send(id int64, start time.Duration) error {
 	c := &l.conns[l.idle[len(l.idle)-1]]
 	l.idle = l.idle[:len(l.idle)-1]
 	c.start, c.in = start, c.in[:0]
-	l.out = append(l.out[:0], l.before...)
+	l.out = append(l.out[:0], "DELETE /plants/"...)
 	l.out = strconv.AppendInt(l.out, id, 10)
-	l.out = append(l.out, l.after...)
+	l.out = append(l.out, l.suffix...)
 	n, err := unix.Write(c.fd, l.out)
 	if err == nil && n < len(l.out) {
-		err = fmt.Errorf("only %d of %d bytes were taken", n, len(l.out))
+		err = fmt.Errorf("only %d of %d bytes were written", n, len(l.out))
 	}
 	if err != nil {
 		return fmt.Errorf("send a request: %w", err)
@@ -271,20 +218,20 @@ func (l *loader) send(id int64, start time.Duration) error {
 	return nil
 }
 
-// read reads what has come and reports whether the answer is complete.
+// read reads what has come and reports whether the response is complete.
 func (c *connection) read() (bool, error) {
 	if len(c.in) == cap(c.in) {
-		return false, fmt.Errorf("the answer is too long: %.200q", c.in)
+		return false, fmt.Errorf("the response is too long: %.200q", c.in)
 	}
 	n, err := unix.Read(c.fd, c.in[len(c.in):cap(c.in)])
 	if err == unix.EAGAIN || err == unix.EINTR {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("read an answer: %w", err)
+		return false, fmt.Errorf("read a response: %w", err)
 	}
 	if n == 0 {
-		return false, fmt.Errorf("the server hung up, having sent %.200q", c.in)
+		return false, fmt.Errorf("the server closed the connection after %.200q", c.in)
 	}
 	c.in = c.in[:len(c.in)+n]
 	const start, end = "HTTP/1.1 204 ", "\r\n\r\n" // a 204 has no body

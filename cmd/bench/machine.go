@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// describeMachine says in a few sentences what the figures were measured on. An
-// fsync is measured on the file system of folder.
+// describeMachine returns a sentence about the machine. fdatasync is measured on the
+// file system of folder.
 func describeMachine(folder string) (string, error) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
@@ -29,12 +29,12 @@ func describeMachine(folder string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s, %d cores for load, service and database together, %d GiB, Linux %s, fdatasync of 8 KiB in %d µs. %s,",
+	return fmt.Sprintf("%s, %d cores for load, service and database together, %d GiB, Linux %s, fdatasync of 8 KiB in %d µs, %s",
 		cpuModel(), runtime.NumCPU(), memory>>30, unix.ByteSliceToString(name.Release[:]),
 		sync.Microseconds(), strings.Replace(runtime.Version(), "go", "Go ", 1)), nil
 }
 
-// memorySize is how many bytes of memory the machine has.
+// memorySize returns the machine's memory in bytes.
 func memorySize() (uint64, error) {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
@@ -50,10 +50,10 @@ func cpuModel() string {
 			return strings.TrimSpace(value)
 		}
 	}
-	return runtime.GOARCH // some kernels don't tell
+	return runtime.GOARCH // not every kernel names it
 }
 
-// syncTime is the median time that it takes to write a page and make it durable.
+// syncTime returns the median time of writing a page durably.
 func syncTime(folder string) (_ time.Duration, err error) {
 	f, err := os.Create(filepath.Join(folder, "sync"))
 	if err != nil {

@@ -1,22 +1,20 @@
 //go:build linux
 
-// Command bench measures the plant store on a private PostgreSQL with fsync on,
-// side by side with two yardsticks: pgbench, which talks to the same database
-// directly, and a bare handler on Echo and pgx (folder bare) without
-// authentication and, in its plain form, without a ledger. It runs on Linux.
+// Command bench compares the service with the handler that a Go developer would
+// write by hand (folder bare: Echo, pgx, one DELETE a request, no ledger, no
+// tokens), on a private PostgreSQL with fsync on. It runs on Linux.
 //
-// Everything happens on this machine, so load, service and database share its
-// cores. The network that usually lies between service and database is a delay,
-// see folder distance. To be fair, all contenders connect to the same server in the
-// same way, through a Unix socket as the service's own role; they take turns, round
-// by round, so that a slow minute of the machine hits all of them; each measurement
-// starts after a VACUUM with all plants in place; and each has to delete plants
-// that exist: afterwards exactly as many must be gone as were reported, or the
-// benchmark fails. A figure is the median of the rounds.
+// Load, service and database share this machine's cores. A network between the
+// service and the database is simulated by a proxy, see folder distance.
 //
-// The service is the real program with its default configuration. It writes its
-// log, one line for each request, to /dev/null. README.md has the figures and
-// tells how to read them.
+// All contenders connect to the same server, through a Unix socket, with the
+// service's role. They take turns, round by round, so a slow minute hits all of
+// them, and ratios are taken within a round. Each measurement starts after a
+// VACUUM, with all plants in the table. Each request has to delete a plant that
+// exists, or the run fails. A figure is the median of the rounds.
+//
+// The service is the real program with its default configuration. Its log goes
+// to /dev/null.
 package main
 
 import (
@@ -27,8 +25,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -39,108 +35,97 @@ import (
 )
 
 func main() {
-	// Signals are taken to the end: an impatient second Ctrl-C must not leave
-	// anything behind.
+	// A second Ctrl-C must not interrupt the cleanup, so stop comes last.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := command(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-	case err != nil:
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-// A config is what the flags say.
+// A config has the flags.
 type config struct {
-	duration time.Duration
-	rounds   int
-	clients  []int
-	plants   int64
-	parts    []string
-	roads    []*road
-	quick    bool
-	beside   string
-	pool     int
-	out      string
+	duration  time.Duration
+	rounds    int
+	clients   []int
+	plants    int64
+	distances []*distance
+	quick     bool
+	beside    string
+	pool      int
+	out       string
 }
 
-func parse(args []string, stderr io.Writer) (c config, _ error) {
+// quickDefaults are the flags' defaults with -quick.
+func quickDefaults() map[string]string {
+	return map[string]string{"duration": "500ms", "rounds": "1", "distance": "0s,1ms", "plants": "6e5", "pool": "32"}
+}
+
+func parse(args []string, stderr io.Writer) (c config, err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.DurationVar(&c.duration, "duration", 1500*time.Millisecond, "how long each measurement takes")
-	flags.IntVar(&c.rounds, "rounds", 3, "how often each is repeated")
-	c.clients = []int{1, 8, 32, 128, 512}
-	flags.Func("clients", "numbers of connections, with commas between (default 1,8,32,128,512)", func(s string) error {
-		c.clients = nil
-		for f := range strings.SplitSeq(s, ",") {
-			n, err := strconv.Atoi(f)
-			if err != nil || n < 1 || n > 1024 {
-				return errors.New("want numbers from 1 to 1024")
-			}
-			c.clients = append(c.clients, n)
-		}
-		return nil
-	})
-	roads := flags.String("distance", "0s,1ms,5ms,commits", "round trips to the database, with commas between; commits: beside it, with slow commits")
-	flags.BoolVar(&c.quick, "quick", false, "only the service and the bare handler at each distance")
-	flags.StringVar(&c.beside, "beside", "", "path of another build of the service, to be measured beside it at each distance, on a database that it migrates itself")
-	flags.IntVar(&c.pool, "pool", 0, "database connections of the bare handler at each distance; 0 finds the best")
-	plants := flags.Float64("plants", 4e6, "how many plants there are")
-	parts := flags.String("parts", "distance,open,principals,replicas,memory,start,cost", "what to measure, with commas between; also growth: "+
-		"100 thousand, 1 million and 20 million plants, and a ledger of 10 million rows")
-	flags.StringVar(&c.out, "out", "", "file to write the report to, as Markdown: between the lines <!-- report --> and <!-- end of report --> if it has them. The plots go beside it")
+	flags.DurationVar(&c.duration, "duration", 1500*time.Millisecond, "duration of each measurement")
+	flags.IntVar(&c.rounds, "rounds", 3, "number of rounds")
+	clients := flags.String("clients", "1,8,32,128", "numbers of clients, separated by commas")
+	distances := flags.String("distance", "0s,1ms,5ms,commits", "round trips to the database, separated by commas; commits: no delay, but slow commits")
+	flags.BoolVar(&c.quick, "quick", false, "one short round, without the open loop; other flags override its defaults")
+	flags.StringVar(&c.beside, "beside", "", "path of another build of the service, to be measured in the same rounds")
+	flags.IntVar(&c.pool, "pool", 0, "database connections of the bare handler; 0: the fastest of 8, 16, 32 and 64")
+	plants := flags.Float64("plants", 4e6, "number of plants")
+	flags.StringVar(&c.out, "out", "", "file whose report to replace, such as cmd/bench/README.md")
 	if err := flags.Parse(args); err != nil {
 		return c, err
 	}
-	c.plants = int64(*plants)
-	c.parts = strings.Split(*parts, ",")
 	if c.quick {
-		c.parts = []string{"distance"}
-	}
-	for _, part := range c.parts {
-		if !slices.Contains([]string{"distance", "open", "principals", "replicas", "memory", "start", "cost", "growth"}, part) {
-			return c, fmt.Errorf("-parts: there is no part %q", part)
+		defaults := quickDefaults()
+		flags.Visit(func(f *flag.Flag) { delete(defaults, f.Name) })
+		for name, value := range defaults {
+			if err := flags.Set(name, value); err != nil {
+				return c, err
+			}
 		}
 	}
-	var err error
-	if c.roads, err = parseRoads(*roads); err != nil {
+	for field := range strings.SplitSeq(*clients, ",") {
+		n, err := strconv.Atoi(field)
+		if err != nil || n < 1 || n > 1024 {
+			return c, errors.New("-clients must be numbers from 1 to 1024")
+		}
+		c.clients = append(c.clients, n)
+	}
+	if c.distances, err = parseDistances(*distances); err != nil {
 		return c, fmt.Errorf("-distance: %w", err)
 	}
-	if c.duration < 100*time.Millisecond || c.duration > 10*time.Minute || c.rounds < 1 || c.plants < 1000 {
-		return c, errors.New("-duration must be from 100ms to 10m, -rounds at least 1, -plants at least 1000")
+	c.plants = int64(*plants)
+	if c.duration < 100*time.Millisecond || c.rounds < 1 || c.plants < 1000 || c.plants > maxPlants {
+		return c, errors.New("-duration must be at least 100ms, -rounds at least 1, -plants from 1000 to 1e9")
 	}
 	return c, nil
 }
 
-func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	c, err := parse(args, stderr)
 	if err != nil {
 		return err
 	}
-	progress := func(format string, a ...any) { fmt.Fprintf(stderr, time.Now().Format("15:04:05 ")+format+"\n", a...) }
-
 	folder, err := os.MkdirTemp("", "bench-")
 	if err != nil {
 		return err
 	}
-	b := &bench{config: c, folder: folder, progress: progress}
+	b := &bench{config: c, folder: folder, progress: func(format string, a ...any) {
+		fmt.Fprintf(stderr, time.Now().Format("15:04:05 ")+format+"\n", a...)
+	}}
 	defer func() { err = errors.Join(err, b.close()) }()
-	progress("building")
-	if b.service, err = programs.Build(ctx, folder, programs.Spec{Package: "cmd/plantstore"}); err != nil {
-		return err
-	}
-	if !c.quick {
-		if b.oneByOne, err = programs.Build(ctx, folder, programs.Spec{Package: "cmd/plantstore", Sabotage: programs.OneByOne}); err != nil {
+
+	b.progress("building")
+	for _, p := range []struct {
+		path *string
+		name string
+	}{{&b.service, "cmd/plantstore"}, {&b.bare, "cmd/bench/bare"}, {&b.proxy, "cmd/bench/distance"}} {
+		if *p.path, err = programs.Build(ctx, folder, programs.Spec{Package: p.name}); err != nil {
 			return err
 		}
-	}
-	if b.distance, err = programs.Build(ctx, folder, programs.Spec{Package: "cmd/bench/distance"}); err != nil {
-		return err
-	}
-	if b.bare, err = programs.Build(ctx, folder, programs.Spec{Package: "cmd/bench/bare"}); err != nil {
-		return err
 	}
 	settings, err := serverSettings()
 	if err != nil {
@@ -149,11 +134,11 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	if b.server, err = localpg.Start(ctx, localpg.Options{Settings: settings}); err != nil {
 		return err
 	}
-	r, err := b.run(ctx)
+	r, err := b.measure(ctx)
+	if ctx.Err() != nil {
+		return context.Cause(ctx) // which makes everything fail
+	}
 	if err != nil {
-		if ctx.Err() != nil {
-			return context.Cause(ctx) // which makes everything fail
-		}
 		return err
 	}
 	r.command = strings.Join(append([]string{"go run ./cmd/bench"}, args...), " ")
@@ -162,29 +147,24 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		if err := writeReport(c.out, text); err != nil {
 			return err
 		}
-		if !c.quick {
-			if err := r.plots(filepath.Dir(c.out)); err != nil {
-				return err
-			}
-		}
 	}
 	_, err = io.WriteString(stdout, text)
 	return err
 }
 
-// Between these lines a file has the report.
+// README.md has the report between these two lines.
 const reportBegins, reportEnds = "<!-- report -->\n", "<!-- end of report -->\n"
 
-// writeReport writes a report into a file, in place of an older one if it has that
-// between other things.
-func writeReport(path, text string) error {
-	old, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+// writeReport replaces the report in a file.
+func writeReport(path, report string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
 		return err
 	}
-	before, rest, _ := strings.Cut(string(old), reportBegins)
-	if _, after, found := strings.Cut(rest, reportEnds); found {
-		text = before + reportBegins + "\n" + text + reportEnds + after
+	before, rest, found := strings.Cut(string(text), reportBegins)
+	_, after, ended := strings.Cut(rest, reportEnds)
+	if !found || !ended {
+		return fmt.Errorf("%s lacks the lines %q and %q", path, reportBegins, reportEnds)
 	}
-	return os.WriteFile(path, []byte(text), 0o644)
+	return os.WriteFile(path, []byte(before+reportBegins+"\n"+report+"\n"+reportEnds+after), 0o644)
 }

@@ -9,29 +9,40 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
-// usageOf reads what the service, the database and the load generator have used,
-// each given by its first process. A service of 0 is none.
-func usageOf(service, database, generator int) (u usage, err error) {
+// usage is the processor time used so far. The machine's is that of all programs,
+// and of the virtual machine's host.
+type usage struct{ service, database, load, machine time.Duration }
+
+func (u usage) minus(v usage) usage {
+	return usage{u.service - v.service, u.database - v.database, u.load - v.load, u.machine - v.machine}
+}
+
+// usageOf returns what a service, a database and this process have used. Service 0 is
+// none.
+func usageOf(service, database int) (u usage, err error) {
 	if service != 0 {
-		if u.service, err = cpuTime(service, true); err != nil {
+		if u.service, err = cpuTime(service); err != nil {
 			return u, err
 		}
 	}
-	if u.database, err = cpuTime(database, true); err != nil {
+	if u.database, err = cpuTime(database); err != nil {
 		return u, err
 	}
-	if u.generator, err = cpuTime(generator, false); err != nil {
-		return u, err
+	var self syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &self); err != nil {
+		return u, fmt.Errorf("getrusage: %w", err)
 	}
+	u.load = time.Duration(self.Utime.Nano() + self.Stime.Nano())
 	u.machine, err = machineTime()
 	return u, err
 }
 
-// ticks adds up fields of /proc that tell times, in 1/USER_HZ: a hundredth of a
-// second on every platform that Go knows.
+// ticks adds up fields of /proc in 1/USER_HZ, a hundredth of a second on every
+// platform that Go supports.
 func ticks(fields []string) (time.Duration, error) {
 	var sum int64
 	for _, f := range fields {
@@ -44,17 +55,14 @@ func ticks(fields []string) (time.Duration, error) {
 	return time.Duration(sum) * time.Second / 100, nil
 }
 
-// cpuTime is what a process has used so far and, if asked for, with all of its
-// descendants, also those that ended.
-func cpuTime(pid int, descendants bool) (time.Duration, error) {
+// cpuTime returns what a process and its descendants have used so far, including those
+// that exited.
+func cpuTime(pid int) (time.Duration, error) {
 	fields, err := stat(pid)
 	if err != nil {
 		return 0, err
 	}
-	if !descendants {
-		return ticks(fields[11:13]) // utime, stime
-	}
-	total, err := ticks(fields[11:15]) // and cutime, cstime
+	total, err := ticks(fields[11:15]) // utime, stime, cutime, cstime
 	if err != nil {
 		return 0, err
 	}
@@ -67,8 +75,8 @@ func cpuTime(pid int, descendants bool) (time.Duration, error) {
 		if err != nil {
 			return 0, err
 		}
-		t, err := cpuTime(child, true)
-		if err != nil && !errors.Is(err, os.ErrNotExist) { // it ended just now
+		t, err := cpuTime(child)
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // it exited just now
 			return 0, err
 		}
 		total += t
@@ -76,8 +84,8 @@ func cpuTime(pid int, descendants bool) (time.Duration, error) {
 	return total, nil
 }
 
-// machineTime is what all processes have used so far, and what the host of a
-// virtual machine took away.
+// machineTime returns what all processes and the virtual machine's host have used so
+// far.
 func machineTime() (time.Duration, error) {
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -86,12 +94,12 @@ func machineTime() (time.Duration, error) {
 	// cpu user nice system idle iowait irq softirq steal
 	fields := strings.Fields(string(b))
 	if len(fields) < 9 {
-		return 0, fmt.Errorf("/proc/stat is not understood: %.200s", b)
+		return 0, fmt.Errorf("/proc/stat has an unexpected format: %.200s", b)
 	}
 	return ticks(append(fields[1:4:4], fields[8]))
 }
 
-// parent is the id of the process that started another.
+// parent returns the id of a process's parent.
 func parent(pid int) (int, error) {
 	fields, err := stat(pid)
 	if err != nil {
@@ -100,8 +108,8 @@ func parent(pid int) (int, error) {
 	return strconv.Atoi(fields[1])
 }
 
-// stat returns the fields of /proc/PID/stat from the third on: those after the
-// name, which stands in brackets.
+// stat returns the fields of /proc/PID/stat from the third on, after the name in
+// brackets.
 func stat(pid int) ([]string, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -109,30 +117,27 @@ func stat(pid int) ([]string, error) {
 	}
 	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
 	if len(fields) < 15 {
-		return nil, fmt.Errorf("/proc/%d/stat is not understood: %s", pid, b)
+		return nil, fmt.Errorf("/proc/%d/stat has an unexpected format: %s", pid, b)
 	}
 	return fields, nil
 }
 
-// resetPeakMemory makes peakMemory begin again at what is resident now.
+// resetPeakMemory makes peakMemory start again from what is resident now.
 func resetPeakMemory(pid int) error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
 }
 
-// peakMemory is how much of a process was resident at most, in bytes.
-func peakMemory(pid int) (int64, error) { return memory(pid, "VmHWM:") }
-
-// memory reads a line of /proc/PID/status, in bytes.
-func memory(pid int, name string) (int64, error) {
+// peakMemory returns the peak of a process's resident memory, in bytes.
+func peakMemory(pid int) (float64, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, err
 	}
 	for line := range strings.Lines(string(status)) {
-		if value, ok := strings.CutPrefix(line, name); ok {
-			kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
-			return kb << 10, err
+		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kb, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 64)
+			return kb * 1024, err
 		}
 	}
-	return 0, errors.New("no " + name + " in /proc")
+	return 0, errors.New("no VmHWM in /proc")
 }

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -14,255 +13,210 @@ import (
 // A report is what was measured.
 type report struct {
 	config
-	command    string
-	date       time.Time
-	machine    string
-	postgres   string // version
-	startup    time.Duration
-	journeys   []*journey
-	open       []*trial
-	principals []*trial
-	replicas   []*trial
-	growth     []*trial
-	costs      []*expense
-	footprints []footprint
+	command  string
+	date     time.Time
+	machine  string
+	postgres string // version
+	sections []*section
 }
 
-// median returns the one in the middle, the upper of two.
-func median[T cmp.Ordered](values []T) T {
+// median returns the value in the middle, or the mean of the two in the middle.
+func median[T ~int64 | ~float64](values []T) T {
 	sorted := slices.Sorted(slices.Values(values))
-	return sorted[len(sorted)/2]
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
 // of returns the median of one figure of a trial.
-func of[T cmp.Ordered](t *trial, figure func(measurement) T) T {
-	values := make([]T, len(t.rounds))
+func of(t *trial, figure func(measurement) float64) float64 {
+	values := make([]float64, len(t.rounds))
 	for i, m := range t.rounds {
 		values[i] = figure(m)
 	}
 	return median(values)
 }
 
-func (t *trial) rate() float64      { return of(t, func(m measurement) float64 { return m.rate }) }
-func (t *trial) p50() time.Duration { return of(t, func(m measurement) time.Duration { return m.p50 }) }
-func (t *trial) p999() time.Duration {
-	return of(t, func(m measurement) time.Duration { return m.p999 })
-}
-func (t *trial) p99() time.Duration  { return of(t, func(m measurement) time.Duration { return m.p99 }) }
-func (t *trial) service() float64    { return of(t, func(m measurement) float64 { return m.service }) }
-func (t *trial) database() float64   { return of(t, func(m measurement) float64 { return m.database }) }
-func (t *trial) generator() float64  { return of(t, func(m measurement) float64 { return m.generator }) }
-func (t *trial) memory() float64     { return of(t, func(m measurement) float64 { return m.memory }) }
-func (t *trial) allocs() float64     { return of(t, func(m measurement) float64 { return m.allocs }) }
-func (t *trial) overHTTP() bool      { _, ok := t.contender.(*httpContender); return ok }
-func (t *trial) is(name string) bool { return t.contender.name() == name }
+func rate(m measurement) float64     { return m.rate }
+func p50(m measurement) float64      { return m.p50.Seconds() }
+func p99(m measurement) float64      { return m.p99.Seconds() }
+func service(m measurement) float64  { return m.service }
+func database(m measurement) float64 { return m.database }
+func memory(m measurement) float64   { return m.memory / (1 << 20) }
 
-// title is the contender's name in a table.
-func (t *trial) title() string { return bold(t.contender.name()) }
+func (t *trial) rate() float64 { return of(t, rate) }
 
-func bold(name string) string {
-	if name == plantstore {
-		return "**" + name + "**"
+// ratios divides one figure of a trial by another trial's in the same round.
+func (t *trial) ratios(other *trial, figure func(measurement) float64) []float64 {
+	ratios := make([]float64, len(t.rounds))
+	for i := range t.rounds {
+		ratios[i] = figure(t.rounds[i]) / figure(other.rounds[i])
 	}
-	return name
-}
-
-// others is the largest share of the CPU time that went elsewhere in a measurement of
-// the table of those beside the database.
-func (r *report) others() (most float64) {
-	for _, t := range r.home() {
-		for _, m := range t.rounds {
-			most = max(most, m.others)
-		}
-	}
-	return most
+	return ratios
 }
 
 // find returns the trial of a contender with so many clients, or nil.
-func find(trials []*trial, name string, clients int) *trial {
-	for _, t := range trials {
-		if t.is(name) && t.clients == clients {
+func (s *section) find(name string, clients int) *trial {
+	for _, t := range s.trials {
+		if t.contender.name() == name && t.clients == clients {
 			return t
 		}
 	}
 	return nil
 }
 
-// markdown writes the report. Its plots are files in the same folder.
 func (r *report) markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "From the report of `%s`, %s. %s PostgreSQL %s, %s plants; each figure is the median of %d rounds of %s.\n\n",
+	fmt.Fprintf(&b, "`%s`, %s. %s, PostgreSQL %s, %s plants. Each figure is a median; rounds: %d of %s.\n\n",
 		r.command, r.date.UTC().Format("2 January 2006 15:04 UTC"), r.machine, r.postgres, count(r.plants), r.rounds, r.duration)
-	r.writeJourneys(&b)
-	if r.quick {
-		return b.String()
-	}
 	r.writeTargets(&b)
-	r.writeHome(&b)
-	r.writeOpen(&b)
-	r.writePrincipals(&b)
-	r.writeReplicas(&b)
-	r.writeCosts(&b)
-	r.writeFootprints(&b)
-	r.writeGrowth(&b)
+	for _, s := range r.sections {
+		fmt.Fprintf(&b, "\n### %s\n\n", s.title())
+		s.writeTrials(&b)
+		s.writeOtherBuild(&b)
+		s.writeConditions(&b)
+		s.writeOpenLoop(&b)
+	}
 	return b.String()
 }
 
-// writeHome tells more of those beside the database.
-func (r *report) writeHome(b *strings.Builder) {
-	trials := r.home()
-	if len(trials) == 0 {
-		return
-	}
-	b.WriteString("### Beside the database, in detail\n\n" +
-		"| connections | | deletes/s | of pgbench | p50, ms | p99, ms | CPU s for 1,000: service | database | memory, MiB | allocations |\n" +
-		"|--:|:--|--:|--:|--:|--:|--:|--:|--:|--:|\n")
-	for i, t := range trials {
-		connections := ""
-		if i == 0 || trials[i-1].clients != t.clients {
-			connections = strconv.Itoa(t.clients)
+// writeTrials writes a row for each contender and number of clients.
+func (s *section) writeTrials(b *strings.Builder) {
+	b.WriteString("| clients | | deletes/s | of the bare handler's | p50, ms | p99, ms | processor for a deletion, µs: service | database | memory, MiB |\n" +
+		"|--:|:--|--:|--:|--:|--:|--:|--:|--:|\n")
+	for _, t := range s.trials {
+		name, share, cpu, resident := t.contender.name(), "", "", ""
+		if bare := s.find(bareName, t.clients); bare != nil {
+			share = fmt.Sprintf("%.2f", median(t.ratios(bare, rate)))
 		}
-		yardstick := pgbenchLedgered
-		if t.store.plain {
-			yardstick = pgbenchPlain
+		if name == plantstore {
+			name = "**" + name + "**"
 		}
-		of := ""
-		if y := find(trials, yardstick, t.clients); y != nil {
-			of = fmt.Sprintf("%.2f", t.rate()/y.rate())
+		if name != plainName {
+			cpu, resident = fmt.Sprintf("%.0f", of(t, service)), fmt.Sprintf("%.0f", of(t, memory))
 		}
-		service, memory, allocs := "", "", ""
-		if t.overHTTP() {
-			service = fmt.Sprintf("%.3f", t.service())
-			memory, allocs = fmt.Sprintf("%.0f", t.memory()/(1<<20)), fmt.Sprintf("%.0f", t.allocs())
-		}
-		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %.3f | %s | %s |\n", connections, t.title(),
-			count(int64(t.rate())), of, milliseconds(t.p50()), milliseconds(t.p99()), service, t.database(), memory, allocs)
-	}
-	last := trials[len(trials)-1]
-	if t := find(trials, plantstore, last.clients); t != nil {
-		fmt.Fprintf(b, "\nThe load generator took another %.3f CPU s for 1,000 deletions, and what else ran on the machine %.0f %% of its time in the worst round.\n\n",
-			t.generator(), r.others()*100)
+		fmt.Fprintf(b, "| %d | %s | %s | %s | %.2f | %.2f | %s | %.0f | %s |\n", t.clients, name, count(int64(t.rate())), share,
+			of(t, p50)*1000, of(t, p99)*1000, cpu, of(t, database), resident)
 	}
 }
 
-func (r *report) writeOpen(b *strings.Builder) {
-	if len(r.open) == 0 {
+// writeOtherBuild compares this build with the other one, if there is one.
+func (s *section) writeOtherBuild(b *strings.Builder) {
+	if s.find(otherBuild, s.trials[len(s.trials)-1].clients) == nil {
 		return
 	}
-	b.WriteString("### Open loop\n\nRequests come at random moments, at half of the rate that each reached itself with 128 connections beside the database, and those to the service at half of the bare handler's, too. " +
-		"Latency counts from the moment a request is due.\n\n| | requests/s | p50, ms | p99, ms | p99.9, ms |\n|:--|--:|--:|--:|--:|\n")
-	for _, t := range r.open {
-		fmt.Fprintf(b, "| %s | %s | %s | %s | %s |\n", t.title(), count(int64(t.rate())), milliseconds(t.p50()), milliseconds(t.p99()), milliseconds(t.p999()))
-	}
-	b.WriteString("\n")
-}
-
-func (r *report) writeReplicas(b *strings.Builder) {
-	if len(r.replicas) == 0 {
-		return
-	}
-	b.WriteString("### Two replicas on one database\n\n| connections | | deletes/s | p50, ms | p99, ms | CPU s of the database for 1,000 |\n|--:|:--|--:|--:|--:|--:|\n")
-	for _, t := range r.replicas {
-		fmt.Fprintf(b, "| %d | %s | %s | %s | %s | %.3f |\n", t.clients, t.title(), count(int64(t.rate())), milliseconds(t.p50()), milliseconds(t.p99()), t.database())
-	}
-	b.WriteString("\nEach replica has half of the connections, and the same two cores as the other.\n\n")
-}
-
-func (r *report) writeGrowth(b *strings.Builder) {
-	if len(r.growth) == 0 {
-		return
-	}
-	b.WriteString("### How cost grows\n\n| plants | ledger at the start | connections | deletes/s | of pgbench | p50, ms | p99, ms | CPU s for 1,000: service | database |\n" +
-		"|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n")
-	var direct *trial
-	for _, t := range r.growth {
-		if t.is(pgbenchLedgered) {
-			direct = t
+	b.WriteString("\nThis build's figures divided by the other build's, round by round: the median (least to most).\n\n" +
+		"| clients | deletes/s | p50 | p99 | processor: service | database |\n|--:|--:|--:|--:|--:|--:|\n")
+	for _, t := range s.trials {
+		if t.contender.name() != plantstore {
 			continue
 		}
-		fmt.Fprintf(b, "| %s | %s | %d | %s | %.2f | %s | %s | %.3f | %.3f |\n", count(t.store.plants), count(t.store.ledger), t.clients,
-			count(int64(t.rate())), t.rate()/direct.rate(), milliseconds(t.p50()), milliseconds(t.p99()), t.service(), t.database())
+		fmt.Fprintf(b, "| %d |", t.clients)
+		for _, figure := range []func(measurement) float64{rate, p50, p99, service, database} {
+			ratios := t.ratios(s.find(otherBuild, t.clients), figure)
+			fmt.Fprintf(b, " %.2f (%.2f to %.2f) |", median(ratios), slices.Min(ratios), slices.Max(ratios))
+		}
+		b.WriteString("\n")
+	}
+}
+
+// writeConditions writes what a reader needs to trust the table.
+func (s *section) writeConditions(b *strings.Builder) {
+	others := 0.0
+	for _, t := range s.trials {
+		for _, m := range t.rounds {
+			others = max(others, m.others)
+		}
+	}
+	fmt.Fprintf(b, "\nThe bare handler has up to %d database connections. Other programs had up to %.0f %% of the processors.", s.pool, others*100)
+	if s.delay > 0 {
+		priority := "without real-time priority"
+		if s.late.RealTime {
+			priority = "with real-time priority"
+		}
+		fmt.Fprintf(b, " A round trip takes %.2f ms, and %.2f without the proxy, which ran %s and released %.2f %% of %s pieces more than 100 µs late.",
+			s.through.Seconds()*1000, s.direct.Seconds()*1000, priority, float64(s.late.Late)/float64(max(s.late.Pieces, 1))*100, count(s.late.Pieces))
 	}
 	b.WriteString("\n")
 }
 
-// A target is something that the service is to reach.
+func (s *section) writeOpenLoop(b *strings.Builder) {
+	if len(s.open) == 0 {
+		return
+	}
+	b.WriteString("\n### Open loop\n\nRequests come at random moments, beside the database. Latency counts from the moment a request is due.\n\n" +
+		"| | at half of the peak of | requests/s | p50, ms | p99, ms |\n|:--|:--|--:|--:|--:|\n")
+	for i, t := range s.open {
+		peak := [...]string{plantstore, bareName, bareName}[i]
+		fmt.Fprintf(b, "| %s | %s | %s | %.2f | %.2f |\n", t.contender.name(), peak, count(int64(t.rate())), of(t, p50)*1000, of(t, p99)*1000)
+	}
+}
+
+// A target is a figure that the service has to reach.
 type target struct {
-	what     string
-	measured float64
-	without  float64 // measured of the service whose ledger costs nothing; 0: not at all
-	format   string  // of the figures
-	bound    float64
-	atMost   bool // rather than at least
+	what            string
+	wanted          float64
+	atMost          bool // rather than at least
+	measured, worst float64
 }
 
-// writeTargets holds the figures against what was promised.
 func (r *report) writeTargets(b *strings.Builder) {
-	b.WriteString("### Targets\n\n| target | bound | measured | | without the ledger |\n|:--|--:|--:|:--|--:|\n")
-	for _, t := range r.targets() {
-		bound, met := "≥ ", t.measured >= t.bound
-		if t.atMost {
-			bound, met = "≤ ", t.measured <= t.bound
+	b.WriteString("### Targets\n\n| | wanted | measured | worst round | |\n|:--|--:|--:|--:|:--|\n")
+	for _, s := range r.sections {
+		for _, t := range s.targets() {
+			sign, met := "≥", t.measured >= t.wanted
+			if t.atMost {
+				sign, met = "≤", t.measured <= t.wanted
+			}
+			verdict := "**missed**"
+			if met {
+				verdict = "met"
+			}
+			fmt.Fprintf(b, "| %s | %s %.2f | %.2f | %.2f | %s |\n", t.what, sign, t.wanted, t.measured, t.worst, verdict)
 		}
-		verdict := "missed"
-		if met {
-			verdict = "met"
-		}
-		without := ""
-		if t.without > 0 {
-			without = fmt.Sprintf(t.format, t.without)
-		}
-		fmt.Fprintf(b, "| %s | %s | %s | %s | %s |\n", t.what, bound+fmt.Sprintf(t.format, t.bound), fmt.Sprintf(t.format, t.measured), verdict, without)
 	}
-	b.WriteString("\n*Without the ledger*: what the same service reaches in the same rounds where it records nothing and proves nothing, so that its ledger costs nothing.\n\n")
 }
 
-func (r *report) targets() (targets []target) {
-	for _, j := range r.journeys {
-		targets = append(targets, j.targets()...)
+// wantedRates are shares of the bare handler's rate by number of clients.
+func (d *distance) wantedRates() map[int]float64 {
+	switch {
+	case d.slowCommits:
+		return map[int]float64{8: 0.9, 32: 0.9, 128: 1.5}
+	case d.beside():
+		return map[int]float64{1: 0.75, 8: 1, 32: 1.5, 128: 2}
 	}
-	home := r.home()
-	if t, before := find(home, plantstore, 1), find(home, oneByOne, 1); t != nil && before != nil {
-		targets = append(targets, target{what: "p50 at 1, of that one by one", measured: float64(t.p50()) / float64(before.p50()), format: "%.2f", bound: 1.05, atMost: true})
-	}
-	if t := find(home, plantstore, 128); t != nil {
-		targets = append(targets, target{what: "resident memory at 128, MiB", measured: t.memory() / (1 << 20), format: "%.0f", bound: 40, atMost: true})
-	}
-	targets = append(targets, r.principalTargets()...)
-	if e, without := r.costOf(plantstore, 1), r.costOf(forgetful, 1); e != nil && without != nil {
-		targets = append(targets, target{what: "CPU of the database for a deletion alone, ms", measured: e.database(), without: without.database(),
-			format: "%.3f", bound: 0.11, atMost: true})
-	}
-	for _, f := range r.footprints {
-		if f.title == plantstore {
-			targets = append(targets,
-				target{what: "KiB for an idle connection", measured: f.idle / 1024, format: "%.1f", bound: 20, atMost: true},
-				target{what: "KiB for a busy connection", measured: f.busy / 1024, format: "%.1f", bound: 20, atMost: true})
+	return map[int]float64{1: 0.95, 8: 0.95, 32: 0.95, 128: 2}
+}
+
+// targets returns the targets that were measured at this distance.
+func (s *section) targets() (targets []target) {
+	for _, t := range s.trials {
+		wanted, ok := s.wantedRates()[t.clients]
+		if bare := s.find(bareName, t.clients); ok && bare != nil && t.contender.name() == plantstore {
+			ratios := t.ratios(bare, rate)
+			targets = append(targets, target{what: fmt.Sprintf("%s, clients: %d; rate, of the bare handler's", s.name(), t.clients),
+				wanted: wanted, measured: median(ratios), worst: slices.Min(ratios)})
 		}
 	}
-	if r.startup > 0 {
-		targets = append(targets, target{what: "start to ready, ms", measured: r.startup.Seconds() * 1000, format: "%.0f", bound: 150, atMost: true})
+	if !s.beside() {
+		return targets
 	}
-	grown := func(store string, clients int) *trial {
-		for _, t := range r.growth {
-			if t.is(plantstore) && t.store.name == store && t.clients == clients {
-				return t
-			}
-		}
-		return nil
+	if t, plain := s.find(plantstore, 1), s.find(plainName, 1); t != nil && plain != nil {
+		ratios := t.ratios(plain, database)
+		targets = append(targets, target{what: "0s, clients: 1; the database's processor time for a deletion, of a plain DELETE's",
+			wanted: 3, atMost: true, measured: median(ratios), worst: slices.Max(ratios)})
 	}
-	if len(r.growth) > 0 {
-		for _, n := range []int{32, 128} {
-			base := grown("medium", n).rate()
-			targets = append(targets,
-				target{what: fmt.Sprintf("rate at %d with 20 million plants, of that with 1 million", n), measured: grown("large", n).rate() / base, format: "%.2f", bound: 0.9},
-				target{what: fmt.Sprintf("rate at %d with a ledger of 10 million rows, of that without", n), measured: grown("old", n).rate() / base, format: "%.2f", bound: 0.9})
+	if t := s.find(plantstore, 128); t != nil {
+		worst := 0.0
+		for _, m := range t.rounds {
+			worst = max(worst, memory(m))
 		}
+		targets = append(targets, target{what: "0s, clients: 128; resident memory, MiB",
+			wanted: 40, atMost: true, measured: of(t, memory), worst: worst})
 	}
 	return targets
 }
 
-// count writes a number with commas.
+// count formats a number with commas.
 func count(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	for i := len(s) - 3; i > 0; i -= 3 {
@@ -270,5 +224,3 @@ func count(n int64) string {
 	}
 	return s
 }
-
-func milliseconds(d time.Duration) string { return fmt.Sprintf("%.2f", d.Seconds()*1000) }

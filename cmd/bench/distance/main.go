@@ -1,23 +1,22 @@
 //go:build linux
 
-// Command distance puts a network between the benchmark's contenders and their
-// database: what clients send reaches the server a delay later, and what the
-// server sends reaches them at once. Whoever sends and waits for an answer can't
-// tell that from half of the delay on each way.
+// Command distance simulates a network between the benchmark's contenders and their
+// database. What clients send reaches the server a delay later; what the server
+// sends reaches them at once. A client that waits for a response can't distinguish
+// that from half of the delay each way.
 //
-// Every piece is released at its own time, in the order of its connection; no
-// piece waits for another connection's. There is no limit of bandwidth.
+// Each piece has its own due time, in the order of its connection. Bandwidth is not
+// limited.
 //
-// The delay is precise because one thread does everything, with epoll and the
-// kernel's high-resolution timers, and, where the system permits it (CAP_SYS_NICE),
-// runs before all other programs as soon as it is due (SCHED_FIFO). It does not spin:
-// on a machine of two cores that would take half of what is measured. It listens on
-// a Unix socket, which costs the least.
+// The delay is precise: one thread does everything, with epoll and high-resolution
+// timers, and runs with real-time priority where the system permits it
+// (CAP_SYS_NICE). It does not spin: on a machine of two cores that would take half of
+// what is measured.
 //
 //	distance DELAY LISTEN TARGET
 //
-// DELAY is a Go duration, LISTEN and TARGET are paths of sockets. On SIGTERM it
-// tells, as JSON, how late it released the pieces, see [lateness].
+// DELAY is a Go duration, LISTEN and TARGET are paths of Unix sockets. On SIGTERM it
+// prints, as JSON, how many pieces it released late, see [lateness].
 package main
 
 import (
@@ -49,7 +48,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	first, err := hurry()
+	realTime, err := raisePriority()
 	if err != nil {
 		return err
 	}
@@ -64,8 +63,7 @@ func run(args []string) error {
 		<-signals
 		p.stop()
 	}()
-	// A collection stops the thread, and is made by threads that others hold up. There
-	// is next to no garbage.
+	// A garbage collection would stop the thread, and there is next to no garbage.
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(1 << 30)
 	runtime.LockOSThread()
@@ -73,21 +71,20 @@ func run(args []string) error {
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("timer slack: %w", err)
 	}
-	p.late.First = first
+	p.late.RealTime = realTime
 	if err := p.serve(); err != nil {
 		return err
 	}
-	return json.NewEncoder(os.Stdout).Encode(p.late.sum())
+	return json.NewEncoder(os.Stdout).Encode(p.late)
 }
 
-// hurry has all threads run before those of other programs as soon as they are due,
-// and reports whether they may. All, as Go's scheduler passes the work on from one to
-// another now and then. It starts the program again: threads inherit this from
-// the one that starts them.
-func hurry() (bool, error) {
+// raisePriority gives all threads real-time priority and reports whether the system
+// permits it. Threads inherit it from the one that starts them, so the program is
+// executed again.
+func raisePriority() (bool, error) {
 	now, err := unix.SchedGetAttr(0, 0)
 	if err != nil {
-		return false, fmt.Errorf("ask for the priority: %w", err)
+		return false, fmt.Errorf("get the priority: %w", err)
 	}
 	if now.Policy == unix.SCHED_FIFO {
 		return true, nil
@@ -101,5 +98,5 @@ func hurry() (bool, error) {
 	if err == nil {
 		err = unix.Exec(program, os.Args, os.Environ())
 	}
-	return false, fmt.Errorf("start again: %w", err)
+	return false, fmt.Errorf("execute again: %w", err)
 }

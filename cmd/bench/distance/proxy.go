@@ -11,51 +11,53 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pieceSize bounds what is read at a time.
+// pieceSize is the most that is read at a time.
 const pieceSize = 64 << 10
 
-// A proxy passes bytes on between the clients of one socket and the server behind
-// another. Only serve may run while it does, and stop.
+// lateness counts the pieces that were released, and those of them more than 100 µs
+// late.
+type lateness struct {
+	RealTime     bool // with real-time priority
+	Pieces, Late int64
+}
+
+// A proxy forwards bytes between the clients of one socket and the server behind
+// another. Of its methods only stop may run while serve does.
 type proxy struct {
 	delay           time.Duration
 	target          unix.Sockaddr
 	epoll, listener int
 	wake            int // an eventfd: stop was called
 	ends            map[int32]*end
-	// queue has what is under way to the server. As all of it takes as long, it is
-	// in the order of time.
+	// queue has the pieces that are not released, in the order of their due times.
 	queue []piece
-	head  int // first of the queue that is under way
+	head  int // index of the first piece in queue
 	free  [][]byte
-	// what wait gives to the kernel, here because it would be garbage there
+	// Arguments of system calls, kept to make no garbage.
 	polled  [1]unix.PollFd
 	timeout unix.Timespec
 	begin   time.Time
-	// late counts what is due when nobody has connected for a while, from quiet on: a
-	// session that starts makes the server fork, which holds a core up for a
-	// millisecond.
+	// late counts from the time quiet on: a new session makes the server fork, which
+	// keeps a core busy for a millisecond.
 	late  lateness
 	quiet time.Duration
 }
 
 // An end is one of the two sockets of a connection.
 type end struct {
-	fd     int // -1: closed
-	peer   *end
-	server bool
-	// out was released and not yet taken by the socket, nil if all was.
-	out []byte
-	// ended: close the connection when out is taken.
-	ended bool
-	// deaf: it hung up, and epoll does not watch it.
-	deaf bool
+	fd        int // -1: closed
+	peer      *end
+	server    bool
+	out       []byte // released, but not yet written to the socket
+	ended     bool   // close the connection when out is written
+	unwatched bool   // it hung up, and epoll does not watch it
 }
 
-// A piece is what was read from a client at a time.
+// A piece is what was read from a client at once.
 type piece struct {
 	due  time.Duration
 	to   *end
-	data []byte // of the free list; nil: the client hung up
+	data []byte // from the free list; nil: the client hung up
 }
 
 // listen makes a proxy that accepts clients. The caller has to close it.
@@ -118,7 +120,7 @@ func (p *proxy) stop() { _, _ = unix.Write(p.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0
 
 func (p *proxy) now() time.Duration { return time.Since(p.begin) }
 
-// serve passes bytes on until stop is called.
+// serve forwards bytes until stop is called.
 func (p *proxy) serve() error {
 	events := make([]unix.EpollEvent, 256)
 	for {
@@ -145,11 +147,11 @@ func (p *proxy) serve() error {
 	}
 }
 
-// wait waits for something to do, until the next piece is due.
+// wait waits for events, at most until the next piece is due.
 func (p *proxy) wait(events []unix.EpollEvent) (n int, err error) {
-	patience := -1
+	timeout := -1
 	if p.head < len(p.queue) {
-		patience = 0
+		timeout = 0
 		if left := p.queue[p.head].due - p.now(); left > 0 {
 			// Unlike epoll_wait, ppoll takes times shorter than a millisecond.
 			p.timeout = unix.NsecToTimespec(left.Nanoseconds())
@@ -157,7 +159,7 @@ func (p *proxy) wait(events []unix.EpollEvent) (n int, err error) {
 		}
 	}
 	if err == nil {
-		n, err = unix.EpollWait(p.epoll, events, patience)
+		n, err = unix.EpollWait(p.epoll, events, timeout)
 	}
 	if err == unix.EINTR {
 		return 0, nil
@@ -168,7 +170,7 @@ func (p *proxy) wait(events []unix.EpollEvent) (n int, err error) {
 	return n, nil
 }
 
-// accept takes a client and connects to the server for it.
+// accept accepts a client and connects to the server for it.
 func (p *proxy) accept() error {
 	fd, _, err := unix.Accept4(p.listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 	switch err {
@@ -182,7 +184,7 @@ func (p *proxy) accept() error {
 	if err == nil {
 		if refused := unix.Connect(to, p.target); refused != nil {
 			unix.Close(to)
-			unix.Close(fd) // as a server that is down
+			unix.Close(fd) // like a server that is down
 			return nil
 		}
 	}
@@ -197,14 +199,14 @@ func (p *proxy) accept() error {
 	return errors.Join(p.watch(unix.EPOLL_CTL_ADD, fd, unix.EPOLLIN), p.watch(unix.EPOLL_CTL_ADD, to, unix.EPOLLIN))
 }
 
-// serveEnd reads from an end and writes to it what it did not take before. It is
-// nil if its connection was closed a moment ago.
+// serveEnd reads from an end and writes what is left to it. It is nil if its
+// connection was closed a moment ago.
 func (p *proxy) serveEnd(e *end, events uint32) error {
 	if e == nil {
 		return nil
 	}
 	if events&unix.EPOLLOUT != 0 {
-		if err := p.writeOn(e); err != nil {
+		if err := p.writeRest(e); err != nil {
 			return err
 		}
 	}
@@ -221,19 +223,19 @@ func (p *proxy) serveEnd(e *end, events uint32) error {
 		p.free = append(p.free, data)
 		data, n = nil, 0
 		// Nothing more is read from it, and level-triggered events would not end.
-		e.deaf = true
+		e.unwatched = true
 		if err := p.watch(unix.EPOLL_CTL_DEL, e.fd, 0); err != nil {
 			return err
 		}
 	}
 	if e.server {
-		return p.pass(e.peer, data, n)
+		return p.forward(e.peer, data, n)
 	}
 	p.queue = append(p.queue, piece{due: p.now() + p.delay, to: e.peer, data: data[:n]})
 	return nil
 }
 
-// release passes on what is due.
+// release forwards what is due.
 func (p *proxy) release() error {
 	for p.head < len(p.queue) {
 		now := p.now()
@@ -244,9 +246,12 @@ func (p *proxy) release() error {
 		p.queue[p.head] = piece{}
 		p.head++
 		if now > p.quiet {
-			p.late.add(now - next.due)
+			p.late.Pieces++
+			if now-next.due > 100*time.Microsecond {
+				p.late.Late++
+			}
 		}
-		if err := p.pass(next.to, next.data, len(next.data)); err != nil {
+		if err := p.forward(next.to, next.data, len(next.data)); err != nil {
 			return err
 		}
 	}
@@ -259,9 +264,9 @@ func (p *proxy) release() error {
 	return nil
 }
 
-// pass gives n bytes of data, which goes back to the free list, to an end. With
+// forward writes n bytes of data to an end and returns data to the free list. With
 // nil the connection ends.
-func (p *proxy) pass(e *end, data []byte, n int) error {
+func (p *proxy) forward(e *end, data []byte, n int) error {
 	if data == nil {
 		e.ended = true
 		return p.write(e, nil)
@@ -271,8 +276,7 @@ func (p *proxy) pass(e *end, data []byte, n int) error {
 	return err
 }
 
-// write writes data to an end, after what it has not taken yet. A connection that
-// broke is closed.
+// write writes data to an end, after what is left. A broken connection is closed.
 func (p *proxy) write(e *end, data []byte) error {
 	if e.fd < 0 {
 		return nil
@@ -292,8 +296,8 @@ func (p *proxy) write(e *end, data []byte) error {
 	return nil
 }
 
-// writeOn writes what an end has not taken yet.
-func (p *proxy) writeOn(e *end) error {
+// writeRest writes what is left to an end.
+func (p *proxy) writeRest(e *end) error {
 	left, err := e.send(e.out)
 	e.out = left
 	if err == nil && len(left) > 0 {
@@ -307,11 +311,11 @@ func (p *proxy) writeOn(e *end) error {
 	return p.watch(unix.EPOLL_CTL_MOD, e.fd, unix.EPOLLIN)
 }
 
-// send writes data and returns what the socket did not take.
+// send writes data and returns what is left when the socket is full.
 func (e *end) send(data []byte) (left []byte, err error) {
 	for len(data) > 0 {
 		n, err := unix.Write(e.fd, data)
-		if err == unix.EAGAIN && !e.deaf {
+		if err == unix.EAGAIN && !e.unwatched {
 			break
 		}
 		if err != nil && err != unix.EINTR {
@@ -333,7 +337,7 @@ func (p *proxy) hangUp(e *end) {
 	}
 }
 
-// take returns a buffer of the free list.
+// take returns a buffer from the free list.
 func (p *proxy) take() []byte {
 	last := len(p.free) - 1
 	if last < 0 {

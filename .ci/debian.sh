@@ -99,7 +99,8 @@ debian_loader() {
 
 # debian_root DIR PACKAGE[,PACKAGE...] [SUITE] fills the new folder DIR with a minimal
 # Debian, of this machine's release unless a suite is named, and the packages named.
-# Mirror and proxy are the ones apt itself is configured with.
+# Mirror and proxy are the ones apt itself is configured with. The script is that of sid: a
+# release may be newer than this machine's debootstrap.
 debian_root() {
     local dir=$1 packages=$2 suite=${3-} mirror http_proxy=${http_proxy-} https_proxy=${https_proxy-}
 
@@ -115,7 +116,7 @@ debian_root() {
     eval "$(apt-config shell http_proxy Acquire::http::Proxy https_proxy Acquire::https::Proxy)"
 
     http_proxy=$http_proxy https_proxy=$https_proxy \
-        debootstrap --variant=minbase --include="$packages" "$suite" "$dir" "$mirror" >"$dir.log" 2>&1 || {
+        debootstrap --variant=minbase --include="$packages" "$suite" "$dir" "$mirror" /usr/share/debootstrap/scripts/sid >"$dir.log" 2>&1 || {
         tail -n 20 "$dir.log" >&2
         return 1
     }

@@ -29,22 +29,23 @@ COMMENT ON COLUMN plantstore.tokens.digest IS 'SHA-256 of the token.';
 COMMENT ON COLUMN plantstore.tokens.expires_at IS 'Null: never.';
 COMMENT ON COLUMN plantstore.tokens.last_used_at IS 'Written at most once a minute.';
 
--- Services keep all tokens in memory and read them again when this counter has moved.
-CREATE TABLE plantstore.tokens_version (one boolean PRIMARY KEY DEFAULT true CHECK (one), version bigint NOT NULL);
-INSERT INTO plantstore.tokens_version (version) VALUES (1);
+-- Services keep all tokens in memory and read them again when this has changed. It is no
+-- counter: a restored backup would count to the same number again.
+CREATE TABLE plantstore.tokens_version (one boolean PRIMARY KEY DEFAULT true CHECK (one), version uuid NOT NULL);
+INSERT INTO plantstore.tokens_version (version) VALUES (gen_random_uuid());
 
 -- +goose StatementBegin
-CREATE FUNCTION plantstore.count_token_change() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION plantstore.note_token_change() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    UPDATE plantstore.tokens_version SET version = version + 1;
+    UPDATE plantstore.tokens_version SET version = gen_random_uuid();
     RETURN NULL;
 END
 $$;
 -- +goose StatementEnd
-CREATE TRIGGER count_change AFTER INSERT OR DELETE OR TRUNCATE OR UPDATE OF principal, digest, scopes, expires_at, revoked_at
-    ON plantstore.tokens FOR EACH STATEMENT EXECUTE FUNCTION plantstore.count_token_change();
-CREATE TRIGGER count_change AFTER UPDATE OF name, budget, budget_period
-    ON plantstore.principals FOR EACH STATEMENT EXECUTE FUNCTION plantstore.count_token_change();
+CREATE TRIGGER note_change AFTER INSERT OR DELETE OR TRUNCATE OR UPDATE OF principal, digest, scopes, expires_at, revoked_at
+    ON plantstore.tokens FOR EACH STATEMENT EXECUTE FUNCTION plantstore.note_token_change();
+CREATE TRIGGER note_change AFTER UPDATE OF name, budget, budget_period
+    ON plantstore.principals FOR EACH STATEMENT EXECUTE FUNCTION plantstore.note_token_change();
 
 -- +goose Down
 -- +goose StatementBegin
@@ -63,4 +64,4 @@ END
 $$;
 -- +goose StatementEnd
 DROP TABLE plantstore.tokens, plantstore.principals, plantstore.tokens_version;
-DROP FUNCTION plantstore.count_token_change();
+DROP FUNCTION plantstore.note_token_change();

@@ -68,7 +68,7 @@ $$;
 -- Charges a principal's budget, or raises PSB01 with the seconds until the period ends as
 -- DETAIL. The row stays locked until the transaction ends. The period begins with its
 -- first deletion. A period that ends later than a whole period from now was begun by a
--- clock that was set back since, and begins anew.
+-- clock that was set back, or under a longer period, and begins anew.
 -- +goose StatementBegin
 CREATE FUNCTION plantstore.charge(spender text, plants bigint, default_budget bigint, default_period interval) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -108,9 +108,9 @@ $$;
 -- Returns what became of the deletion that principal, plant and key name: 204 or the code of
 -- a recorded refusal, when, and the request that it was recorded for. Without an entry:
 -- 50304, the trigger is off; 0, the plant is there; 40401 or 40402, it is not, with when it
--- was deleted. With 'refuse' a refusal is recorded: 40401 stands for 40402, too, and is not
--- recorded while the plant is there; 40900 and 40901 are. The INSERT waits for an attempt of
--- the key that is under way, and an attempt that is committed wins.
+-- was deleted. With 'refuse', the answer is recorded: 40401 or 40402 or, while the plant is
+-- there, 40900 or 40901 if that is asked for. The INSERT waits for an attempt of the key that
+-- is under way, and an attempt that is committed wins.
 --
 -- What was read may not have reached the synchronous standby yet. The message makes the
 -- commit of this transaction wait for it.
@@ -129,24 +129,26 @@ BEGIN
             code := coalesce(entry.refused, 204);
             at := entry.deleted_at;
             by_request := entry.request_id;
-        ELSIF current_setting('transaction_isolation') <> 'read committed' OR current_setting('session_replication_role') = 'replica'
+            IF code = 40402 THEN
+                at := coalesce((SELECT max(d.deleted_at) FROM plantstore.deletions d
+                    WHERE d.plant_id = plant AND d.refused IS NULL AND d.id < entry.id), at); -- that entry may be purged
+            END IF;
+            RETURN;
+        END IF;
+        IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('session_replication_role') = 'replica'
                 OR NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = to_regclass('public.plants')
                     AND t.tgname = 'record_deletion' AND t.tgenabled IN ('O', 'A')) THEN
             code := 50304;
             RETURN;
-        ELSIF refuse IN (40900, 40901) THEN
-            code := refuse;
-        ELSIF EXISTS (SELECT FROM ONLY public.plants p WHERE p.id = plant) THEN
-            code := 0;
-            RETURN;
         END IF;
-        IF code IS NULL OR code = 40402 THEN
-            SELECT max(d.deleted_at) INTO at FROM plantstore.deletions d
-                WHERE d.plant_id = plant AND d.refused IS NULL AND (entry.id IS NULL OR d.id < entry.id);
-            code := CASE WHEN at IS NULL AND code IS NULL THEN 40401 ELSE 40402 END;
-            at := coalesce(at, entry.deleted_at); -- the entry of that deletion was purged
+        at := NULL;
+        IF EXISTS (SELECT FROM ONLY public.plants p WHERE p.id = plant) THEN
+            code := CASE WHEN refuse IN (40900, 40901) THEN refuse ELSE 0 END;
+        ELSE
+            SELECT max(d.deleted_at) INTO at FROM plantstore.deletions d WHERE d.plant_id = plant AND d.refused IS NULL;
+            code := CASE WHEN at IS NULL THEN 40401 ELSE 40402 END;
         END IF;
-        IF entry.id IS NOT NULL OR refuse IS NULL THEN
+        IF refuse IS NULL OR code = 0 THEN
             RETURN;
         END IF;
         INSERT INTO plantstore.deletions (plant_id, deleted_by, request_id, idempotency_key, refused)
@@ -154,7 +156,7 @@ BEGIN
         IF FOUND THEN
             RETURN;
         END IF;
-        code := NULL; -- an attempt of the key was committed meanwhile: read its entry
+        -- An attempt of the key was committed meanwhile: read its entry.
     END LOOP;
     RAISE EXCEPTION 'the entry of this key comes and goes';
 END
@@ -165,7 +167,8 @@ CREATE TRIGGER record_deletion AFTER DELETE ON public.plants REFERENCING OLD TAB
     FOR EACH STATEMENT EXECUTE FUNCTION plantstore.record_deletion();
 CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON public.plants
     FOR EACH STATEMENT EXECUTE FUNCTION plantstore.refuse_truncate();
-REVOKE EXECUTE ON FUNCTION plantstore.charge(text, bigint, bigint, interval), plantstore.outcome(bigint, text, text, text, integer) FROM PUBLIC;
+-- Who could execute record_deletion() could put it on a table of their own, and forge entries.
+REVOKE EXECUTE ON FUNCTION plantstore.record_deletion(), plantstore.charge(text, bigint, bigint, interval), plantstore.outcome(bigint, text, text, text, integer) FROM PUBLIC;
 
 -- +goose Down
 -- locks: public.plants ACCESS EXCLUSIVE

@@ -39,7 +39,7 @@ func TestCheckerCatchesSabotage(t *testing.T) {
 		rule             string // that has to be broken
 	}{
 		{programs.ForgetLedger, "cut-answers", 4 * time.Second, 300 * time.Millisecond, "b"},
-		{programs.ForgetLost, "freeze,service-kill", 7 * time.Second, time.Second, "b"}, // restarts change the request timeout
+		{programs.ForgetLost, "promotion", 6 * time.Second, time.Second, "b"},
 		{programs.ForgetRefusal, "late-bytes", 7 * time.Second, time.Second, "h"},
 		{programs.ForgetRefusal, "freeze", 7 * time.Second, time.Second, "h"},
 		{programs.ForgetTrigger, triggerOff, 3 * time.Second, time.Second, "d"},
@@ -50,7 +50,7 @@ func TestCheckerCatchesSabotage(t *testing.T) {
 			t.Parallel()
 			c := shortRun()
 			c.race, c.sabotage, c.duration, c.faults, c.every = false, test.sabotage, test.duration, test.faults, test.every
-			c.clients, c.tellers = 4, 6
+			c.clients, c.tellers, c.timeout = 4, 6, time.Second
 			c.late = false // without the ledger, these would never be settled
 			// A run finds dozens as a rule and, on a busy machine, perhaps none: each takes
 			// twice as long as the one before.

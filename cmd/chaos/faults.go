@@ -18,13 +18,14 @@ import (
 type kind struct {
 	name, what string
 	lane       lane
-	// strike makes it happen and returns when it is over. It reports false when
-	// there was nothing to hit; then it did not happen.
-	strike func(context.Context, *injector, *rand.Rand) (bool, error)
+	strike     strike
 }
 
-// A lane is a sequence of faults. Those of one lane come one after the other,
-// those of different lanes at the same time.
+// A strike makes a fault happen and returns when it is over. It reports false when there was
+// nothing to hit.
+type strike func(context.Context, *injector, *rand.Rand) (bool, error)
+
+// A lane is a sequence of faults. Faults of different lanes happen at the same time.
 type lane int
 
 const (
@@ -53,8 +54,8 @@ func kinds() []kind {
 		{"late-bytes", "requests held back, also after their sender gave up, for 0.3 to 2.5 s", network, lateBytes},
 		{triggerOff, "the ledger's trigger disabled for 0.1 to 0.4 s", network, disabledTrigger},
 		{"refuse", "connections reset for 0.1 to 0.5 s", network, refusal},
-		{"service-kill", "kill -9 of the service, and start", program, serviceKill},
-		{"service-term", "SIGTERM of the service, and start", program, serviceTerm},
+		{"service-kill", "kill -9 of the service, and start", program, restartService((*service).kill)},
+		{"service-term", "SIGTERM of the service, and start", program, restartService((*service).stop)},
 	}
 }
 
@@ -148,26 +149,24 @@ func (in *injector) struckAll(kinds []kind) bool {
 	return true
 }
 
-func restart(mode localpg.Mode) func(context.Context, *injector, *rand.Rand) (bool, error) {
+func restart(mode localpg.Mode) strike {
 	return func(ctx context.Context, in *injector, _ *rand.Rand) (bool, error) {
 		return true, in.cluster.restart(ctx, mode)
 	}
 }
 
 func promotion(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
-	silently := random.IntN(2) == 0
-	return true, in.cluster.failover(ctx, silently)
+	return true, in.cluster.failover(ctx, random.IntN(2) == 0)
 }
 
 func termination(ctx context.Context, in *injector, _ *rand.Rand) (bool, error) {
 	n, err := in.cluster.terminate(ctx)
-	// No connection: another fault was there first.
-	return err == nil && n > 0, nil
+	return err == nil && n > 0, nil // no connection: another fault was there first
 }
 
 // cut cuts the connections to the primary, each at a random place within the
 // next most bytes: for as long as it takes to hit one, and then a little.
-func cut(d direction, most int) func(context.Context, *injector, *rand.Rand) (bool, error) {
+func cut(d direction, most int) strike {
 	const patience, after = 2 * time.Second, 30 * time.Millisecond
 	return func(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
 		p := in.cluster.atPrimary().proxy
@@ -223,7 +222,7 @@ func freeze(ctx context.Context, in *injector, random *rand.Rand) (bool, error) 
 	for _, pid := range pids {
 		if syscall.Kill(pid, syscall.SIGSTOP) == nil {
 			frozen++
-			defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }() // it may have been killed
+			defer syscall.Kill(pid, syscall.SIGCONT) // it may have been killed
 		}
 	}
 	witness.Sleep(ctx, heldBack(random))
@@ -252,18 +251,13 @@ func refusal(ctx context.Context, in *injector, random *rand.Rand) (bool, error)
 	return true, nil
 }
 
-func serviceKill(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
-	if err := in.service.kill(); err != nil {
-		return false, err
+func restartService(end func(*service) error) strike {
+	return func(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
+		if err := end(in.service); err != nil {
+			return false, err
+		}
+		return true, in.service.start(ctx, random)
 	}
-	return true, in.service.start(ctx, random)
-}
-
-func serviceTerm(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
-	if err := in.service.stop(); err != nil {
-		return false, err
-	}
-	return true, in.service.start(ctx, random)
 }
 
 // below returns a random duration from 0 to d.

@@ -26,9 +26,10 @@ type config struct {
 	tellers  int // of tales, besides the clients
 	rate     int // deletions a second at most, of all clients together
 	late     bool
-	race     bool      // build the service with the race detector
-	sabotage string    // one of programs.Sabotages; empty: none
-	log      io.Writer // for what the service and the servers log; may be nil
+	timeout  time.Duration // of a request; zero: another one at each start
+	race     bool          // build the service with the race detector
+	sabotage string        // one of programs.Sabotages; empty: none
+	log      io.Writer     // for what the service and the servers log; may be nil
 }
 
 const (

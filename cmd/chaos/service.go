@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ type service struct {
 	address string // of the public listener
 	admin   string // of the operators'
 	log     *localpg.Tail
+	timeout time.Duration // of a request; zero: another one at each start
 
 	process *localpg.Process // nil before the first start
 }
@@ -42,7 +44,7 @@ func launch(ctx context.Context, c config, databaseURL string) (_ *service, err 
 	if err != nil {
 		return nil, fmt.Errorf("make a folder for the service: %w", err)
 	}
-	s := &service{folder: folder, log: &localpg.Tail{W: c.log}}
+	s := &service{folder: folder, log: &localpg.Tail{W: c.log}, timeout: c.timeout}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -72,7 +74,7 @@ func launch(ctx context.Context, c config, databaseURL string) (_ *service, err 
 // start starts the service and returns when it listens, whether the database is there or not.
 func (s *service) start(ctx context.Context, random *rand.Rand) error {
 	// Many outages are longer than the shortest, and none is longer than the longest.
-	timeout := [...]time.Duration{time.Second, 2 * time.Second, longestTimeout}[random.IntN(3)]
+	timeout := cmp.Or(s.timeout, [...]time.Duration{time.Second, 2 * time.Second, longestTimeout}[random.IntN(3)])
 	cmd := exec.Command(s.program, "serve", "--request-timeout", timeout.String())
 	cmd.Env = s.env
 	cmd.Stderr = s.log

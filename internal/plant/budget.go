@@ -7,15 +7,14 @@ import (
 	"time"
 )
 
-// A Budget bounds how many plants a principal deletes: at most Most in any span of time as
-// long as Period. The zero Budget bounds nothing.
+// A Budget limits how many plants a principal deletes in each period. A period begins with its
+// first deletion. The zero Budget is no limit.
 type Budget struct {
 	Most   int64
 	Period time.Duration
 }
 
-// LongestPeriod is the longest period of a budget, for as long as each deletion is in
-// the ledger at the least.
+// LongestPeriod is the longest period of a budget.
 const LongestPeriod = 7 * 24 * time.Hour
 
 // shortestPeriod is that of a budget that still is one, and not a limit of the rate.
@@ -41,7 +40,7 @@ func ParseBudget(s string) (Budget, error) {
 	case d < shortestPeriod:
 		return Budget{}, fmt.Errorf("the deletion budget %s has a period of %s: it must be %s at the least", s, period, shortestPeriod)
 	case d > LongestPeriod:
-		return Budget{}, fmt.Errorf("the deletion budget %s has a period of %s, longer than deletions are sure to stay in the ledger: it must be 7d at the most", s, period)
+		return Budget{}, fmt.Errorf("the deletion budget %s has a period of %s: it must be 7d at the most", s, period)
 	}
 	return Budget{n, d}, nil
 }

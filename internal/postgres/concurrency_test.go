@@ -170,8 +170,8 @@ func TestRequestsThatEnd(t *testing.T) {
 		blocked int
 		want    []string
 	}{
-		"on connections of their own": {true, 4, []string{plant.ErrBusy.Error()}},
-		"in a batch":                  {false, 1, []string{plant.ErrUnknown.Error(), plant.ErrBusy.Error()}}, // busy: in the queue
+		"on connections of their own": {true, 2, []string{plant.ErrBusy.Error(), plant.ErrUnavailable.Error()}}, // unavailable: waited for its turn
+		"in a batch":                  {false, 1, []string{plant.ErrUnknown.Error(), plant.ErrBusy.Error()}},    // busy: in the queue
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -497,7 +497,7 @@ func TestThroughAPooler(t *testing.T) {
 	}
 }
 
-// Role and password are read again for each connection, and stay where that fails.
+// Role and password are read again for each connection; those of the start stay where that fails.
 func TestARenewedPassword(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
@@ -531,7 +531,7 @@ func TestARenewedPassword(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := db.renew(t.Context(), c); err != nil || c.User != "plantstore_app" {
-			t.Errorf("a file with %q: %v, role %s; want the role that was there", now, err, c.User)
+			t.Errorf("a file with %q: %v, role %s; want that of the start", now, err, c.User)
 		}
 	}
 	if n := strings.Count(log.String(), "database URL not renewed"); n != 2 || strings.Contains(log.String(), "half written") {
@@ -576,16 +576,16 @@ func TestACutShortWaitForTheStandby(t *testing.T) {
 	for n := range 4 { // the deletion's commit, and then those of the question
 		var began time.Time
 		for !began.After(last) {
+			select {
+			case err := <-told:
+				t.Fatalf("Delete: %v, after %d waits were cut short", err, n)
+			default:
+			}
 			began = value[time.Time](t, s, `SELECT coalesce(max(query_start), 'epoch') FROM pg_stat_activity WHERE wait_event = 'SyncRep'`)
 		}
 		if last = began; n < 3 {
 			s.exec(t, `SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'`)
 		}
-	}
-	select {
-	case err := <-told:
-		t.Errorf("Delete: %v, while the standby is away", err)
-	default:
 	}
 	require("")
 	if err := <-told; err != nil {

@@ -198,7 +198,7 @@ func (db *DB) open(ctx context.Context, url string, conns int, lock, statement t
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
-// renew reads role and password again. Those of the last time stay where the file cannot be
+// renew reads role and password again. Those of the start stay where the file cannot be
 // read. Server and database stay those of the start: attempts that were lost are asked about
 // there.
 func (db *DB) renew(_ context.Context, c *pgx.ConnConfig) error {
@@ -277,7 +277,7 @@ func (db *DB) checkSession(ctx context.Context, c *pgx.Conn) (err error) {
 			if err = c.QueryRow(ctx, `SELECT current_setting($1)`, s.name).Scan(&now); err != nil {
 				return
 			}
-			if now != s.value {
+			if now != s.value && !strings.HasPrefix(now, "remote_") { // of synchronous_commit, the operator's choice
 				wrong = append(wrong, s.name+" is "+now)
 			}
 		}

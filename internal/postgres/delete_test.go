@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
@@ -238,5 +239,45 @@ func TestManyAtOnceAreBatches(t *testing.T) {
 	}
 	if n := value[int](t, s, `SELECT count(*) FROM plantstore.deletions WHERE deleted_by = $1 AND idempotency_key = (plant_id - $2)::text AND request_id = 'request-' || idempotency_key`, s.who, int64(first)); n != 500 {
 		t.Errorf("%d deletions are recorded under their keys; want 500", n)
+	}
+}
+
+// A no for a client's key is recorded although the budget is used up: the plant may come
+// back, and the budget may be free again.
+func TestANoWithoutBudgetIsFinal(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	id := s.plant(t, 2)
+	budget := plant.Budget{Most: 1, Period: time.Hour}
+	with := func(d plant.Deletion) plant.Deletion { d.Budget = budget; return d }
+	if _, err := s.Delete(t.Context(), with(s.of(id, "first"))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Delete(t.Context(), with(s.of(id+1, "second"))); outcomeOf(err) != "over budget" {
+		t.Fatalf("the second plant: %v; want over budget", err)
+	}
+	if _, err := s.Delete(t.Context(), with(s.sent(id, "key"))); outcomeOf(err) != "deleted earlier" {
+		t.Errorf("a deleted plant: %v; want deleted earlier", err)
+	}
+	if _, err := s.Delete(t.Context(), with(s.sent(id+1, "key"))); outcomeOf(err) != "over budget" {
+		t.Errorf("a plant that is there: %v; want over budget", err)
+	}
+	s.exec(t, `INSERT INTO public.plants (id, name) VALUES ($1, 'back')`, int64(id))
+	if r, err := s.Delete(t.Context(), s.sent(id, "key")); outcomeOf(err) != "deleted earlier" || !r.Replayed || !s.lives(t, id) {
+		t.Errorf("the key again without a budget: %+v, %v, and the plant is there: %t; want the recorded no", r, err, s.lives(t, id))
+	}
+}
+
+// After a logical failover the ledger's sequence may be behind its entries.
+func TestALedgerWhoseSequenceIsBehind(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, pgtest.New(t))
+	id := s.plant(t, 2)
+	if _, err := s.Delete(t.Context(), s.of(id, "first")); err != nil {
+		t.Fatal(err)
+	}
+	s.exec(t, `ALTER TABLE plantstore.deletions ALTER id RESTART`)
+	if _, err := s.Delete(t.Context(), s.sent(id+1, "second")); !errors.Is(err, plant.ErrMisconfigured) || !s.lives(t, id+1) {
+		t.Errorf("Delete = %v, and the plant is there: %t; want ErrMisconfigured, and that it is", err, s.lives(t, id+1))
 	}
 }

@@ -52,8 +52,10 @@ func classify(err error) meaning {
 	}
 	ledger := pg.SchemaName == "plantstore" && pg.TableName == "deletions"
 	switch {
-	case pg.Code == uniqueViolation && ledger:
+	case pg.Code == uniqueViolation && ledger && pg.ConstraintName == "deletions_once":
 		return conflict
+	case pg.Code == uniqueViolation && ledger: // its sequence is behind, as after a logical failover
+		return misconfigured
 	case pg.Code == notNullViolation && ledger:
 		return unasked
 	case pg.Code == foreignKeyViolation || pg.Code == restrictViolation:

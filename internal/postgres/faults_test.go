@@ -224,6 +224,8 @@ func (s *stage) give(t *testing.T, p play, b *breach) (passed [2]int, missed int
 		if told := request("open", true, time.Second); told[0] != plant.ErrUnknown.Error() {
 			t.Fatalf("%s: the open request was told %q; want %q", p.name, told[0], plant.ErrUnknown)
 		}
+		for p.open.after > 0 && !s.isOpen(t) { // the server has it, and will execute it
+		}
 	}
 	world(p.after)
 	if p.preparing {
@@ -239,10 +241,7 @@ func (s *stage) give(t *testing.T, p play, b *breach) (passed [2]int, missed int
 	s.link.arm(p.preparing, breaches...)
 	answers := request("request", p.keySent, patience)
 	passed, missed = s.link.disarm()
-	var open bool
-	if err := s.admin.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = ANY ($1) AND backend_xid IS NOT NULL)`, s.link.pids()).Scan(&open); err != nil {
-		t.Fatal(err)
-	}
+	open := s.isOpen(t)
 	answered := s.look(t, p, ids)
 	world(`DELETE FROM public.orders WHERE plant BETWEEN {first} AND {last};
 		INSERT INTO public.plants (id, name) SELECT i, 'back' FROM generate_series({first}, {last}) i WHERE NOT EXISTS (SELECT FROM public.plants WHERE id = i)`)
@@ -295,6 +294,16 @@ func (s *stage) give(t *testing.T, p play, b *breach) (passed [2]int, missed int
 	return passed, missed, lies
 }
 
+// isOpen reports whether an attempt on a silent connection has done something that is not
+// committed.
+func (s *stage) isOpen(t *testing.T) (open bool) {
+	t.Helper()
+	if err := s.admin.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = ANY ($1) AND backend_xid IS NOT NULL)`, s.link.pids()).Scan(&open); err != nil {
+		t.Fatal(err)
+	}
+	return open
+}
+
 // request has a principal of its own ask for plants in one batch, by a replica of its own,
 // and returns what each was told.
 func (s *stage) request(t *testing.T, p play, ids []int64, name string, keySent bool, timeout time.Duration) []string {
@@ -325,6 +334,30 @@ func (s *stage) request(t *testing.T, p play, ids []int64, name string, keySent 
 	b.run()
 	all.Wait()
 	return told
+}
+
+// A plant that comes back between an attempt and the question why that found none is no
+// refusal: the deletion is tried again.
+func TestAPlantThatComesAndGoes(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Shared(t)
+	simulated(t, func(t *testing.T) {
+		db, l := linked(t, database, defaults)
+		admin, id := pgtest.Connect(t, database.Super), pgtest.IDs(t)
+		l.arm(false)
+		for _, sql := range []string{`INSERT INTO public.plants (id, name) VALUES ($1, 'fern')`, `DELETE FROM public.plants WHERE id = $1`,
+			`INSERT INTO public.plants (id, name) VALUES ($1, 'fern')`} {
+			l.after = append(l.after, func() {
+				if _, err := admin.Exec(context.Background(), sql, id); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		r, err := db.Plants().Delete(t.Context(), plant.Deletion{Plant: plant.ID(id), Principal: "comes-and-goes", RequestID: "r", Key: "k", KeySent: true})
+		if err != nil || r.Replayed || r.Attempts != 3 {
+			t.Errorf("Delete: %+v, %v; want it deleted by the third attempt", r, err)
+		}
+	})
 }
 
 // A sight is what the database has of a plant and its key.

@@ -37,6 +37,7 @@ type link struct {
 	down      bool // nobody can connect
 	armed     bool
 	preparing bool        // what prepares a statement counts, too
+	after     []func()    // one runs each time an exchange has ended and the service has not met its answer
 	breaches  []breach    // those to come, one after the other
 	passed    [2]int      // messages since the last of them, by direction
 	exchanges int         // that ended since the last of them
@@ -291,8 +292,12 @@ func (c *linkConn) deliver() {
 func (l *link) deliverDue(exchangeEnded bool) {
 	l.mu.Lock()
 	var due []*linkConn
+	after := func() {}
 	if exchangeEnded {
 		l.exchanges++
+		if len(l.after) > 0 {
+			after, l.after = l.after[0], l.after[1:]
+		}
 	}
 	for _, c := range l.mute {
 		if c.broken.way == byHolding && c.broken.late == l.exchanges {
@@ -303,6 +308,7 @@ func (l *link) deliverDue(exchangeEnded bool) {
 	for _, c := range due {
 		c.deliver()
 	}
+	after()
 }
 
 func (c *linkConn) Write(b []byte) (int, error) {

@@ -53,19 +53,19 @@ func (p *Plants) outcome(ctx context.Context, d plant.Deletion, refuse int) (o o
 }
 
 func (p *Plants) askOnce(ctx context.Context, d plant.Deletion, refuse any) (o outcome, err error) {
-	ctx, cancel := context.WithTimeout(ctx, p.db.limits.ask)
-	defer cancel()
-	conn, err := p.db.ask.Acquire(ctx)
+	conn, release, err := p.acquire(ctx, p.db.ask, &d)
 	if err != nil {
 		return o, err
 	}
-	defer conn.Release()
+	defer release()
+	ctx, cancel := context.WithTimeout(ctx, p.db.limits.ask)
+	defer cancel()
 	var at *time.Time
 	var by *string
 	err = conn.QueryRow(ctx, `SELECT code, at, by_request FROM plantstore.outcome($1, $2, $3, $4, $5)`,
 		int64(d.Plant), d.Principal, d.RequestID, d.Key, refuse).Scan(&o.code, &at, &by)
 	if err == nil {
-		err = takeCutShort(conn.Conn())
+		err = takeCutShort(conn)
 	}
 	if at != nil {
 		o.at = *at

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -21,7 +22,7 @@ type Plants struct {
 
 	plants     keyed[plant.ID] // one request for a plant at a time
 	principals keyed[string]   // one deletion at a time for a principal with a budget
-	pairs      keyed[pair]     // two at a time for a principal whose deletions go alone
+	halves     keyed[half]     // two connections at a time for what a principal does outside of batches
 
 	// apart are plants that were locked or slow a moment ago. They go to the solo pool.
 	apart recent[plant.ID, struct{}]
@@ -30,12 +31,6 @@ type Plants struct {
 	failing recent[string, time.Time]
 	// usedUp are principals whose budget was used up a moment ago, with when its period ends.
 	usedUp recent[string, time.Time]
-}
-
-// A pair is half of a principal's deletions.
-type pair struct {
-	principal string
-	half      plant.ID
 }
 
 // Plants returns the repository of plants.
@@ -58,16 +53,16 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 	}
 	e := execution{Plants: p, Deletion: d}
 	began := time.Now()
-	if !p.plants.lock(ctx, d.Plant) {
-		return e.Result, fmt.Errorf("%w: other requests for the plant took all the time", plant.ErrBusy)
-	}
-	defer p.plants.unlock(d.Plant)
-	if d.Budget != (plant.Budget{}) {
+	if d.Budget != (plant.Budget{}) { // before the plant, which others may want
 		if !p.principals.lock(ctx, d.Principal) {
 			return e.Result, fmt.Errorf("%w: other deletions of the principal's budget took all the time", plant.ErrBusy)
 		}
 		defer p.principals.unlock(d.Principal)
 	}
+	if !p.plants.lock(ctx, d.Plant) {
+		return e.Result, fmt.Errorf("%w: other requests for the plant took all the time", plant.ErrBusy)
+	}
+	defer p.plants.unlock(d.Plant)
 	e.Queued = time.Since(began)
 	err := e.run(ctx)
 	return e.Result, err
@@ -125,7 +120,8 @@ func (e *execution) run(ctx context.Context) error {
 		case o.code == codeTriggerOff:
 			return e.fail(plant.ErrMisconfigured, errTriggerOff)
 		case o.code != codeThere:
-			if e.Replayed = e.isReplay(o); e.Replayed || m != referenced && m != refused {
+			e.Replayed = e.isReplay(o)
+			if ours := (m == referenced || m == refused) && !e.Replayed; !ours {
 				err = nil
 			}
 			return errorOf(o.code, o.at, err)
@@ -136,8 +132,8 @@ func (e *execution) run(ctx context.Context) error {
 		case m == missing:
 			e.there++
 		}
-		if m == lost && !sleep(ctx, &pause, e.db.limits.margin) {
-			return e.fail(plant.ErrUnknown, err)
+		if m != missing && !sleep(ctx, &pause, e.db.limits.margin) {
+			return e.fail(plant.ErrBusy, err)
 		}
 	}
 }
@@ -149,9 +145,9 @@ func (e *execution) isOpen() bool { return e.lost || e.KeySent }
 // returned, or 0.
 func (e *execution) refusal(m meaning) int {
 	switch {
-	case e.there == mostThere:
+	case m == missing && e.there == mostThere:
 		return codeStoreRule
-	case !e.isOpen() || m == overBudget:
+	case !e.isOpen():
 		return 0
 	case m == referenced:
 		return codeReferenced
@@ -290,14 +286,7 @@ func (e *execution) attemptInBatch(ctx context.Context) (meaning, error) {
 
 // attemptAlone is a batch of one.
 func (e *execution) attemptAlone(ctx context.Context) (meaning, error) {
-	half := pair{e.Principal, e.Plant & 1}
-	if !e.pairs.lock(ctx, half) {
-		return busy, ctx.Err()
-	}
-	defer e.pairs.unlock(half)
-	ctx, cancel := context.WithTimeout(ctx, e.db.limits.batch)
-	defer cancel()
-	return e.deleteOn(ctx, e.db.batch, e.db.limits.batchLock)
+	return e.deleteOn(ctx, e.db.batch, e.db.limits.batch, e.db.limits.batchLock)
 }
 
 // attemptSolo has the patience of a lone deletion. It ends early enough for the server to
@@ -306,19 +295,45 @@ func (e *execution) attemptSolo(ctx context.Context) (meaning, error) {
 	deadline, _ := ctx.Deadline()
 	ctx, cancel := context.WithDeadline(ctx, deadline.Add(-e.db.limits.margin))
 	defer cancel()
-	return e.deleteOn(ctx, e.db.solo, 0)
+	return e.deleteOn(ctx, e.db.solo, e.db.RequestTimeout, 0)
 }
 
-func (e *execution) deleteOn(ctx context.Context, pool *pgxpool.Pool, lock time.Duration) (meaning, error) {
+func (e *execution) deleteOn(ctx context.Context, pool *pgxpool.Pool, timeout, lock time.Duration) (meaning, error) {
 	began := time.Now()
-	conn, err := pool.Acquire(ctx)
+	conn, release, err := e.acquire(ctx, pool, &e.Deletion)
 	e.Queued += time.Since(began)
 	if err != nil {
 		return notAcquired(err), err
 	}
-	defer conn.Release()
+	defer release()
 	e.Batch = 1
-	return deleteOne(ctx, conn.Conn(), &e.Deletion, lock)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return deleteOne(ctx, conn, &e.Deletion, lock)
+}
+
+// acquire takes a connection of a pool that other principals need, too: each may have two.
+func (p *Plants) acquire(ctx context.Context, pool *pgxpool.Pool, d *plant.Deletion) (conn *pgx.Conn, release func(), err error) {
+	half := half{pool, d.Principal, d.Plant & 1}
+	if !p.halves.lock(ctx, half) {
+		return nil, nil, ctx.Err()
+	}
+	c, err := pool.Acquire(ctx)
+	if err != nil {
+		p.halves.unlock(half)
+		return nil, nil, err
+	}
+	return c.Conn(), func() {
+		c.Release()
+		p.halves.unlock(half)
+	}, nil
+}
+
+// A half is one of the two connections of a pool that a principal may have.
+type half struct {
+	pool      *pgxpool.Pool
+	principal string
+	odd       plant.ID
 }
 
 // often is how soon after a refusal another one counts as often: to take both out of their
@@ -346,7 +361,9 @@ func (e *execution) noteFailure(m meaning, err error) {
 // notAcquired is what an error of Acquire means: all connections were in use, or none could
 // be made. Nothing was sent.
 func notAcquired(err error) meaning {
-	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok || !errors.Is(err, context.DeadlineExceeded) {
+	_, refused := errors.AsType[*pgconn.ConnectError](err)
+	waited := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+	if refused || !waited {
 		return unreachable
 	}
 	return busy

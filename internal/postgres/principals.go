@@ -143,7 +143,8 @@ func RevokeTokens(ctx context.Context, conn *pgx.Conn, name string) (revoked int
 }
 
 // SetBudget sets a principal's deletion budget, or removes it if it is zero: a principal of
-// JWTs then has the service's default. What was used of the period counts. A principal of
+// JWTs then has the service's default. What was used of the period counts, unless the new
+// period is shorter than what is left of it. A principal of
 // JWTs need not exist; for others SetBudget returns ErrNoPrincipal.
 func SetBudget(ctx context.Context, conn *pgx.Conn, name string, budget plant.Budget) error {
 	return inTx(ctx, conn, func(tx pgx.Tx) error {
@@ -168,8 +169,7 @@ func setBudget(ctx context.Context, tx pgx.Tx, name string, budget plant.Budget)
 // ResetBudget lets a principal use its whole budget again. It returns ErrNoPrincipal.
 func ResetBudget(ctx context.Context, conn *pgx.Conn, name string) error {
 	return inTx(ctx, conn, func(tx pgx.Tx) error {
-		// Setting the budget, too, makes services read it again and forget that it was used up.
-		tag, err := tx.Exec(ctx, `UPDATE plantstore.principals SET budget = budget, budget_used = 0, budget_resets_at = '-infinity' WHERE name = $1`, name)
+		tag, err := tx.Exec(ctx, `UPDATE plantstore.principals SET budget_used = 0, budget_resets_at = '-infinity' WHERE name = $1`, name)
 		if err == nil && tag.RowsAffected() == 0 {
 			return ErrNoPrincipal
 		}

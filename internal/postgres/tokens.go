@@ -26,7 +26,7 @@ type Tokens struct {
 
 // A snapshot is what the database had when it was last confirmed.
 type snapshot struct {
-	version   int64
+	version   [16]byte
 	tokens    map[auth.Digest]*knownToken
 	confirmed time.Time
 }
@@ -167,7 +167,7 @@ func (t *Tokens) read(ctx context.Context) (*snapshot, error) {
 	}
 	defer conn.Release()
 	old := t.snapshot.Load()
-	var version int64
+	var version [16]byte
 	if err := conn.QueryRow(ctx, `SELECT version FROM plantstore.tokens_version`).Scan(&version); err != nil {
 		return nil, err
 	}

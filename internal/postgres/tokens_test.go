@@ -92,7 +92,7 @@ func TestTokensAreFollowed(t *testing.T) {
 func TestATokenExpires(t *testing.T) {
 	t.Parallel()
 	withTokens(t, pgtest.Shared(t), func(t *testing.T, db *DB, l *link, owner *pgx.Conn) {
-		expires := time.Now().Add(time.Hour)
+		expires := time.Now().Add(time.Minute)
 		token := create(t, owner, name(t), expires, plant.Budget{})
 		authenticate(t, db, "new", token, oneLook, nil)
 		time.Sleep(time.Until(expires) - time.Second)

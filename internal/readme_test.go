@@ -185,13 +185,11 @@ func TestEveryPackageIsInTheArchitecture(t *testing.T) {
 
 func TestManualHasTheChecksOfDoctor(t *testing.T) {
 	t.Parallel()
-	var want, got [][]string
+	var want [][]string
 	for _, c := range doctor.Checks() {
 		want = append(want, []string{c.Name, c.About})
 	}
-	for _, row := range readme.Table(t, "migrations/README.md", "check") {
-		got = append(got, row)
-	}
+	got := readme.Table(t, "migrations/README.md", "check")
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("checks of doctor (-code +migrations/README.md):\n%s", diff)
 	}

@@ -36,8 +36,8 @@ const (
 	RETURNING id`
 )
 
-// mostTogether limits a batch.
-const mostTogether = 256
+// maxBatch limits a batch.
+const maxBatch = 256
 
 // A batchItem is one deletion on its way through a batch.
 type batchItem struct {
@@ -61,13 +61,13 @@ type batcher struct {
 	db    *DB
 	slots int // batches that may be under way
 
-	mu      sync.Mutex
-	queue   []*batchItem
-	running int           // batches under way
-	began   time.Time     // when the newest of them began
-	usual   time.Duration // how long a batch takes, on average
-	timer   *time.Timer   // begins the next batch where the newest is late
-	armed   bool
+	mu           sync.Mutex
+	queue        []*batchItem
+	running      int           // batches under way
+	began        time.Time     // when the newest of them began
+	meanDuration time.Duration // how long a batch takes, on average
+	timer        *time.Timer   // begins the next batch where the newest is late
+	armed        bool
 }
 
 func newBatcher(db *DB) *batcher {
@@ -127,8 +127,8 @@ func (b *batcher) mayBegin(now time.Time) bool {
 // as the database usually works on one, as two that work at the same time gain nothing; and
 // an eighth of the way to the database and back, so that its length costs a request little.
 func (b *batcher) spacing() time.Duration {
-	way := time.Duration(b.db.roundTrip.Load())
-	return max(way/8, 2*(b.usual-way), time.Millisecond/8)
+	roundTrip := time.Duration(b.db.roundTrip.Load())
+	return max(roundTrip/8, 2*(b.meanDuration-roundTrip), time.Millisecond/8)
 }
 
 // late begins the next batch where the newest is still under way.
@@ -159,7 +159,7 @@ func (b *batcher) run() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if clean && len(items) > 0 {
-		b.usual += (time.Since(began) - b.usual) / 8
+		b.meanDuration += (time.Since(began) - b.meanDuration) / 8
 	}
 	if len(b.queue) == 0 {
 		b.running--
@@ -174,7 +174,7 @@ func (b *batcher) run() {
 
 // take removes the next batch from the queue.
 func (b *batcher) take() []*batchItem {
-	n := min(len(b.queue), mostTogether)
+	n := min(len(b.queue), maxBatch)
 	items := b.queue[:n:n]
 	b.queue = b.queue[n:]
 	return items

@@ -181,7 +181,7 @@ func TestRequestsThatEnd(t *testing.T) {
 			first := s.plant(t, 4)
 			for n := range plant.ID(4) {
 				if c.apart {
-					s.apart.add(first+n, struct{}{}, time.Now().Add(time.Hour))
+					s.slow.add(first+n, struct{}{}, time.Now().Add(time.Hour))
 				}
 			}
 			pid, release := holder(t, pgtest.Shared(t), `SELECT FROM public.plants WHERE id BETWEEN $1 AND $1 + 3 FOR UPDATE`, int64(first))

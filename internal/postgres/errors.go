@@ -25,7 +25,7 @@ const (
 	deleted       meaning = iota
 	missing               // no row was deleted, and there was no error
 	conflict              // an outcome of the key is recorded
-	unasked               // the batch would delete a plant that none of it asked for
+	unexpectedRow         // the batch would delete a plant that none of it asked for
 	referenced            // rows of a table refer to the plant
 	refused               // a rule of the store's keeps the plant
 	overBudget            // the principal's budget is used up
@@ -38,7 +38,7 @@ const (
 )
 
 // reasons are the labels and log words of attempts that did not bring an outcome.
-var reasons = [...]string{conflict: "conflict", unasked: "unasked", referenced: "referenced", refused: "refused", overBudget: "over_budget",
+var reasons = [...]string{conflict: "conflict", unexpectedRow: "unexpected_row", referenced: "referenced", refused: "refused", overBudget: "over_budget",
 	busy: "busy", batchBusy: "batch_busy", unreachable: "unreachable", lost: "lost", misconfigured: "misconfigured",
 	overloaded: ""} // nothing was tried
 
@@ -57,7 +57,7 @@ func classify(err error) meaning {
 	case pg.Code == uniqueViolation && ledger: // its sequence is behind, as after a logical failover
 		return misconfigured
 	case pg.Code == notNullViolation && ledger:
-		return unasked
+		return unexpectedRow
 	case pg.Code == foreignKeyViolation || pg.Code == restrictViolation:
 		return referenced
 	case pg.Code == budgetUsedUp:

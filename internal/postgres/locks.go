@@ -70,8 +70,8 @@ type timed[V any] struct {
 	until time.Time
 }
 
-// mostRecent limits how many keys are remembered. What is not remembered is learned again.
-const mostRecent = 10_000
+// maxRecent limits how many keys are remembered. What is not remembered is learned again.
+const maxRecent = 10_000
 
 // add remembers a value, never shorter than the key already is, and returns the last value,
 // however old.
@@ -81,7 +81,7 @@ func (r *recent[K, V]) add(key K, value V, until time.Time) (last V) {
 	if r.values == nil {
 		r.values = make(map[K]timed[V])
 	}
-	if len(r.values) >= mostRecent {
+	if len(r.values) >= maxRecent {
 		now := time.Now()
 		maps.DeleteFunc(r.values, func(_ K, v timed[V]) bool { return !now.Before(v.until) })
 	}
@@ -89,7 +89,7 @@ func (r *recent[K, V]) add(key K, value V, until time.Time) (last V) {
 	if until.Before(old.until) {
 		until = old.until
 	}
-	if len(r.values) < mostRecent {
+	if len(r.values) < maxRecent {
 		r.values[key] = timed[V]{value, until}
 	}
 	return old.value

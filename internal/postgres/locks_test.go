@@ -90,16 +90,16 @@ func TestRecent(t *testing.T) {
 		}
 		time.Sleep(time.Minute - 1)
 		check(1, "b", true)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		check(1, "", false)
 		if last := r.add(1, "c", in(time.Minute)); last != "b" {
 			t.Errorf("the last value is %q; want b, though its time is over", last)
 		}
-		for n := range mostRecent + 1 {
+		for n := range maxRecent + 1 {
 			r.add(n+10, "many", in(time.Second))
 		}
 		check(1, "c", true)
-		check(mostRecent+9, "", false) // there was no room
+		check(maxRecent+9, "", false) // there was no room
 		time.Sleep(time.Second)
 		r.add(2, "d", in(time.Minute))
 		check(2, "d", true)

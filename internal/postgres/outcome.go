@@ -78,7 +78,7 @@ func (p *Plants) askOnce(ctx context.Context, d plant.Deletion, refuse any) (o o
 
 const (
 	firstPause = 10 * time.Millisecond
-	mostPause  = 500 * time.Millisecond
+	maxPause   = 500 * time.Millisecond
 )
 
 // sleep waits for a pause, which it doubles. It returns false at once if ctx would end with
@@ -91,7 +91,7 @@ func sleep(ctx context.Context, pause *time.Duration, margin time.Duration) bool
 	case <-ctx.Done():
 		return false
 	case <-time.After(*pause):
-		*pause = min(2**pause, mostPause)
+		*pause = min(2**pause, maxPause)
 		return true
 	}
 }

@@ -24,8 +24,8 @@ type Plants struct {
 	principals keyed[string]   // one deletion at a time for a principal with a budget
 	halves     keyed[half]     // two connections at a time for what a principal does outside of batches
 
-	// apart are plants that were locked or slow a moment ago. They go to the solo pool.
-	apart recent[plant.ID, struct{}]
+	// slow are plants that were locked or slow a moment ago. They go to the solo pool.
+	slow recent[plant.ID, struct{}]
 	// failing are principals some of whose deletions failed a moment ago, with when. All of
 	// theirs go alone, so that they hold up nobody else's.
 	failing recent[string, time.Time]
@@ -73,9 +73,9 @@ type execution struct {
 	*Plants
 	plant.Deletion
 	plant.Result
-	lost  bool // an attempt may be committed now or later
-	alone bool // its batch took too long, with it or another item as the reason
-	there int  // how often the plant was there although an attempt found no row
+	lost       bool // an attempt may be committed now or later
+	alone      bool // its batch took too long, with it or another item as the reason
+	stillThere int  // how often the plant was there although an attempt found no row
 }
 
 // run makes attempts until there is an outcome. While another attempt of the key may be open,
@@ -100,7 +100,7 @@ func (e *execution) run(ctx context.Context) error {
 			continue
 		case overloaded:
 			return e.fail(plant.ErrOverloaded, nil)
-		case misconfigured, unasked: // a batch of one has no row that nobody asked for
+		case misconfigured, unexpectedRow: // a batch of one has no row that nobody asked for
 			return e.fail(plant.ErrMisconfigured, err)
 		case lost:
 			e.lost = true
@@ -130,7 +130,7 @@ func (e *execution) run(ctx context.Context) error {
 		case m == overBudget:
 			return e.no(m, err)
 		case m == missing:
-			e.there++
+			e.stillThere++
 		}
 		if m != missing && !sleep(ctx, &pause, e.db.limits.margin) {
 			return e.fail(plant.ErrBusy, err)
@@ -145,7 +145,7 @@ func (e *execution) isOpen() bool { return e.lost || e.KeySent }
 // returned, or 0.
 func (e *execution) refusal(m meaning) int {
 	switch {
-	case m == missing && e.there == mostThere:
+	case m == missing && e.stillThere == maxStillThere:
 		return codeStoreRule
 	case !e.isOpen():
 		return 0
@@ -157,9 +157,9 @@ func (e *execution) refusal(m meaning) int {
 	return codeNotFound
 }
 
-// mostThere is how often a plant may be there after an attempt found no row, before that
+// maxStillThere is how often a plant may be there after an attempt found no row, before that
 // counts as a rule of the store's. It may have come back, or be locked by an attempt.
-const mostThere = 3
+const maxStillThere = 3
 
 var errTriggerOff = errors.New("the trigger record_deletion on public.plants does not run: see 'plantstore doctor'")
 
@@ -245,10 +245,10 @@ func (e *execution) attempt(ctx context.Context) (m meaning, err error) {
 			return overBudget, nil
 		}
 	}
-	_, apart := e.apart.get(e.Plant)
+	_, slow := e.slow.get(e.Plant)
 	_, failing := e.failing.get(e.Principal)
 	switch {
-	case apart:
+	case slow:
 		m, err = e.attemptSolo(ctx)
 	case e.alone || failing || e.Budget != (plant.Budget{}):
 		m, err = e.attemptAlone(ctx)
@@ -349,7 +349,7 @@ func (e *execution) noteFailure(m meaning, err error) {
 	until := now.Add(e.db.limits.recent)
 	switch m {
 	case busy:
-		e.apart.add(e.Plant, struct{}{}, until)
+		e.slow.add(e.Plant, struct{}{}, until)
 		e.failing.add(e.Principal, now, until)
 	case conflict, referenced, refused:
 		if last := e.failing.add(e.Principal, now, now); now.Sub(last) < often {

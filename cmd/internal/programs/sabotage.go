@@ -32,7 +32,7 @@ func sabotages() map[string][]edit {
 	const plants, batch, errors, db = "internal/postgres/plants.go", "internal/postgres/batch.go", "internal/postgres/errors.go", "internal/postgres/db.go"
 	return map[string][]edit{
 		ForgetLedger:    {{plants, "case o.code == codeDeleted:", "case false:"}},
-		ForgetRefusal:   {{plants, "if !e.isOpen() {", "if true {"}, {plants, "case !e.isOpen() || m == overBudget:", "case true:"}},
+		ForgetRefusal:   {{plants, "return e.lost || e.KeySent", "return false"}},
 		ForgetLost:      {{plants, "if e.lost {", "if false {"}},
 		ForgetTrigger:   {{batch, "AND tgenabled IN ('O', 'A')", ""}},
 		BelieveLost:     {{errors, "return lost", "return deleted"}},

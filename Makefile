@@ -81,8 +81,7 @@ model: ## Look for a lie in every state that the protocol of a deletion can reac
 
 chaos: ## Break everything at random for 10 minutes and check that no answer lied
 	@deploy/postgres/ensure.sh
-	@mkdir -p .bin
-	go run ./cmd/chaos -duration $(or $(DURATION),10m) -plot .bin/chaos.svg
+	go run ./cmd/chaos -duration $(or $(DURATION),10m)
 
 drill: ## Fail over, restart, migrate and upgrade a whole cluster under load; takes root and 10 minutes
 	@[ "$$(id -u)" = 0 ] || { echo "the drill makes networks of its own, which takes root: run it as root" >&2; exit 1; }

@@ -44,7 +44,8 @@ type limits struct {
 	margin                    time.Duration // left of a request when its last attempt ends
 	connect, ping, close      time.Duration
 	queue                     time.Duration // for a place among those in flight
-	recent                    time.Duration // how long a locked or slow plant keeps out of batches
+	recent, failing           time.Duration // how long a locked or slow plant, and a failing principal, keep out of batches
+	often                     time.Duration // in which three refusals make a principal fail
 	look, maxAge              time.Duration // of the tokens' snapshot: from one look to the next, and until it is stale
 	used                      time.Duration // from one note of last uses to the next
 }
@@ -54,7 +55,7 @@ var defaults = limits{
 	soloLock: time.Second, soloStatement: 15 * time.Second,
 	ask: 2 * time.Second, margin: 250 * time.Millisecond,
 	connect: 2 * time.Second, ping: 250 * time.Millisecond, close: 500 * time.Millisecond,
-	queue: 200 * time.Millisecond, recent: 5 * time.Second,
+	queue: 200 * time.Millisecond, recent: 5 * time.Second, failing: time.Second, often: 20 * time.Millisecond,
 	look: 2 * time.Second, maxAge: 5 * time.Second, used: time.Minute,
 }
 

@@ -281,3 +281,24 @@ func TestALedgerWhoseSequenceIsBehind(t *testing.T) {
 		t.Errorf("Delete = %v, and the plant is there: %t; want ErrMisconfigured, and that it is", err, s.lives(t, id+1))
 	}
 }
+
+// A principal that is often refused keeps out of the batches of others.
+func TestPrincipalsThatFail(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, pgtest.New(t))
+	first := s.plant(t, 20)
+	s.exec(t, `CREATE TABLE public.orders (plant bigint REFERENCES public.plants)`)
+	s.exec(t, `INSERT INTO public.orders SELECT i FROM generate_series($1::bigint, $1 + 9) i`, int64(first))
+	for n, c := range []struct {
+		id      plant.ID
+		failing bool
+	}{{0, false}, {10, false}, {1, false}, {2, true}, {11, true}} {
+		_, err := s.Delete(t.Context(), s.of(first+c.id, fmt.Sprint(n)))
+		if (err == nil) != (c.id >= 10) {
+			t.Fatalf("deletion %d: %v", n, err)
+		}
+		if _, got := s.failing.get(s.who); got != c.failing {
+			t.Errorf("after deletion %d: the principal is failing: %t; want %t", n, got, c.failing)
+		}
+	}
+}

@@ -22,20 +22,27 @@ type Plants struct {
 
 	plants     keyed[plant.ID] // one request for a plant at a time
 	principals keyed[string]   // one deletion at a time for a principal with a budget
-	halves     keyed[half]     // two connections at a time for what a principal does outside of batches
+	shares     keyed[share]    // a principal's connections outside of batches
+	mostShares map[*pgxpool.Pool]uint64
 
 	// slow are plants that were locked or slow a moment ago. They go to the solo pool.
 	slow recent[plant.ID, struct{}]
-	// failing are principals some of whose deletions failed a moment ago, with when. All of
-	// theirs go alone, so that they hold up nobody else's.
-	failing recent[string, time.Time]
+	// failing are principals whose deletions were locked, slow or often refused a moment ago.
+	// All of theirs go alone, so that they hold up nobody else's.
+	failing recent[string, struct{}]
+	// refusals are when a principal got its last two.
+	refusals recent[string, [2]time.Time]
 	// usedUp are principals whose budget was used up a moment ago, with when its period ends.
 	usedUp recent[string, time.Time]
 }
 
 // Plants returns the repository of plants.
 func (db *DB) Plants() *Plants {
-	return &Plants{db: db, batches: newBatcher(db), inFlight: make(chan struct{}, db.MaxInFlight)}
+	p := &Plants{db: db, batches: newBatcher(db), inFlight: make(chan struct{}, db.MaxInFlight), mostShares: make(map[*pgxpool.Pool]uint64)}
+	for _, pool := range db.pools() {
+		p.mostShares[pool] = max(2, uint64(pool.Config().MaxConns)/3)
+	}
+	return p
 }
 
 // Delete deletes one plant once, and returns when the commit is durable. It retries until
@@ -255,7 +262,7 @@ func (e *execution) attempt(ctx context.Context) (m meaning, err error) {
 	default:
 		m, err = e.attemptInBatch(ctx)
 	}
-	e.noteFailure(m, err)
+	e.note(m, err)
 	e.Attempts++
 	if reason := reasons[m]; reason != "" {
 		e.db.metrics.failed[m].Inc()
@@ -312,48 +319,47 @@ func (e *execution) deleteOn(ctx context.Context, pool *pgxpool.Pool, timeout, l
 	return deleteOne(ctx, conn, &e.Deletion, lock)
 }
 
-// acquire takes a connection of a pool that other principals need, too: each may have two.
+// acquire takes a connection of a pool that other principals need, too: each may have a
+// third, but at least two.
 func (p *Plants) acquire(ctx context.Context, pool *pgxpool.Pool, d *plant.Deletion) (conn *pgx.Conn, release func(), err error) {
-	half := half{pool, d.Principal, d.Plant & 1}
-	if !p.halves.lock(ctx, half) {
+	share := share{pool, d.Principal, uint64(d.Plant) % p.mostShares[pool]}
+	if !p.shares.lock(ctx, share) {
 		return nil, nil, ctx.Err()
 	}
 	c, err := pool.Acquire(ctx)
 	if err != nil {
-		p.halves.unlock(half)
+		p.shares.unlock(share)
 		return nil, nil, err
 	}
 	return c.Conn(), func() {
 		c.Release()
-		p.halves.unlock(half)
+		p.shares.unlock(share)
 	}, nil
 }
 
-// A half is one of the two connections of a pool that a principal may have.
-type half struct {
+// A share is one of the connections of a pool that a principal may have at a time.
+type share struct {
 	pool      *pgxpool.Pool
 	principal string
-	odd       plant.ID
+	number    uint64
 }
 
-// often is how soon after a refusal another one counts as often: to take both out of their
-// batches costs about as much as to have no batches.
-const often = 50 * time.Millisecond
-
-// noteFailure remembers what would hold up the deletions of others.
-func (e *execution) noteFailure(m meaning, err error) {
+// note remembers what would hold up the deletions of others. Three refusals in a short time
+// are often: to take each out of its batch costs more than to have no batches.
+func (e *execution) note(m meaning, err error) {
 	if _, ok := errors.AsType[*pgconn.PgError](err); !ok {
 		return // the database did not say so
 	}
 	now := time.Now()
-	until := now.Add(e.db.limits.recent)
 	switch m {
 	case busy:
-		e.slow.add(e.Plant, struct{}{}, until)
-		e.failing.add(e.Principal, now, until)
+		e.slow.add(e.Plant, struct{}{}, now.Add(e.db.limits.recent))
+		e.failing.add(e.Principal, struct{}{}, now.Add(e.db.limits.failing))
 	case conflict, referenced, refused:
-		if last := e.failing.add(e.Principal, now, now); now.Sub(last) < often {
-			e.failing.add(e.Principal, now, until)
+		last, _ := e.refusals.get(e.Principal)
+		e.refusals.add(e.Principal, [2]time.Time{last[1], now}, now.Add(e.db.limits.often))
+		if now.Sub(last[0]) < e.db.limits.often {
+			e.failing.add(e.Principal, struct{}{}, now.Add(e.db.limits.failing))
 		}
 	}
 }

@@ -52,6 +52,9 @@ func (db *DB) Ready(ctx context.Context, versions []int64) error {
 	if len(missing) > 0 {
 		return &NotReadyError{SchemaBehind, fmt.Sprintf("migrations %v are missing: apply them with 'plantstore migrate up'", missing)}
 	}
+	if _, err := conn.Exec(ctx, `SELECT FROM (`+readTokens+`) t LIMIT 0`); err != nil {
+		return db.notReady(err)
+	}
 	var problems []string
 	if err := conn.QueryRow(ctx, `SELECT ARRAY(
 		SELECT unfit FROM plantstore.unfit()

@@ -33,6 +33,7 @@ func TestReady(t *testing.T) {
 		{"unfit", `ALTER TABLE public.plants ENABLE ROW LEVEL SECURITY`, `ALTER TABLE public.plants DISABLE ROW LEVEL SECURITY`, "row level security"},
 		{"right to delete", `REVOKE DELETE ON public.plants FROM plantstore_app`, `GRANT DELETE ON public.plants TO plantstore_app`, "plantstore_app may not delete"},
 		{"right to look", `REVOKE USAGE ON SCHEMA plantstore FROM plantstore_app`, `GRANT USAGE ON SCHEMA plantstore TO plantstore_app`, "permission denied"},
+		{"right to read tokens", `REVOKE SELECT ON plantstore.tokens FROM plantstore_app`, `GRANT SELECT ON plantstore.tokens TO plantstore_app`, "permission denied"},
 		{"renamed", `ALTER TABLE public.plants RENAME TO herbs`, `ALTER TABLE public.herbs RENAME TO plants`, "public.plants does not exist"},
 	} {
 		s.exec(t, c.do)

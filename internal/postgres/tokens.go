@@ -160,6 +160,12 @@ func (t *Tokens) look(ctx context.Context) error {
 	return nil
 }
 
+// readTokens reads all tokens and their version, one row with nulls if there is none.
+const readTokens = `SELECT v.version, t.id, t.digest, t.principal, t.scopes, t.expires_at, coalesce(p.budget, 0),
+		coalesce(extract(epoch FROM p.budget_period)::float8, 0)
+	FROM plantstore.tokens_version v LEFT JOIN plantstore.tokens t ON t.revoked_at IS NULL AND (t.expires_at > now()) IS NOT FALSE
+		LEFT JOIN plantstore.principals p ON p.name = t.principal`
+
 func (t *Tokens) read(ctx context.Context) (*snapshot, error) {
 	conn, err := t.db.control.Acquire(ctx)
 	if err != nil {
@@ -175,10 +181,7 @@ func (t *Tokens) read(ctx context.Context) (*snapshot, error) {
 		return &snapshot{version: version, tokens: old.tokens}, nil
 	}
 	// One statement has one view of the version and the tokens.
-	rows, err := conn.Query(ctx, `SELECT v.version, t.id, t.digest, t.principal, t.scopes, t.expires_at, coalesce(p.budget, 0),
-			coalesce(extract(epoch FROM p.budget_period)::float8, 0)
-		FROM plantstore.tokens_version v LEFT JOIN plantstore.tokens t ON t.revoked_at IS NULL AND (t.expires_at > now()) IS NOT FALSE
-			LEFT JOIN plantstore.principals p ON p.name = t.principal`)
+	rows, err := conn.Query(ctx, readTokens)
 	if err != nil {
 		return nil, err
 	}

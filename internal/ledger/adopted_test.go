@@ -1,0 +1,173 @@
+package ledger_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"plantstore/internal/ledger"
+	"plantstore/internal/migrate"
+	"plantstore/internal/pgtest"
+)
+
+// table returns the SQL of a table with these columns beside its id, and of its rows.
+func table(columns string, rows ...string) string {
+	sql := `CREATE TABLE public.plants (id bigint PRIMARY KEY, ` + columns + `)`
+	for i, row := range rows {
+		sql += fmt.Sprintf(`; INSERT INTO public.plants VALUES (%d, %s)`, i+1, row)
+	}
+	return sql
+}
+
+// list1 returns n texts after commas; each is format with its number.
+func numbered(n int, format string) string {
+	parts := make([]string, n)
+	for i := range parts {
+		parts[i] = fmt.Sprintf(format, i)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Tables of the kinds that stores have are adopted and come back exactly, or are refused
+// with the reason.
+func TestAdoptedTables(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Empty(t)
+	super, deleter, owner := pgtest.Connect(t, db.Super), pgtest.Connect(t, db.Super), pgtest.Connect(t, db.Owner)
+	version := value[int](t, super, `SELECT current_setting('server_version_num')::int / 10000`)
+	extensions := value[[]string](t, super, `SELECT array_agg(name::text) FROM pg_available_extensions`)
+	const odd = `SET datestyle = 'German, DMY'; SET intervalstyle = 'iso_8601'; SET extra_float_digits = 0; SET bytea_output = 'escape';
+		SET timezone = 'Asia/Kathmandu'; SET xmloption = 'document'; SET array_nulls = off; SET quote_all_identifiers = on; SET search_path = store`
+	execute(t, deleter, odd)
+	execute(t, owner, odd)
+	for _, test := range []struct {
+		name, sql string
+		refused   string // "public.plants" and this is why the table can't be adopted
+		since     int    // the version of PostgreSQL that it needs
+		extension string // the extension that it needs
+	}{
+		// Names
+		{name: "blanks and quotes in names", sql: table(`"a b" text, " " text, "it's" text, "say ""hi""" text, "a,b" text, "(a)" text`,
+			`'1', '2', '3', '4', '5', '6'`, `NULL, '', ' ', '"', ',', '()'`, `'it''s', '\', '\\', 'null', 'NULL', E'\t\r\n'`)},
+		{name: "backslashes and control characters in names", sql: table(`"\" text, "\u00e4" text, "\""\" text, "a`+"\n\t\x01"+`b" text, "{}" text, "$1" text, "%s%d" text`,
+			`'1', '2', '3', '4', '5', '6', '7'`)},
+		{name: "keywords as names", sql: table(`"select" int, "from" int, "table" int, "order" int, "user" text, "primary" int, "null" text, "default" int, "current_user" text`,
+			`1, 2, 3, 4, '5', 6, '7', 8, '9'`)},
+		{name: "unicode and upper case in names", sql: table(`"Größe" int, "名前" text, "🌱" text, "ID" int, "Id" int, "NAME" text, name text, "ä" text, U&"a\0308" text`,
+			`1, '木', '🌱', 2, 3, 'N', 'n', 'one', 'two'`)},
+		{name: "names of the trigger's variables", sql: table(`g date, plant interval, principal text, key float8, request bytea, code int, at timestamptz, gone money, asked text, attempt int`,
+			`'2026-12-31', '1 day -1:00', 'p', 0.1, '\x00ff', 7, '2026-07-01 12:00Z', 1.5, '{{1},{a}}', 1`)},
+		{name: "names of a restore's aliases", sql: table(`a int, d date, e int, i int, p int, r int, s0 int, c0 text, c1 date, v int, was text, "read" text, now date, "values" int`,
+			`1, '2026-12-31', 2, 3, 4, 5, 6, '7', '2026-07-01', 8, '9', '10', '2026-01-01', 11`)},
+		{name: "names of the ledger's columns", sql: table(`deleted_at timestamptz, deleted_by text, types regtype[], restored_at date, refused int`,
+			`'2026-07-01Z', 'me', '{int,"char"}', '2026-07-01', 3`)},
+		{name: "names of 63 bytes", sql: table(`"`+strings.Repeat("x", 62)+`1" int, "`+strings.Repeat("x", 62)+`2" int, "`+strings.Repeat("ü", 31)+`" int`, `1, 2, 3`)},
+
+		// Types
+		{name: "integers and booleans", sql: table(`a int2, b int4, c int8, d bool, e oid`, `-32768, -2147483648, -9223372036854775808, false, 4294967295`, `32767, 2147483647, 9223372036854775807, true, 0`)},
+		{name: "floats", sql: table(`a float4, b float8`, `'-0', '-0'`, `'NaN', '-Infinity'`, `1.1754944e-38, 5e-324`, `0.1, 0.30000000000000004`, `3.4028235e38, 1.7976931348623157e308`)},
+		{name: "numerics", sql: table(`a numeric, b numeric(9,3), c numeric(3,-2), d numeric(2,5)`, `'NaN', 'NaN', NULL, NULL`, `'Infinity', 1.1, 12300, 0.00012`, `1.1000, '-0', 0, 0`, `1e-300, 999999.999, -99900, -0.00099`,
+			`'`+strings.Repeat("9", 1000)+`.`+strings.Repeat("1", 1000)+`', 0, 0, 0`)},
+		{name: "money", sql: table(`a money, b money[]`, `-92233720368547758.08, '{1.5,NULL,-0.01}'`)},
+		{name: "characters", sql: table(`a text, b varchar(20), c char(6), d bpchar, e "char", f name, g text COLLATE "C"`, `'', '', '', '', '', '', ''`, `' a ', 'two ', 'ab', 'ab   ', 'x', 'n', 'Ä'`, `'null', '"', '\', ' ', '"', '(', ')'`)},
+		{name: "bytes and bits", sql: table(`a bytea, b bit(5), c varbit, d "bit", e bit`, `'\x00ff5c27', '10110', '', '101', '1'`, `'', '00000', '1', '', '0'`, `'abc\\', NULL, NULL, NULL, NULL`)},
+		{name: "dates and times", sql: table(`a date, b timestamp, c timestamptz, d timestamptz(0), e time, f timetz, g time(3)`, `'0044-03-15 BC', '4713-01-01 BC', '2026-07-01 12:00:00.000001+05:30', 'infinity', '24:00', '12:30:00.5-07:30', '1:02:03.4567'`,
+			`'-infinity', 'infinity', '-infinity', '1800-01-01', '00:00', '00:00+15:59:59', NULL`, `'5874897-12-31', '294276-12-31 23:59:59.999999', '1900-01-01', NULL, NULL, NULL, NULL`)},
+		{name: "intervals", sql: table(`a interval, b interval year to month, c interval day to second (2)`, `'1 year -2 days +03:04:05.000006', '1-2', '-3 days -04:05:06.07'`, `'-1-2 +3 -4:05:06', '0', 'P1DT2H'`, `'178000000 years', NULL, '0'`)},
+		{name: "infinite intervals", since: 17, sql: table(`a interval, b interval[]`, `'infinity', '{-infinity,infinity}'`)},
+		{name: "json", sql: table(`a json, b jsonb, c jsonpath`, `'{"a": 1, "a":  2, "nul": "\u0000", "lone": "\ud800", "b": "\\u0000"}', '{"b": 1.10, "a": null, "a": "\"\\"}', '$.a[*] ? (@ > 1)'`, `' null ', 'null', 'strict $'`, `'"x"', '[]', '$'`)},
+		{name: "xml", sql: table(`a xml`, `'text <a b="c"/> &amp; more'`, `'<?xml version="1.0"?><a>ü</a>'`, `''`)},
+		{name: "text search", sql: table(`a tsvector, b tsquery`, `'a:1A ''b c'':2 ''it''''s'' "\\":3', 'a & !''b c'':* <-> d:AB'`, `'', ''`)},
+		{name: "networks and uuids", sql: table(`a inet, b cidr, c macaddr, d macaddr8, e uuid`, `'10.0.0.7/8', '2001:db8::/32', '08:00:2b:01:02:03', '08:00:2b:01:02:03:04:05', '00000000-0000-0000-0000-00000000000f'`, `'::ffff:1.2.3.4/128', '0.0.0.0/0', NULL, NULL, NULL`)},
+		{name: "geometry", sql: table(`a point, b line, c lseg, d box, e path, f path, g polygon, h circle`, `'(-0,NaN)', '{1,2,3}', '[(1,2),(3,4)]', '(3,4),(1,2)', '[(1,2),(3,4)]', '((1,2),(3,4))', '((1,2),(3,0.1),(5,6))', '<(1,2),1e-300>'`)},
+		{name: "identifiers of the server's", sql: table(`a xid, b xid8, c tid, d pg_lsn, e pg_snapshot, f regclass, g regtype, h regprocedure, i regrole, j aclitem, k oidvector, l int2vector, m regconfig, n regnamespace, o refcursor, p regoperator`,
+			`'7', '18446744073709551615', '(1,2)', '16/B374D848', '10:20:10,14', 'store.other', 'store.light', 'lower(text)', 'plantstore_owner', 'plantstore_owner=r/plantstore_owner', '1 2', '3 4', 'english', 'store', 'c', '+(integer,integer)'`)},
+		{name: "arrays", sql: table(`a text[], b int[], c int[], d box[], e char(3)[], f date[][]`, `'{"a,b",NULL,"null","",a\\b,"q\"q"," "}', '[-1:0][2:3]={{1,NULL},{3,4}}', '{}', '{(3,4),(1,2);(1,1),(0,0)}', '{a,"  "}', '{{2026-12-31},{infinity}}'`, `'{{{NULL}}}', '[5:5]={1}', '[0:1]={1,2}', NULL, '{}', '{}'`)},
+		{name: "enums", sql: table(`a store.light, b store.light[]`, `'half "shade"', '{sun,"",NULL,"null"}'`, `'', '{}'`, `'null', '[0:0]={"a,b"}'`)},
+		{name: "domains", sql: `CREATE DOMAIN store.short AS varchar(5) CHECK (VALUE <> ''); CREATE DOMAIN store.filled AS text NOT NULL DEFAULT 'x'; CREATE DOMAIN store.pair AS int[] CHECK (cardinality(VALUE) = 2); ` +
+			table(`a store.short, b store.filled, c store.pair, d store.short[]`, `'ab ', '', '{1,NULL}', '{a,NULL}'`, `NULL, '(', NULL, NULL`)},
+		{name: "composites", sql: `CREATE TYPE store.inner AS ("a b" text, n numeric, t text[]); CREATE TYPE store.outer AS (i store.inner, all_of store.inner[], l store.light); CREATE DOMAIN store.sure AS store.inner CHECK ((VALUE).n > 0); ` +
+			table(`a store.inner, b store.inner[], c store.outer, d store.sure`, `ROW(E'a "b", (c)\\\n', 1.10, '{x,NULL}'), ARRAY[ROW(NULL, NULL, '{}'), NULL]::store.inner[], ROW(ROW('"', 1, '{"\""}'), ARRAY[ROW('(,)', 2, NULL)]::store.inner[], 'null'), ROW('', 0.10, NULL)`, `ROW(NULL, NULL, NULL), '{}', ROW(NULL, NULL, ''), NULL`)},
+		{name: "a row type of another table's", sql: `ALTER TABLE store.other ADD gone int, ADD note text; ALTER TABLE store.other DROP gone; ` + table(`a store.other, b store.other[]`, `ROW(1, 'a,b'), ARRAY[ROW(2, '"'), NULL]::store.other[]`)},
+		{name: "ranges and multiranges", sql: `CREATE TYPE store.span AS RANGE (subtype = float8); CREATE TYPE store.names AS RANGE (subtype = text); ` + table(`a int4range, b tstzrange, c nummultirange, d store.span, e store.names, f daterange[], g datemultirange`,
+			`'[1,)', '["2026-07-01 00:00+02",infinity)', '{[1.10,2),(5,)}', '[-Infinity,1e-310)', '["a,b","c\"d"]', '{"[2026-01-01,2026-02-01)",empty}', '{}'`, `'empty', '(,)', '{}', 'empty', '["",x)', '{}', '{(,)}'`)},
+		{name: "hstore", extension: "hstore", sql: table(`a store.hstore`, `'a=>1, "b, c"=>NULL, "\""=>"NULL", ""=>""'`, `''`)},
+		{name: "citext", extension: "citext", sql: table(`a store.citext UNIQUE, b store.citext[]`, `'MiXeD', '{A,"a b"}'`)},
+
+		// Columns and sizes
+		{name: "generated columns", sql: table(`name text, shout text GENERATED ALWAYS AS (upper(name)) STORED NOT NULL, size int GENERATED ALWAYS AS (length(name)) STORED`, `'fern'`, `''`)},
+		{name: "virtual generated columns", since: 18, sql: table(`name text, shout text GENERATED ALWAYS AS (upper(name)) NOT NULL, whisper text GENERATED ALWAYS AS (lower(name)) STORED, size int GENERATED ALWAYS AS (length(name)) VIRTUAL`, `'Fern'`, `''`)},
+		{name: "identity always, and its id last", sql: `CREATE TABLE public.plants (name text, id bigint GENERATED ALWAYS AS IDENTITY (START 5) PRIMARY KEY); INSERT INTO public.plants (name) VALUES ('a'), ('b')`},
+		{name: "a second identity", sql: table(`number int GENERATED ALWAYS AS IDENTITY, name text`) + `; INSERT INTO public.plants OVERRIDING SYSTEM VALUE VALUES (-9223372036854775808, 7, 'a'), (9223372036854775807, DEFAULT, 'b')`},
+		{name: "bigserial", sql: `CREATE TABLE public.plants (id bigserial PRIMARY KEY, code serial, name text DEFAULT 'x'); INSERT INTO public.plants (name) VALUES ('a'), (NULL)`},
+		{name: "dropped columns", sql: `CREATE TABLE public.plants (gone1 int, id bigint, gone2 text, name text, gone3 date); ALTER TABLE public.plants DROP gone1, DROP gone2, DROP gone3, ADD PRIMARY KEY (id); INSERT INTO public.plants VALUES (1, 'a'); ALTER TABLE public.plants ADD late int`},
+		{name: "columns added with defaults", sql: table(`name text`, `'a'`) + `; ALTER TABLE public.plants ADD stock int NOT NULL DEFAULT 3, ADD added timestamptz DEFAULT now(), ADD "order" text DEFAULT ''; INSERT INTO public.plants VALUES (2, 'b', 4)`},
+		{name: "a key alone", sql: `CREATE TABLE public.plants (id bigint PRIMARY KEY); INSERT INTO public.plants VALUES (-1), (0), (1)`},
+		{name: "1,600 columns", sql: table(numbered(1599, `"column %d" bool DEFAULT true`), numbered(1599, `true /* %d */`), `NULL`)},
+		{name: "a row of 20 MB", sql: table(`name text, data bytea`, `repeat('Füße "🌱", \ ', 800000), decode(repeat('00ff5c27', 1000000), 'hex')`)},
+
+		// Constraints and kinds of tables
+		{name: "circular references", sql: table(`cover bigint`, `1`, `2`) + `; CREATE TABLE store.pictures (id bigint PRIMARY KEY, plant bigint REFERENCES public.plants ON DELETE SET NULL);
+			INSERT INTO store.pictures VALUES (1, 2), (2, 1); ALTER TABLE public.plants ADD FOREIGN KEY (cover) REFERENCES store.pictures`},
+		{name: "circular references that are deferred", sql: table(`cover bigint`, `1`, `2`) + `; CREATE TABLE store.pictures (id bigint PRIMARY KEY, plant bigint REFERENCES public.plants ON DELETE SET NULL DEFERRABLE INITIALLY DEFERRED);
+			INSERT INTO store.pictures VALUES (1, 2), (2, 1); ALTER TABLE public.plants ADD FOREIGN KEY (cover) REFERENCES store.pictures DEFERRABLE INITIALLY DEFERRED`},
+		{name: "references to itself", sql: table(`mother bigint REFERENCES public.plants, father bigint REFERENCES public.plants DEFERRABLE INITIALLY DEFERRED`) + `; INSERT INTO public.plants VALUES (1, 3, 2), (2, 1, 1), (3, 3, NULL)`},
+		{name: "partial, expression and exclusion indexes", sql: table(`name text, span int4range, EXCLUDE USING gist (span WITH &&), UNIQUE NULLS NOT DISTINCT (name) DEFERRABLE, CHECK (length(name) < 9)`, `'Fern', '[1,5)'`, `NULL, '[5,)'`) +
+			`; CREATE UNIQUE INDEX ON public.plants (lower(name)) WHERE name <> ''; CREATE INDEX ON public.plants USING hash (name)`},
+		{name: "a key that includes a column", sql: `CREATE TABLE public.plants (name text, id bigint, CONSTRAINT "the key" PRIMARY KEY (id) INCLUDE (name)) WITH (fillfactor = 50); INSERT INTO public.plants VALUES ('a', 1)`},
+		{name: "a typed table", sql: `CREATE TYPE store.plant AS (id bigint, name text); CREATE TABLE public.plants OF store.plant (PRIMARY KEY (id)); INSERT INTO public.plants VALUES (1, 'a')`},
+		{name: "published with its whole rows", sql: table(`name text`, `'a'`) + `; ALTER TABLE public.plants REPLICA IDENTITY FULL`},
+
+		// Refused
+		{name: "a view", sql: `CREATE VIEW public.plants AS SELECT 1::bigint AS id`, refused: "is not an ordinary table"},
+		{name: "a partitioned table", sql: `CREATE TABLE public.plants (id bigint PRIMARY KEY) PARTITION BY HASH (id)`, refused: "is not an ordinary table"},
+		{name: "an unlogged table", sql: `CREATE UNLOGGED TABLE public.plants (id bigint PRIMARY KEY)`, refused: "is unlogged: a crash of the server would empty it"},
+		{name: "a child", sql: `CREATE TABLE store.things (id bigint); CREATE TABLE public.plants (id bigint PRIMARY KEY) INHERITS (store.things)`, refused: "is a child of another table: rows deleted through that one would leave without a record"},
+		{name: "row level security", sql: table(`name text`) + `; ALTER TABLE public.plants ENABLE ROW LEVEL SECURITY`, refused: "has row level security: a hidden plant would be answered as missing"},
+		{name: "a rule", sql: table(`name text`) + `; CREATE RULE keep AS ON DELETE TO public.plants DO INSTEAD NOTHING`, refused: "has a rule: a deletion might do something else"},
+		{name: "an integer key", sql: `CREATE TABLE public.plants (id integer PRIMARY KEY)`, refused: "has a column id that is not a bigint"},
+		{name: "a domain as key", sql: `CREATE DOMAIN store.number AS bigint; CREATE TABLE public.plants (id store.number PRIMARY KEY)`, refused: "has a column id that is not a bigint"},
+		{name: "a composite key", sql: `CREATE TABLE public.plants (id bigint, shop int, PRIMARY KEY (id, shop))`, refused: "has a primary key other than (id), or a deferrable one"},
+		{name: "a deferrable key", sql: `CREATE TABLE public.plants (id bigint PRIMARY KEY DEFERRABLE)`, refused: "has a primary key other than (id), or a deferrable one"},
+	} {
+		if version < test.since || test.extension != "" && !slices.Contains(extensions, test.extension) {
+			continue
+		}
+		t.Run(test.name, func(t *testing.T) { // one after the other, in one database
+			execute(t, super, `DROP SCHEMA IF EXISTS store CASCADE; CREATE SCHEMA store; GRANT USAGE ON SCHEMA store TO plantstore_owner; CREATE TYPE store.light AS ENUM ('sun', 'half "shade"', '', 'null', 'a,b'); CREATE TABLE store.other (n int)`)
+			if test.extension != "" {
+				execute(t, super, `CREATE EXTENSION `+test.extension+` SCHEMA store`)
+			}
+			execute(t, super, test.sql)
+			execute(t, super, `GRANT TRIGGER, SELECT, INSERT, DELETE ON public.plants TO plantstore_owner WITH GRANT OPTION`)
+			_, err := migrate.Up(t.Context(), db.Owner, migrate.Options{})
+			if test.refused == "" && err != nil {
+				t.Fatal(err)
+			}
+			if test.refused != "" {
+				if err == nil || !strings.Contains(err.Error(), "public.plants "+test.refused) {
+					t.Errorf("up: got %v, want public.plants %s", err, test.refused)
+				}
+				execute(t, super, strings.Replace(`DROP TABLE public.plants CASCADE`, "TABLE", map[bool]string{true: "VIEW", false: "TABLE"}[test.name == "a view"], 1))
+				return
+			}
+			before := image(t, super)
+			execute(t, deleter, `DELETE FROM public.plants`)
+			ids := value[[]int64](t, super, `SELECT array_agg(plant_id) FROM plantstore.deletions WHERE restored_at IS NULL`)
+			done, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: ids}, ledger.Options{})
+			if err != nil || done.Notices != nil {
+				t.Errorf("restore: got %v and notices %q, want neither", err, done.Notices)
+			}
+			if after := image(t, super); before == "" || after != before {
+				t.Errorf("rows (-before +after):\n%.9999s", cmp.Diff(before, after))
+			}
+			if _, err := migrate.Down(t.Context(), db.Owner, 3, migrate.Options{}); err != nil {
+				t.Fatal(err)
+			}
+			execute(t, super, `DELETE FROM plantstore.deletions; DROP TABLE public.plants CASCADE`)
+		})
+	}
+}

@@ -59,7 +59,7 @@ test: ## Run the tests on a real Postgres; TESTS says which, as in TESTS='-race 
 	@deploy/postgres/ensure.sh
 	@go run ./internal/pgtest/run go test -timeout 30m $(or $(TESTS),./...)
 
-nightly: ## What takes long: every fault, the alerts in a real Prometheus, the page in a browser, chaos with its sabotage
+nightly: ## What takes long: every fault, the alerts in a real Prometheus, the page in a browser, chaos
 	PLANTSTORE_TEST_EVERY_FAULT=1 $(MAKE) test TESTS='-run TestEveryFault ./internal/postgres'
 	.ci/alerts-check
 	.ci/docs-check
@@ -67,8 +67,8 @@ nightly: ## What takes long: every fault, the alerts in a real Prometheus, the p
 
 lint: ## Check format, vet, staticcheck and go.mod
 	@test -z "$$(gofmt -l .)" || { gofmt -l . ; echo "run gofmt -w on these"; exit 1; }
-	go vet ./...
-	go run $(STATICCHECK) ./...
+	go vet -tags slow ./...
+	go run $(STATICCHECK) -tags slow ./...
 	go mod tidy -diff
 
 # A number of requests, not a time: a fuzz test fails by chance when its time is

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"plantstore/internal/ledger"
 	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
@@ -22,7 +20,7 @@ func table(columns string, rows ...string) string {
 	return sql
 }
 
-// list1 returns n texts after commas; each is format with its number.
+// numbered returns a list of n items: format with the numbers from 0.
 func numbered(n int, format string) string {
 	parts := make([]string, n)
 	for i := range parts {
@@ -36,7 +34,8 @@ func numbered(n int, format string) string {
 func TestAdoptedTables(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Empty(t)
-	super, deleter, owner := pgtest.Connect(t, db.Super), pgtest.Connect(t, db.Super), pgtest.Connect(t, db.Owner)
+	super, deleter := pgtest.Connect(t, db.Super), pgtest.Connect(t, db.Super)
+	migrator, owner := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner)
 	version := value[int](t, super, `SELECT current_setting('server_version_num')::int / 10000`)
 	extensions := value[[]string](t, super, `SELECT array_agg(name::text) FROM pg_available_extensions`)
 	const odd = `SET datestyle = 'German, DMY'; SET intervalstyle = 'iso_8601'; SET extra_float_digits = 0; SET bytea_output = 'escape';
@@ -46,8 +45,8 @@ func TestAdoptedTables(t *testing.T) {
 	for _, test := range []struct {
 		name, sql string
 		refused   string // "public.plants" and this is why the table can't be adopted
-		since     int    // the version of PostgreSQL that it needs
-		extension string // the extension that it needs
+		since     int    // the oldest version of PostgreSQL that has this
+		extension string // what it needs: the case is left out where the server has no such files
 	}{
 		// Names
 		{name: "blanks and quotes in names", sql: table(`"a b" text, " " text, "it's" text, "say ""hi""" text, "a,b" text, "(a)" text`,
@@ -79,7 +78,7 @@ func TestAdoptedTables(t *testing.T) {
 		{name: "intervals", sql: table(`a interval, b interval year to month, c interval day to second (2)`, `'1 year -2 days +03:04:05.000006', '1-2', '-3 days -04:05:06.07'`, `'-1-2 +3 -4:05:06', '0', 'P1DT2H'`, `'178000000 years', NULL, '0'`)},
 		{name: "infinite intervals", since: 17, sql: table(`a interval, b interval[]`, `'infinity', '{-infinity,infinity}'`)},
 		{name: "json", sql: table(`a json, b jsonb, c jsonpath`, `'{"a": 1, "a":  2, "nul": "\u0000", "lone": "\ud800", "b": "\\u0000"}', '{"b": 1.10, "a": null, "a": "\"\\"}', '$.a[*] ? (@ > 1)'`, `' null ', 'null', 'strict $'`, `'"x"', '[]', '$'`)},
-		{name: "xml", sql: table(`a xml`, `'text <a b="c"/> &amp; more'`, `'<?xml version="1.0"?><a>ü</a>'`, `''`)},
+		{name: "xml", sql: table(`a xml`, `'text <a b="c"/> &amp; more'`, `'<?xml version="1.0" standalone="yes"?><a>ü</a>'`, `'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>'`, `''`)},
 		{name: "text search", sql: table(`a tsvector, b tsquery`, `'a:1A ''b c'':2 ''it''''s'' "\\":3', 'a & !''b c'':* <-> d:AB'`, `'', ''`)},
 		{name: "networks and uuids", sql: table(`a inet, b cidr, c macaddr, d macaddr8, e uuid`, `'10.0.0.7/8', '2001:db8::/32', '08:00:2b:01:02:03', '08:00:2b:01:02:03:04:05', '00000000-0000-0000-0000-00000000000f'`, `'::ffff:1.2.3.4/128', '0.0.0.0/0', NULL, NULL, NULL`)},
 		{name: "geometry", sql: table(`a point, b line, c lseg, d box, e path, f path, g polygon, h circle`, `'(-0,NaN)', '{1,2,3}', '[(1,2),(3,4)]', '(3,4),(1,2)', '[(1,2),(3,4)]', '((1,2),(3,4))', '((1,2),(3,0.1),(5,6))', '<(1,2),1e-300>'`)},
@@ -107,7 +106,7 @@ func TestAdoptedTables(t *testing.T) {
 		{name: "columns added with defaults", sql: table(`name text`, `'a'`) + `; ALTER TABLE public.plants ADD stock int NOT NULL DEFAULT 3, ADD added timestamptz DEFAULT now(), ADD "order" text DEFAULT ''; INSERT INTO public.plants VALUES (2, 'b', 4)`},
 		{name: "a key alone", sql: `CREATE TABLE public.plants (id bigint PRIMARY KEY); INSERT INTO public.plants VALUES (-1), (0), (1)`},
 		{name: "1,600 columns", sql: table(numbered(1599, `"column %d" bool DEFAULT true`), numbered(1599, `true /* %d */`), `NULL`)},
-		{name: "a row of 20 MB", sql: table(`name text, data bytea`, `repeat('Füße "🌱", \ ', 800000), decode(repeat('00ff5c27', 1000000), 'hex')`)},
+		{name: "a row of 20 MB", sql: table(`name text, data bytea`, `repeat('Füße "🌱", \ ', 900000), decode(repeat('00ff5c27', 1200000), 'hex')`)},
 
 		// Constraints and kinds of tables
 		{name: "circular references", sql: table(`cover bigint`, `1`, `2`) + `; CREATE TABLE store.pictures (id bigint PRIMARY KEY, plant bigint REFERENCES public.plants ON DELETE SET NULL);
@@ -137,37 +136,47 @@ func TestAdoptedTables(t *testing.T) {
 			continue
 		}
 		t.Run(test.name, func(t *testing.T) { // one after the other, in one database
-			execute(t, super, `DROP SCHEMA IF EXISTS store CASCADE; CREATE SCHEMA store; GRANT USAGE ON SCHEMA store TO plantstore_owner; CREATE TYPE store.light AS ENUM ('sun', 'half "shade"', '', 'null', 'a,b'); CREATE TABLE store.other (n int)`)
+			execute(t, super, `DROP SCHEMA IF EXISTS store, public, plantstore CASCADE; CREATE SCHEMA store; CREATE SCHEMA public; CREATE SCHEMA plantstore AUTHORIZATION plantstore_owner;
+				GRANT USAGE ON SCHEMA store, public TO plantstore_owner; CREATE TYPE store.light AS ENUM ('sun', 'half "shade"', '', 'null', 'a,b'); CREATE TABLE store.other (n int)`)
 			if test.extension != "" {
 				execute(t, super, `CREATE EXTENSION `+test.extension+` SCHEMA store`)
 			}
 			execute(t, super, test.sql)
 			execute(t, super, `GRANT TRIGGER, SELECT, INSERT, DELETE ON public.plants TO plantstore_owner WITH GRANT OPTION`)
-			_, err := migrate.Up(t.Context(), db.Owner, migrate.Options{})
-			if test.refused == "" && err != nil {
+			plan, err := migrate.Plan(t.Context(), db.Owner)
+			if err != nil {
 				t.Fatal(err)
 			}
 			if test.refused != "" {
-				if err == nil || !strings.Contains(err.Error(), "public.plants "+test.refused) {
-					t.Errorf("up: got %v, want public.plants %s", err, test.refused)
+				if !slices.Contains(plan.Problems, "public.plants "+test.refused) {
+					t.Errorf("problems: got %q, want public.plants %s", plan.Problems, test.refused)
 				}
-				execute(t, super, strings.Replace(`DROP TABLE public.plants CASCADE`, "TABLE", map[bool]string{true: "VIEW", false: "TABLE"}[test.name == "a view"], 1))
 				return
 			}
+			if len(plan.Problems) > 0 {
+				t.Fatalf("problems: got %q, want none", plan.Problems)
+			}
+			up := `CREATE TABLE plantstore.goose_db_version ();` // goose itself would take most of the test's time
+			for _, m := range plan.Pending {
+				up += m.SQL
+			}
+			execute(t, migrator, up)
 			before := image(t, super)
 			execute(t, deleter, `DELETE FROM public.plants`)
-			ids := value[[]int64](t, super, `SELECT array_agg(plant_id) FROM plantstore.deletions WHERE restored_at IS NULL`)
-			done, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: ids}, ledger.Options{})
-			if err != nil || done.Notices != nil {
-				t.Errorf("restore: got %v and notices %q, want neither", err, done.Notices)
+			gone := value[[]int64](t, super, `SELECT array_agg(plant_id) FROM plantstore.deletions`)
+			if left := image(t, super); before == "" || left != "" || len(gone) != strings.Count(before, "\n") {
+				t.Fatalf("deletions in the ledger: got %d, want one for each row of\n%.999s\nand no row left", len(gone), before)
 			}
-			if after := image(t, super); before == "" || after != before {
-				t.Errorf("rows (-before +after):\n%.9999s", cmp.Diff(before, after))
+			if done := restore(t, owner, ledger.Selection{Plants: gone}, ledger.Options{}); done.Notices != nil {
+				t.Errorf("notices: got %q, want none", done.Notices)
 			}
-			if _, err := migrate.Down(t.Context(), db.Owner, 3, migrate.Options{}); err != nil {
-				t.Fatal(err)
+			if after := image(t, super); after != before {
+				same := 0 // of the first bytes; a diff of 20 MB would take long
+				for same < min(len(before), len(after)) && before[same] == after[same] {
+					same++
+				}
+				t.Errorf("rows from byte %d on: got %.300q, want %.300q", same, after[same:], before[same:])
 			}
-			execute(t, super, `DELETE FROM plantstore.deletions; DROP TABLE public.plants CASCADE`)
 		})
 	}
 }

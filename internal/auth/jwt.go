@@ -1,8 +1,10 @@
 package auth
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -42,11 +44,15 @@ var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.ES256, jose.EdDSA}
 
 // An Issuer is an identity provider whose JWTs are accepted.
 type Issuer struct {
-	URL      string       // the "iss" of its JWTs
-	JWKS     string       // URL of its keys; empty: found by OpenID Connect discovery
-	Audience string       // the "aud" of JWTs for this service
-	Claim    string       // the claim that names the principal, such as "sub"
-	Budget   plant.Budget // of deletions, of each principal
+	URL    string       // the "iss" of its JWTs
+	JWKS   string       // URL of its keys; empty: found by OpenID Connect discovery
+	Claim  string       // the claim that names the principal, such as "sub"
+	Budget plant.Budget // of deletions, of each principal
+
+	Audiences     []string // a JWT for this service names one of them
+	AudienceClaim string   // the claim that names it; empty: "aud"
+	ScopeClaim    string   // the claim that has the scopes; empty or "scope": that or "scp"
+	Scope         string   // the scope that allows deleting plants; empty: ScopeDelete
 }
 
 // A Verifier authenticates by JWTs of one issuer (RFC 7519, 8725 and 9068).
@@ -74,6 +80,9 @@ func newVerifier(issuer Issuer, ttl time.Duration, keys *keyring) *Verifier {
 	if err != nil {
 		panic(err) // only for a size that is not positive
 	}
+	issuer.AudienceClaim = cmp.Or(issuer.AudienceClaim, "aud")
+	issuer.ScopeClaim = cmp.Or(issuer.ScopeClaim, "scope")
+	issuer.Scope = cmp.Or(issuer.Scope, ScopeDelete)
 	v := &Verifier{issuer: issuer, ttl: ttl, keys: keys, remembered: remembered}
 	v.keys.get(true)
 	return v
@@ -97,14 +106,40 @@ func (v *Verifier) Authenticate(ctx context.Context, token string) (Principal, e
 	return principal, nil
 }
 
-// rejected returns ErrInvalidToken with a reason, which has nothing of the token.
-func rejected(reason string) error { return fmt.Errorf("%w: JWT: %s", ErrInvalidToken, reason) }
+// rejected returns ErrInvalidToken with a reason for the log, which has at most single
+// claims of the token.
+func rejected(format string, args ...any) error {
+	return fmt.Errorf("%w: JWT: %s", ErrInvalidToken, fmt.Sprintf(format, args...))
+}
+
+// maxShown limits what is logged of a claim, in bytes.
+const maxShown = 200
+
+// shown returns a claim, or a value of the header, for the log.
+func shown(claim any) string {
+	if claim == nil {
+		return "none"
+	}
+	text, err := json.Marshal(claim)
+	switch {
+	case err != nil:
+		return "what can't be shown"
+	case HasToken(string(text)):
+		return "a token"
+	case len(text) > maxShown:
+		return strings.ToValidUTF8(string(text[:maxShown]), "") + "..."
+	}
+	return string(text)
+}
 
 // verify checks the claims first, which costs neither arithmetic nor a fetch of keys.
 func (v *Verifier) verify(ctx context.Context, token string, now time.Time) (_ Principal, expires time.Time, _ error) {
 	parsed, err := jwt.ParseSigned(token, algorithms)
+	if e, ok := errors.AsType[*jose.ErrUnexpectedSignatureAlgorithm](err); ok {
+		return Principal{}, expires, rejected("want alg RS256, ES256 or EdDSA, got %s", shown(e.Got))
+	}
 	if err != nil {
-		return Principal{}, expires, rejected("it can't be read, or is not signed with RS256, ES256 or EdDSA")
+		return Principal{}, expires, rejected("it can't be read")
 	}
 	if err := checkHeader(parsed.Headers[0]); err != nil {
 		return Principal{}, expires, err
@@ -114,18 +149,14 @@ func (v *Verifier) verify(ctx context.Context, token string, now time.Time) (_ P
 	if parsed.UnsafeClaimsWithoutVerification(&claims, &all) != nil {
 		return Principal{}, expires, rejected("its claims can't be read")
 	}
-	if claims.Expiry == nil {
-		return Principal{}, expires, rejected("it has no exp")
-	}
-	expected := jwt.Expected{Issuer: v.issuer.URL, AnyAudience: jwt.Audience{v.issuer.Audience}, Time: now}
-	if err := claims.ValidateWithLeeway(expected, leeway); err != nil {
-		return Principal{}, expires, rejected(err.Error()) // one of the library's constants
+	if err := v.checkClaims(claims, all, now); err != nil {
+		return Principal{}, expires, err
 	}
 	subject, _ := all[v.issuer.Claim].(string)
 	if !isSubject(subject) {
-		return Principal{}, expires, rejected("its claim " + v.issuer.Claim + " is not 1 to 255 printable ASCII characters")
+		return Principal{}, expires, rejected("want 1 to 255 printable ASCII characters as %s, got %s", v.issuer.Claim, shown(all[v.issuer.Claim]))
 	}
-	scopes, err := scopesOf(all)
+	scopes, err := v.scopesOf(all)
 	if err != nil {
 		return Principal{}, expires, err
 	}
@@ -136,21 +167,47 @@ func (v *Verifier) verify(ctx context.Context, token string, now time.Time) (_ P
 }
 
 // checkHeader rejects what is no access token, brings its own key along, or has critical
-// extensions.
+// extensions. Some issuers send no typ: then the audience has to tell.
 func checkHeader(h jose.Header) error {
-	typ, _ := h.ExtraHeaders[jose.HeaderType].(string)
-	switch strings.TrimPrefix(strings.ToLower(typ), "application/") {
-	case "at+jwt", "jwt":
-	default:
-		return rejected("its typ is neither at+jwt nor JWT")
+	if typ := h.ExtraHeaders[jose.HeaderType]; typ != nil {
+		text, _ := typ.(string)
+		switch strings.TrimPrefix(strings.ToLower(text), "application/") {
+		case "at+jwt", "jwt":
+		default:
+			return rejected("want typ at+jwt, JWT or none, got %s", shown(typ))
+		}
 	}
 	for _, name := range []jose.HeaderKey{"jku", "x5u", "crit"} {
 		if _, ok := h.ExtraHeaders[name]; ok {
-			return rejected("its header has " + string(name))
+			return rejected("want a header without %s", name)
 		}
 	}
 	if h.JSONWebKey != nil {
-		return rejected("its header has jwk")
+		return rejected("want a header without jwk")
+	}
+	return nil
+}
+
+// checkClaims rejects a JWT of another issuer, for another service or another time.
+func (v *Verifier) checkClaims(claims jwt.Claims, all map[string]any, now time.Time) error {
+	if claims.Issuer != v.issuer.URL {
+		return rejected("want iss %q, got %s", v.issuer.URL, shown(all["iss"]))
+	}
+	audience := all[v.issuer.AudienceClaim]
+	named, _ := texts(audience)
+	if !slices.ContainsFunc(named, func(a string) bool { return slices.Contains(v.issuer.Audiences, a) }) {
+		return rejected("want %s %q, got %s", v.issuer.AudienceClaim, v.issuer.Audiences, shown(audience))
+	}
+	// Amazon Cognito's identity tokens have no typ either.
+	if use := all["token_use"]; use != nil && use != "access" {
+		return rejected("want token_use access or none, got %s", shown(use))
+	}
+	if claims.Expiry == nil {
+		return rejected("want exp, got none")
+	}
+	if err := claims.ValidateWithLeeway(jwt.Expected{Time: now}, leeway); err != nil {
+		return rejected("want exp after %d, and nbf and iat before it; got exp %d, nbf %s, iat %s",
+			now.Unix(), *claims.Expiry, shown(all["nbf"]), shown(all["iat"]))
 	}
 	return nil
 }
@@ -177,9 +234,9 @@ func (v *Verifier) checkSignature(ctx context.Context, token *jwt.JSONWebToken) 
 	})
 	switch {
 	case err != nil && wrong:
-		return rejected("its signature is wrong")
+		return rejected("want a signature with the issuer's key %s, got another", shown(header.KeyID))
 	case errors.Is(err, errNoKey):
-		return rejected("none of the issuer's keys has signed it")
+		return rejected("want a signature with a key of the issuer's, got one with key %s", shown(header.KeyID))
 	}
 	return err
 }
@@ -195,33 +252,57 @@ func isSubject(s string) bool {
 	return len(s) >= 1 && len(s) <= maxSubject && !strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c > '~' })
 }
 
-// scopesOf reads the claim scope (RFC 9068, 2.2.3: a text, divided by blanks), or scp, which
-// some issuers send instead, as such a text or a list. Both together have to be equal.
-func scopesOf(claims map[string]any) ([]string, error) {
-	var found [][]string
-	for _, name := range []string{"scope", "scp"} {
-		switch claim := claims[name].(type) {
-		case nil:
-		case string:
-			found = append(found, strings.Fields(claim))
-		case []any:
-			list := make([]string, len(claim))
-			for i := range claim {
-				list[i], _ = claim[i].(string)
-			}
-			found = append(found, list)
-		default:
-			return nil, rejected("its claim " + name + " is neither a text nor a list")
-		}
+// scopesOf reads the claim of the scopes, as a text, divided by blanks, or a list. By
+// default it is scope (RFC 9068, 2.2.3), or scp, which some issuers send instead; both
+// together have to be equal.
+func (v *Verifier) scopesOf(claims map[string]any) ([]string, error) {
+	names := []string{v.issuer.ScopeClaim}
+	if v.issuer.ScopeClaim == "scope" {
+		names = append(names, "scp")
 	}
-	for _, scopes := range found {
-		slices.Sort(scopes)
+	var found [][]string
+	for _, name := range names {
+		scopes, ok := texts(claims[name])
+		if !ok {
+			return nil, rejected("want a text or a list as %s, got %s", name, shown(claims[name]))
+		}
+		if text, ok := claims[name].(string); ok {
+			scopes = strings.Fields(text)
+		}
+		if claims[name] != nil {
+			slices.Sort(scopes)
+			found = append(found, scopes)
+		}
 	}
 	switch {
 	case len(found) == 0:
 		return nil, nil
 	case len(found) == 2 && !slices.Equal(slices.Compact(found[0]), slices.Compact(found[1])):
-		return nil, rejected("its claims scope and scp differ")
+		return nil, rejected("want scope and scp to agree, got %s and %s", shown(claims["scope"]), shown(claims["scp"]))
 	}
-	return found[0], nil
+	scopes := found[0]
+	if v.issuer.Scope != ScopeDelete {
+		scopes = slices.DeleteFunc(scopes, func(s string) bool { return s == ScopeDelete })
+		if i := slices.Index(scopes, v.issuer.Scope); i >= 0 {
+			scopes[i] = ScopeDelete
+		}
+	}
+	return scopes, nil
+}
+
+// texts returns the texts of a claim that is a text or a list, or absent.
+func texts(claim any) (list []string, ok bool) {
+	switch claim := claim.(type) {
+	case nil:
+		return nil, true
+	case string:
+		return []string{claim}, true
+	case []any:
+		for _, element := range claim {
+			text, _ := element.(string)
+			list = append(list, text)
+		}
+		return list, true
+	}
+	return nil, false
 }

@@ -238,9 +238,9 @@ func (r *restore) compare(ctx context.Context, s *shape) error {
 	rows, _ := r.Query(ctx, fmt.Sprintf(`
 		SELECT DISTINCT ON (v.i, v.was <> v.read) v.i, v.was <> v.read, count(*) OVER (PARTITION BY v.i, v.was <> v.read), d.plant_id, `+
 		fmt.Sprintf(shown, "v.was")+`, `+fmt.Sprintf(shown, "v.now")+`
-		FROM (SELECT plant_id, literal::pg_temp.text_%[1]d AS was, literal::pg_temp.row_%[1]d AS read
-			FROM plantstore.deletions e JOIN ONLY public.plants p ON p.id = plant_id
-			WHERE e.id = ANY ($1) AND ROW(%[3]s)::text <> literal OFFSET 0) d
+		FROM (SELECT e.plant_id, e.literal::pg_temp.text_%[1]d AS was, e.literal::pg_temp.row_%[1]d AS read
+			FROM plantstore.deletions e JOIN ONLY public.plants p ON p.id = e.plant_id
+			WHERE e.id = ANY ($1) AND ROW(%[3]s)::text <> e.literal OFFSET 0) d
 		JOIN ONLY public.plants p ON p.id = d.plant_id CROSS JOIN LATERAL (VALUES %[2]s) v (i, was, read, now)
 		WHERE v.was <> v.read OR v.read <> v.now
 		ORDER BY v.i, v.was <> v.read, d.plant_id`, s.number, strings.Join(values, ", "), strings.Join(whole, ", ")), pgx.QueryExecModeExec, s.ids)

@@ -77,7 +77,7 @@ func TestLogHasOneLineForEachRequest(t *testing.T) {
 			line(409, 40901, "store_rule", map[string]any{"cause": "refused by a rule of the store: " + cause.Error()})},
 		{"a fault of ours", returning(plant.Result{}, errDriver), del(), line(500, 50000, "error", map[string]any{"level": "ERROR", "cause": errDriver.Error()})},
 		{"bad token", testConfig(), with("mallory" + secret), line(401, 40101, "invalid_token", map[string]any{"principal": nil, "cause": "invalid token: " + errDriver.Error()})},
-		{"scope missing", testConfig(), request{"DELETE", "/plants/1", []string{asBob}, ""}, line(403, 40300, "scope_missing", map[string]any{"principal": "bob"})},
+		{"scope missing", testConfig(), request{"DELETE", "/plants/1", []string{asBob}, ""}, line(403, 40300, "scope_missing", map[string]any{"principal": "bob", "cause": `scope missing: want plants:delete, got ["plants:read"]`})},
 		{"bad id", testConfig(), request{"DELETE", "/plants/%0A%FFx", []string{asAlice}, ""}, line(400, 40001, "bad_id", map[string]any{"plant_id": "\n\uFFFDx"})},
 		{"long id", testConfig(), request{"DELETE", "/plants/" + strings.Repeat("x", 3000), []string{asAlice}, ""},
 			line(400, 40001, "bad_id", map[string]any{"plant_id": strings.Repeat("x", 64) + "..."})},

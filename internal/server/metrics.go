@@ -117,6 +117,9 @@ func newMetrics(c Config, inFlight *atomic.Int64, routes []*echo.Route) *metrics
 		}
 	}
 	add(plantsRoute, http.StatusNoContent, 0)
+	if len(c.CORSOrigins) > 0 {
+		add(preflightRoute, http.StatusNoContent, 0)
+	}
 	for _, a := range catalogue {
 		route := plantsRoute
 		if a.code == codeNoRoute {

@@ -80,8 +80,15 @@ func (s *Server) call(next echo.HandlerFunc, r *requestContext) (err error) {
 			err = fmt.Errorf("panic: %v", p)
 		}
 	}()
-	if r.Request().Method == http.MethodOptions && r.Get(echo.ContextKeyHeaderAllow) != nil {
-		return errMethod // Echo's own answer is a 204, which means "deleted" here
+	if r.Request().Method == http.MethodOptions {
+		switch {
+		case s.isPreflight(r.Request()):
+			r.SetPath(preflightRoute)
+		case r.Get(echo.ContextKeyHeaderAllow) != nil:
+			return errMethod // Echo's own answer is a 204, which means "deleted" here
+		default:
+			return errNoRoute
+		}
 	}
 	return next(r)
 }
@@ -128,7 +135,8 @@ func (s *Server) log(r *requestContext, code int32, err error) {
 	if r.span != nil && r.span.SpanContext().IsSampled() {
 		attrs = append(attrs, slog.String("trace_id", r.span.SpanContext().TraceID().String()))
 	}
-	if status >= 500 || status == http.StatusUnauthorized || status == http.StatusConflict {
+	switch {
+	case status >= 500, status == http.StatusUnauthorized, status == http.StatusForbidden, status == http.StatusConflict:
 		attrs = append(attrs, slog.String("cause", err.Error()))
 	}
 	record := slog.NewRecord(now, level, "request", 0)
@@ -226,7 +234,7 @@ func (s *Server) bearer(scope string, next echo.HandlerFunc) echo.HandlerFunc {
 			return err
 		}
 		if !r.principal.Has(scope) {
-			return errScope
+			return fmt.Errorf("%w: want %s, got %q", errScope, scope, r.principal.Scopes)
 		}
 		return next(c)
 	}

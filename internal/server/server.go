@@ -37,7 +37,7 @@ type authenticator interface {
 }
 
 // Config is what a Server needs. JWTs, Metrics, Tracer, Profiles, Certificate, DrainDelay,
-// RateLimit, TrustedProxies and Build may be zero.
+// RateLimit, TrustedProxies, CORSOrigins and Build may be zero.
 type Config struct {
 	Plants plantRepository
 	Tokens authenticator
@@ -68,7 +68,9 @@ type Config struct {
 	RateLimit Rate
 	// TrustedProxies are those whose X-Forwarded-For is believed.
 	TrustedProxies []netip.Prefix
-	Build          Build
+	// CORSOrigins are those of web pages that may use this service. None: CORS is off.
+	CORSOrigins []string
+	Build       Build
 }
 
 // Build identifies the program.
@@ -112,6 +114,9 @@ const plantsRoute = "/plants/:id"
 func (s *Server) routes() *echo.Echo {
 	e := echo.New()
 	e.Use(s.observe)
+	if len(s.CORSOrigins) > 0 {
+		e.Use(s.cors())
+	}
 	// Joined once: Echo would join the middlewares of a route for each request.
 	e.DELETE(plantsRoute, s.deadline(s.bearer(auth.ScopeDelete, s.deletePlant)))
 	read := []string{http.MethodGet, http.MethodHead}

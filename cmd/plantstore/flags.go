@@ -164,6 +164,22 @@ func (n *network) UnmarshalText(text []byte) error {
 // String returns what UnmarshalText reads.
 func (n network) String() string { return netip.Prefix(n).String() }
 
+// An origin is that of a web page on the command line.
+type origin string
+
+// UnmarshalText reads an origin, as browsers send it: nothing else would ever fit.
+func (o *origin) UnmarshalText(text []byte) error {
+	s := strings.TrimSpace(string(text))
+	u, err := url.Parse(s)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || s != u.Scheme+"://"+u.Host ||
+		strings.ContainsFunc(u.Host, func(c rune) bool { return c > '~' || 'A' <= c && c <= 'Z' || c == '*' || c == '?' }) ||
+		u.Port() == map[string]string{"http": "80", "https": "443"}[u.Scheme] || strings.HasSuffix(u.Host, ":") {
+		return fmt.Errorf("%q is not an origin such as https://shop.example.com: write each one in full, in lower case, without wildcards, path and default port", s)
+	}
+	*o = origin(s)
+	return nil
+}
+
 // A logFormat is json or text.
 type logFormat string
 

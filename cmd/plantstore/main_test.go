@@ -260,6 +260,7 @@ func TestBadCommandLines(t *testing.T) {
 		database = " --database-url=host=h"
 		issuer   = database + " --oidc-issuer=https://login.example"
 		noPort   = `--addr (PLANTSTORE_ADDR) is "nowhere": listen tcp: address nowhere: missing port in address: use an address such as :8080 or 127.0.0.1:8080`
+		noOrigin = ` is not an origin such as https://shop.example.com: write each one in full, in lower case, without wildcards, path and default port`
 		noIssuer = `--oidc-issuer (PLANTSTORE_OIDC_ISSUER) is not set, but other settings of JWTs are`
 	)
 	for _, tt := range []struct {
@@ -289,16 +290,27 @@ func TestBadCommandLines(t *testing.T) {
 		{"serve --log-format=xml", 2, `--log-format: "xml" is not a log format: use json or text`},
 		{"serve --rate-limit=200/s,burst=0", 2, `--rate-limit: "200/s,burst=0" is not a rate such as 200/s, 600/m or 200/s,burst=400`},
 		{"serve --trusted-proxies=10.0.0.0/8,proxy", 2, `--trusted-proxies: "proxy" is not an address or network such as 10.0.0.7 or 10.0.0.0/8`},
+		{"serve --cors-origins=https://a.example,*", 2, `--cors-origins: "*"` + noOrigin},
+		{"serve --cors-origins=https://*.example", 2, `--cors-origins: "https://*.example"` + noOrigin},
+		{"serve --cors-origins=https://a.example/", 2, `--cors-origins: "https://a.example/"` + noOrigin},
+		{"serve --cors-origins=https://a.example:443", 2, `--cors-origins: "https://a.example:443"` + noOrigin},
+		{"serve --cors-origins=https://A.example", 2, `--cors-origins: "https://A.example"` + noOrigin},
+		{"serve --cors-origins=null", 2, `--cors-origins: "null"` + noOrigin},
 		{"serve --tls-cert=cert.pem" + database, 2, `--tls-cert (PLANTSTORE_TLS_CERT) and --tls-key (PLANTSTORE_TLS_KEY) go together: one of them is not set`},
 		{"serve --tls-cert=/nonexistent --tls-key=/nonexistent" + database, 2, `the certificate for TLS can't be read: open /nonexistent: no such file or directory`},
 		{"serve --oidc-audience=plants" + database, 2, noIssuer},
 		{"serve --oidc-budget=5/1h" + database, 2, noIssuer},
+		{"serve --oidc-audience-claim=client_id" + database, 2, noIssuer},
+		{"serve --oidc-scope-claim=roles" + database, 2, noIssuer},
+		{"serve --oidc-scope=delete" + database, 2, noIssuer},
+		{"serve --oidc-audience=a --oidc-scope-claim=" + issuer, 2, `--oidc-scope-claim (PLANTSTORE_OIDC_SCOPE_CLAIM) is "": set it, without blanks around it`},
+		{"serve --oidc-audience=a,_" + issuer, 2, `--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) has an empty name in its list: remove the comma`},
 		{"serve" + issuer, 2, `--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is "": set it, without blanks around it`},
 		{"serve --oidc-audience=a --jwks-url=http://10.0.0.1/keys" + issuer, 2, `--jwks-url (PLANTSTORE_JWKS_URL): "http://10.0.0.1/keys" is not an https URL: keys could be replaced on their way`},
 		{"serve --addr=nowhere" + database, 2, noPort},
 		{"dev --addr=nowhere", 2, noPort},
 		// Limits are inclusive, and lists may have blanks.
-		{"serve --request-timeout=10m --shutdown-timeout=10m --drain-delay=10m --rate-limit=600/m,burst=50 --trusted-proxies=10.0.0.0/8,_2001:db8::7 --addr=nowhere" + database, 2, noPort},
+		{"serve --request-timeout=10m --shutdown-timeout=10m --drain-delay=10m --rate-limit=600/m,burst=50 --trusted-proxies=10.0.0.0/8,_2001:db8::7 --cors-origins=http://localhost:5173,_https://[2001:db8::7]:8443 --addr=nowhere" + database, 2, noPort},
 		{"token create x --days=0" + database, 2, `token create: --days is 0: it must be from 1 to 36500; --no-expiry is for a token that never expires`},
 		{"token create x --days=90 --no-expiry" + database, 2, `token create: --days and --no-expiry contradict each other`},
 		{"token create x --scope=" + database, 2, `--scope is empty: the token would allow nothing`},

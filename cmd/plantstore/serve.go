@@ -29,7 +29,10 @@ type serveCommand struct {
 	TLSCert            string        `name:"tls-cert" env:"PLANTSTORE_TLS_CERT" placeholder:"FILE" help:"Certificate of the public listener with its chain, in PEM. Read again when it changes. Default: plain HTTP."`
 	TLSKey             string        `name:"tls-key" env:"PLANTSTORE_TLS_KEY" placeholder:"FILE" help:"Key of the certificate, in PEM."`
 	OIDCIssuer         string        `name:"oidc-issuer" env:"PLANTSTORE_OIDC_ISSUER" placeholder:"URL" help:"Identity provider whose JWTs are accepted beside our own tokens. Default: none are."`
-	OIDCAudience       string        `name:"oidc-audience" env:"PLANTSTORE_OIDC_AUDIENCE" help:"Audience (aud) that a JWT has to name."`
+	OIDCAudience       []string      `name:"oidc-audience" env:"PLANTSTORE_OIDC_AUDIENCE" placeholder:"NAME,..." help:"Audiences of which a JWT has to name one."`
+	OIDCAudienceClaim  string        `name:"oidc-audience-claim" env:"PLANTSTORE_OIDC_AUDIENCE_CLAIM" default:"aud" help:"Claim of a JWT that names its audience. Amazon Cognito: client_id."`
+	OIDCScopeClaim     string        `name:"oidc-scope-claim" env:"PLANTSTORE_OIDC_SCOPE_CLAIM" default:"scope" help:"Claim of a JWT that has its scopes; by default scp, too. Microsoft Entra: roles."`
+	OIDCScope          string        `name:"oidc-scope" env:"PLANTSTORE_OIDC_SCOPE" default:"plants:delete" help:"Scope of a JWT that allows deleting plants."`
 	OIDCPrincipalClaim string        `name:"oidc-principal-claim" env:"PLANTSTORE_OIDC_PRINCIPAL_CLAIM" default:"sub" help:"Claim of a JWT that names the principal."`
 	OIDCBudget         budget        `name:"oidc-budget" env:"PLANTSTORE_OIDC_BUDGET" placeholder:"N/PERIOD" help:"Deletion budget of each principal of JWTs that has none of its own, as 500/1h or 10000/7d. Default: no limit."`
 	JWKSURL            string        `name:"jwks-url" env:"PLANTSTORE_JWKS_URL" placeholder:"URL" help:"URL of the issuer's keys, https or file. Default: OpenID Connect discovery."`
@@ -50,6 +53,7 @@ type limitFlags struct {
 	MaxConnections  int           `env:"PLANTSTORE_MAX_CONNECTIONS" default:"4096" help:"Client connections open at a time. More wait."`
 	RateLimit       rateLimit     `env:"PLANTSTORE_RATE_LIMIT" placeholder:"N/s,burst=N" help:"Requests of each principal, as 200/s or 600/m,burst=50. Default: no limit."`
 	TrustedProxies  []network     `env:"PLANTSTORE_TRUSTED_PROXIES" placeholder:"NETWORK,..." help:"Addresses and networks of proxies whose X-Forwarded-For is believed. Default: none."`
+	CORSOrigins     []origin      `name:"cors-origins" env:"PLANTSTORE_CORS_ORIGINS" placeholder:"ORIGIN,..." help:"Origins of web pages that may use the service, as https://shop.example.com. Default: CORS is off."`
 	Profiles        bool          `env:"PLANTSTORE_PROFILES" help:"Serve Go's profiler, /debug/pprof/, on the operators' listener."`
 }
 
@@ -94,14 +98,23 @@ func (c *serveCommand) AfterApply(parsed *kong.Context) (err error) {
 
 func (c *serveCommand) checkIssuer() error {
 	if c.OIDCIssuer == "" {
-		if c.OIDCAudience != "" || c.JWKSURL != "" || c.OIDCPrincipalClaim != "sub" || c.OIDCBudget != (budget{}) {
+		if len(c.OIDCAudience) > 0 || c.OIDCAudienceClaim != "aud" || c.OIDCScopeClaim != "scope" || c.OIDCScope != auth.ScopeDelete ||
+			c.JWKSURL != "" || c.OIDCPrincipalClaim != "sub" || c.OIDCBudget != (budget{}) {
 			return errors.New("--oidc-issuer (PLANTSTORE_OIDC_ISSUER) is not set, but other settings of JWTs are")
 		}
 		return nil
 	}
+	for i, audience := range c.OIDCAudience {
+		if c.OIDCAudience[i] = strings.TrimSpace(audience); c.OIDCAudience[i] == "" {
+			return errors.New("--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) has an empty name in its list: remove the comma")
+		}
+	}
 	for _, s := range []struct{ name, value string }{
 		{"--oidc-issuer (PLANTSTORE_OIDC_ISSUER)", c.OIDCIssuer},
-		{"--oidc-audience (PLANTSTORE_OIDC_AUDIENCE)", c.OIDCAudience},
+		{"--oidc-audience (PLANTSTORE_OIDC_AUDIENCE)", strings.Join(c.OIDCAudience, ",")},
+		{"--oidc-audience-claim (PLANTSTORE_OIDC_AUDIENCE_CLAIM)", c.OIDCAudienceClaim},
+		{"--oidc-scope-claim (PLANTSTORE_OIDC_SCOPE_CLAIM)", c.OIDCScopeClaim},
+		{"--oidc-scope (PLANTSTORE_OIDC_SCOPE)", c.OIDCScope},
 		{"--oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM)", c.OIDCPrincipalClaim},
 	} {
 		if s.value == "" || strings.TrimSpace(s.value) != s.value {
@@ -131,8 +144,9 @@ func (c *serveCommand) Run(ctx context.Context, console *console, parsed *kong.C
 	return serve(ctx, console, service{
 		limitFlags: c.limitFlags, public: public, admin: admin, certificate: c.certificate, drainDelay: c.DrainDelay,
 		database: postgres.Config{URL: c.DatabaseURL, File: c.DatabaseURLFile, Setting: c.database.setting},
-		issuer:   auth.Issuer{URL: c.OIDCIssuer, JWKS: c.JWKSURL, Audience: c.OIDCAudience, Claim: c.OIDCPrincipalClaim, Budget: plant.Budget(c.OIDCBudget)},
-		format:   c.LogFormat, level: c.LogLevel, settings: changed(parsed),
+		issuer: auth.Issuer{URL: c.OIDCIssuer, JWKS: c.JWKSURL, Claim: c.OIDCPrincipalClaim, Budget: plant.Budget(c.OIDCBudget),
+			Audiences: c.OIDCAudience, AudienceClaim: c.OIDCAudienceClaim, ScopeClaim: c.OIDCScopeClaim, Scope: c.OIDCScope},
+		format: c.LogFormat, level: c.LogLevel, settings: changed(parsed),
 	})
 }
 
@@ -207,6 +221,9 @@ func serve(ctx context.Context, console *console, s service) error {
 	}
 	for _, n := range s.TrustedProxies {
 		config.TrustedProxies = append(config.TrustedProxies, netip.Prefix(n))
+	}
+	for _, o := range s.CORSOrigins {
+		config.CORSOrigins = append(config.CORSOrigins, string(o))
 	}
 	if s.issuer.URL != "" {
 		config.JWTs = auth.NewVerifier(s.issuer, 5*time.Second, log)

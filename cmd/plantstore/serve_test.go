@@ -135,9 +135,10 @@ func TestServeJWTs(t *testing.T) {
 	owner := pgtest.Connect(t, database.Owner)
 	execute(t, owner, `INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, 9) i`)
 	provider := authtest.New(t)
-	s := serving(t, nil, "--database-url="+database.App, "--oidc-issuer="+provider.URL, "--oidc-audience="+authtest.Audience, "--oidc-principal-claim=client_id", "--oidc-budget=1/1h")
+	s := serving(t, nil, "--database-url="+database.App, "--oidc-issuer="+provider.URL, "--oidc-audience=web, shop", "--oidc-audience-claim=client_id",
+		"--oidc-scope-claim=roles", "--oidc-scope=ours/delete", "--oidc-principal-claim=client_id", "--oidc-budget=1/1h", "--cors-origins=http://web.example")
 	s.waitFor(t, `"msg":"ready"`)
-	token := provider.Sign(t, provider.Claims("7", map[string]any{"client_id": "shop"}), nil)
+	token := provider.Sign(t, provider.Claims("7", map[string]any{"client_id": "shop", "roles": []string{"ours/delete"}}), map[string]any{"typ": nil})
 	if code, body := send(t, http.MethodDelete, s.public+"/plants/1", token); code != http.StatusNoContent {
 		t.Errorf("the first deletion: got %d %s, want 204", code, body)
 	}
@@ -147,6 +148,19 @@ func TestServeJWTs(t *testing.T) {
 	var by string
 	if err := owner.QueryRow(t.Context(), `SELECT deleted_by FROM plantstore.deletions`).Scan(&by); err != nil || by != "jwt:shop" {
 		t.Errorf("deleted by %s, %v; want jwt:shop", by, err)
+	}
+	preflight, err := http.NewRequestWithContext(t.Context(), http.MethodOptions, s.public+"/plants/1", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	preflight.Header = http.Header{"Origin": {"http://web.example"}, "Access-Control-Request-Method": {http.MethodDelete}}
+	answer, err := http.DefaultClient.Do(preflight)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer.Body.Close()
+	if got := answer.Header.Get("Access-Control-Allow-Origin"); answer.StatusCode != http.StatusNoContent || got != "http://web.example" {
+		t.Errorf("a preflight: got %d with Access-Control-Allow-Origin %q, want 204 with http://web.example", answer.StatusCode, got)
 	}
 	expecting(t, database.Owner)(0, `PRINCIPAL .*\njwt:shop +JWT +- +\S+ +- +- +default, 1 used until \S+\n`, "", "token", "list")
 }

@@ -2,7 +2,8 @@
 # Makes sure that this machine has PostgreSQL's server programs: for the service started
 # with 'make run', and for the servers that tests start for themselves, also where the
 # others come from Docker. Where there are none it installs PostgreSQL if it may (root,
-# and apt), and says so; otherwise it says in one line what to do.
+# apt, and PLANTSTORE_NO_INSTALL is not set), and says so first; otherwise it says in one
+# line what to do.
 set -eu
 
 for programs in /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /usr/local/pgsql/bin /opt/homebrew/opt/postgresql*/bin; do
@@ -11,8 +12,8 @@ done
 if command -v initdb >/dev/null || command -v pg_config >/dev/null && [ -x "$(pg_config --bindir)/initdb" ]; then
 	exit 0
 fi
-if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-	echo "no PostgreSQL on this machine: installing Debian's package 'postgresql' ..." >&2
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ -z "${PLANTSTORE_NO_INSTALL:-}" ]; then
+	echo "no PostgreSQL on this machine: apt-get now installs Debian's package 'postgresql' (with PLANTSTORE_NO_INSTALL=1 nothing is installed)" >&2
 	exec "$(dirname "$0")/../../.ci/install-packages" postgresql
 fi
 echo "no PostgreSQL on this machine: install its server programs, as with 'sudo apt-get install postgresql' or 'brew install postgresql@18', or have them fetched from Debian, as with 'make run POSTGRES=17', and try again" >&2

@@ -146,8 +146,8 @@ func (v *Verifier) verify(ctx context.Context, token string, now time.Time) (_ P
 	}
 	var claims jwt.Claims
 	var all map[string]any
-	if parsed.UnsafeClaimsWithoutVerification(&claims, &all) != nil {
-		return Principal{}, expires, rejected("its claims can't be read")
+	if err := parsed.UnsafeClaimsWithoutVerification(&claims, &all); err != nil {
+		return Principal{}, expires, rejected("its claims can't be read: %.200s", err.Error())
 	}
 	if err := v.checkClaims(claims, all, now); err != nil {
 		return Principal{}, expires, err

@@ -23,6 +23,7 @@ import (
 
 	"plantstore/internal/auth/authtest"
 	"plantstore/internal/plant"
+	"plantstore/internal/readme"
 )
 
 func newTestVerifier(p *authtest.Provider) *Verifier {
@@ -185,6 +186,104 @@ func TestBadJWTs(t *testing.T) {
 	}
 	if _, err := v.Authenticate(t.Context(), good); err != nil {
 		t.Errorf("the good JWT: %v", err)
+	}
+}
+
+// Each token has the form of its provider's, and the settings are the manual's.
+func TestJWTsOfProviders(t *testing.T) {
+	t.Parallel()
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := authtest.New(t)
+	p.Use(jose.JSONWebKey{Key: rsaKey, KeyID: "k1", Algorithm: string(jose.RS256)})
+	now, soon := time.Now().Unix(), time.Now().Add(time.Hour).Unix()
+	type object = map[string]any
+	type providersToken struct {
+		typ       any
+		claims    object
+		principal string
+	}
+	const account = "ACCOUNT@PROJECT.iam.gserviceaccount.com"
+	tokens := map[string]providersToken{
+		"Amazon Cognito": {nil, object{"sub": "plantstore", "token_use": "access", "scope": "RESOURCE/plants:read RESOURCE/plants:delete", "auth_time": now,
+			"iss": "https://cognito-idp.REGION.amazonaws.com/POOL", "exp": soon, "iat": now, "version": 2, "jti": "j", "client_id": "plantstore"}, "plantstore"},
+		"Microsoft Entra": {"JWT", object{"aud": "plantstore", "iss": "https://login.microsoftonline.com/TENANT/v2.0", "iat": now, "nbf": now, "exp": soon, "aio": "E2", "azp": "shop",
+			"azpacr": "1", "idtyp": "app", "oid": "o", "rh": "r", "roles": []string{"plants:delete"}, "sub": "o", "tid": "TENANT", "uti": "u", "ver": "2.0"}, "shop"},
+		"Auth0": {"JWT", object{"iss": "https://TENANT.auth0.com/", "sub": "shop@clients", "aud": "plantstore", "iat": now, "exp": soon, "scope": "plants:delete",
+			"gty": "client-credentials", "azp": "shop", "permissions": []string{"plants:delete"}}, "shop@clients"},
+		"Keycloak": {"JWT", object{"exp": soon, "iat": now, "jti": "trrtcc:j", "iss": "https://HOST/realms/REALM", "aud": []string{"plantstore", "account"}, "sub": "s", "typ": "Bearer",
+			"azp": "shop", "acr": "1", "realm_access": object{"roles": []string{"offline_access"}}, "scope": "profile plants:delete email",
+			"client_id": "shop", "preferred_username": "service-account-shop"}, "s"},
+		"Google service account": {"JWT", object{"iss": account, "sub": account, "aud": "plantstore", "iat": now, "exp": soon, "scope": "plants:delete"}, account},
+		"Google Identity Platform": {"JWT", object{"iss": "https://securetoken.google.com/PROJECT", "aud": "plantstore", "scope": "plants:delete", "auth_time": now, "user_id": "s", "sub": "s",
+			"iat": now, "exp": soon, "email": "a@example.com", "firebase": object{"sign_in_provider": "password"}}, "s"},
+	}
+	rows := readme.Table(t, "deploy/docs/configuration.md", "provider")
+	if len(rows) != len(tokens) {
+		t.Errorf("the manual has %d providers, want %d", len(rows), len(tokens))
+	}
+	for _, row := range rows {
+		token := tokens[row[0]]
+		v := newVerifier(Issuer{URL: row[1], Audiences: []string{"another", "plantstore"}, AudienceClaim: row[2], ScopeClaim: row[3], Scope: row[4], Claim: row[5]},
+			time.Minute, &keyring{fetch: (&source{provider: p}).fetch, log: slog.New(slog.DiscardHandler)})
+		got, err := v.Authenticate(t.Context(), p.Sign(t, token.claims, map[string]any{"typ": token.typ}))
+		if err != nil || got.Name != JWTPrefix+token.principal || !got.Has(ScopeDelete) {
+			t.Errorf("%s: principal %q with scopes %q, %v; want %q with %s", row[0], got.Name, got.Scopes, err, JWTPrefix+token.principal, ScopeDelete)
+		}
+	}
+}
+
+// The scope of another resource that is called like ours allows nothing.
+func TestScopeOfAnotherName(t *testing.T) {
+	t.Parallel()
+	p := authtest.New(t)
+	v := newVerifier(Issuer{URL: p.URL, Audiences: []string{authtest.Audience}, Claim: "sub", ScopeClaim: "roles", Scope: "ours/plants:delete"}, time.Minute,
+		&keyring{fetch: (&source{provider: p}).fetch, log: slog.New(slog.DiscardHandler)})
+	for roles, want := range map[string]bool{"ours/plants:delete": true, "plants:delete": false, "theirs/plants:delete": false, "": false} {
+		got, err := v.Authenticate(t.Context(), p.Sign(t, p.Claims("shop", map[string]any{"roles": []string{roles}, "scope": "ours/plants:delete"}), nil))
+		if err != nil || got.Has(ScopeDelete) != want {
+			t.Errorf("roles %q: scopes %q, %v; want the scope to delete: %v", roles, got.Scopes, err, want)
+		}
+	}
+}
+
+func TestCauseSaysWhatCame(t *testing.T) {
+	t.Parallel()
+	p := authtest.New(t)
+	v := newTestVerifier(p)
+	_, foreign, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := func(name string, value any) string {
+		return p.Sign(t, p.Claims("shop", map[string]any{name: value}), nil)
+	}
+	good := p.Token(t, "shop")
+	without := p.Claims("shop", nil)
+	delete(without, "aud")
+	for token, want := range map[string]string{
+		with("iss", "https://other.example"):  `want iss "` + p.URL + `", got "https://other.example"`,
+		p.Sign(t, without, nil):               `want aud ["https://plants.example"], got none`,
+		with("aud", []string{"a", "b"}):       `want aud ["https://plants.example"], got ["a","b"]`,
+		with("aud", strings.Repeat("a", 300)): `want aud ["https://plants.example"], got "` + strings.Repeat("a", 199) + `...`,
+		with("aud", good):                     `want aud ["https://plants.example"], got a token`,
+		with("token_use", "id"):               `want token_use access or none, got "id"`,
+		with("exp", nil):                      `want exp, got none`,
+		with("exp", 1000000000):               `got exp 1000000000, nbf none, iat `,
+		with("sub", ""):                       `want 1 to 255 printable ASCII characters as sub, got ""`,
+		with("sub", 7):                        `its claims can't be read: json: cannot unmarshal number`,
+		with("scope", 7):                      `want a text or a list as scope, got 7`,
+		with("scp", "a b"):                    `want scope and scp to agree, got "plants:delete" and "a b"`,
+		p.Sign(t, p.Claims("shop", nil), map[string]any{"typ": "id+jwt"}):                                                              `want typ at+jwt, JWT or none, got "id+jwt"`,
+		authtest.SignWith(t, jose.JSONWebKey{Key: foreign, KeyID: "first", Algorithm: string(jose.EdDSA)}, p.Claims("shop", nil), nil): `want a signature with the issuer's key "first", got another`,
+		authtest.SignWith(t, jose.JSONWebKey{Key: make([]byte, 32), Algorithm: string(jose.HS256)}, p.Claims("shop", nil), nil):        `want alg RS256, ES256 or EdDSA, got "HS256"`,
+	} {
+		_, err := v.Authenticate(t.Context(), token)
+		if !errors.Is(err, ErrInvalidToken) || !strings.Contains(err.Error(), want) || HasToken(err.Error()) {
+			t.Errorf("got %v, want ErrInvalidToken with %s and no token", err, want)
+		}
 	}
 }
 

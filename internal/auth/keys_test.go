@@ -70,7 +70,7 @@ func simulate(t *testing.T, test func(t *testing.T, s *source, v *Verifier)) {
 	provider := authtest.New(t)
 	synctest.Test(t, func(t *testing.T) {
 		s := &source{provider: provider}
-		v := newVerifier(Issuer{URL: provider.URL, Audience: authtest.Audience, Claim: "sub"}, ttl,
+		v := newVerifier(Issuer{URL: provider.URL, Audiences: []string{authtest.Audience}, Claim: "sub"}, ttl,
 			&keyring{fetch: s.fetch, log: slog.New(slog.DiscardHandler)})
 		time.Sleep(fetchEvery)
 		test(t, s, v)
@@ -386,7 +386,7 @@ func TestProblemsWithKeysAreLoggedOnce(t *testing.T) {
 		var log strings.Builder
 		s := &source{provider: provider}
 		s.down.Store(true)
-		v := newVerifier(Issuer{URL: provider.URL, Audience: authtest.Audience, Claim: "sub"}, ttl,
+		v := newVerifier(Issuer{URL: provider.URL, Audiences: []string{authtest.Audience}, Claim: "sub"}, ttl,
 			&keyring{fetch: s.fetch, log: slog.New(slog.NewTextHandler(&log, nil))})
 		for i := range 6 {
 			s.down.Store(i < 3)

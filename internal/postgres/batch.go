@@ -86,8 +86,10 @@ func (b *batcher) delete(ctx context.Context, d *plant.Deletion) batchResult {
 		b.began = item.came
 	}
 	b.mu.Unlock()
-	if begins {
-		go b.run() // which may take longer than ctx
+	if deadline, _ := ctx.Deadline(); begins && time.Until(deadline) > 2*b.db.limits.batch {
+		b.run() // here, which spares a lone request two changes of goroutines
+	} else if begins {
+		go b.run() // it may take longer than ctx
 	}
 	select {
 	case r := <-item.result:

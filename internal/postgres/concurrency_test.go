@@ -185,7 +185,7 @@ func TestRequestsThatEnd(t *testing.T) {
 				}
 			}
 			pid, release := holder(t, pgtest.Shared(t), `SELECT FROM public.plants WHERE id BETWEEN $1 AND $1 + 3 FOR UPDATE`, int64(first))
-			ctx, end := context.WithTimeout(t.Context(), 3*time.Hour)
+			ctx, end := context.WithTimeout(t.Context(), 90*time.Minute)
 			var all sync.WaitGroup
 			for n := range plant.ID(4) {
 				all.Go(func() {

@@ -4,6 +4,9 @@ package server
 
 import (
 	"context"
+	"fmt"
+	"io"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"strings"
@@ -15,6 +18,61 @@ import (
 	"plantstore/internal/auth"
 	"plantstore/internal/plant"
 )
+
+// browser starts Chromium, until the test is over.
+func browser(t *testing.T) context.Context {
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.NoSandbox, // root has none
+		chromedp.ExecPath("chromium-headless-shell"), chromedp.WindowSize(1200, 1600))
+	limited, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	t.Cleanup(cancel)
+	allocator, end := chromedp.NewExecAllocator(limited, options...)
+	t.Cleanup(end)
+	ctx, leave := chromedp.NewContext(allocator)
+	t.Cleanup(leave)
+	return ctx
+}
+
+// A page of an allowed origin deletes plants and reads the answers' headers; another
+// origin's can do neither.
+func TestCORSInABrowser(t *testing.T) {
+	t.Parallel()
+	page := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		io.WriteString(w, "<title>back office</title>")
+	})
+	allowed, foreign := httptest.NewServer(page), httptest.NewServer(page)
+	t.Cleanup(allowed.Close)
+	t.Cleanup(foreign.Close)
+	c := testConfig()
+	c.CORSOrigins = []string{allowed.URL}
+	deletions := make(chan plant.Deletion, 10)
+	c.Plants = fakePlants(func(_ context.Context, d plant.Deletion) (plant.Result, error) {
+		deletions <- d
+		return plant.Result{Replayed: true}, nil
+	})
+	service := httptest.NewServer(New(c).Public())
+	t.Cleanup(service.Close)
+	ctx := browser(t)
+	for _, tt := range []struct{ page, token, want string }{
+		{allowed.URL, "alice" + secret, "204 r1 true null"},
+		{allowed.URL, "mallory", `401 r1 null Bearer realm="plantstore", error="invalid_token"`},
+		{foreign.URL, "alice" + secret, "TypeError: Failed to fetch"},
+	} {
+		script := fmt.Sprintf(`fetch(%q, {method: "DELETE", headers: {"Authorization": "Bearer %s", "Idempotency-Key": "k1", "X-Request-Id": "r1"}})
+			.then(a => [a.status, ...["X-Request-Id", "Idempotency-Replayed", "WWW-Authenticate"].map(name => a.headers.get(name) ?? "null")].join(" "), String)`,
+			service.URL+"/plants/42", tt.token)
+		if err := chromedp.Do(ctx, chromedp.Navigate(tt.page)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := chromedp.Run(ctx, chromedp.Evaluate[string](script, chromedp.EvalAwaitPromise))
+		if err != nil || got != tt.want {
+			t.Errorf("a page of %s with token %s: got %q (%v), want %q", tt.page, tt.token, got, err, tt.want)
+		}
+	}
+	if got := len(deletions); got != 1 {
+		t.Errorf("%d deletions, want 1", got)
+	}
+}
 
 // A person opens the page, authorises, deletes a plant and reads the 204.
 // PLANTSTORE_TEST_SCREENSHOT names a file for a picture of it. This needs Chromium, which
@@ -30,14 +88,7 @@ func TestDocsInABrowser(t *testing.T) {
 	})
 	listener := httptest.NewServer(New(c).Public())
 	t.Cleanup(listener.Close)
-	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.NoSandbox, // root has none
-		chromedp.ExecPath("chromium-headless-shell"), chromedp.WindowSize(1200, 1600))
-	allocator, end := chromedp.NewExecAllocator(t.Context(), options...)
-	defer end()
-	limited, cancel := context.WithTimeout(allocator, 3*time.Minute)
-	defer cancel()
-	ctx, leave := chromedp.NewContext(limited)
-	defer leave()
+	ctx := browser(t)
 	do := func(what string, steps ...chromedp.Action[chromedp.Void]) {
 		t.Helper()
 		if err := chromedp.Do(ctx, steps...); err != nil {

@@ -102,7 +102,8 @@ func (p *Provider) Claims(subject string, others map[string]any) map[string]any 
 	return claims
 }
 
-// Sign issues a JWT with claims, and headers beside alg and kid.
+// Sign issues a JWT with claims, and headers beside alg, kid and typ at+jwt. A header that
+// is nil is left out.
 func (p *Provider) Sign(t testing.TB, claims, headers map[string]any) string {
 	t.Helper()
 	p.mu.Lock()
@@ -122,6 +123,10 @@ func SignWith(t testing.TB, key jose.JSONWebKey, claims any, headers map[string]
 	t.Helper()
 	options := (&jose.SignerOptions{}).WithType("at+jwt")
 	for name, value := range headers {
+		if value == nil {
+			delete(options.ExtraHeaders, jose.HeaderKey(name))
+			continue
+		}
 		options = options.WithHeader(jose.HeaderKey(name), value)
 	}
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.SignatureAlgorithm(key.Algorithm), Key: key}, options)

@@ -1,0 +1,66 @@
+package roles_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The script runs on a machine without PostgreSQL: its PATH has only what is linked here,
+// and sh -f finds no folder by a pattern. A file that was just written could not safely be
+// executed.
+func TestEnsureSaysWhatItInstalls(t *testing.T) {
+	t.Parallel()
+	top := t.TempDir()
+	if err := errors.Join(os.MkdirAll(filepath.Join(top, "deploy/postgres"), 0o755), os.Mkdir(filepath.Join(top, ".ci"), 0o755), os.Mkdir(filepath.Join(top, "bin"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	for link, program := range map[string]string{"bin/dirname": "dirname", "bin/apt-get": "false", ".ci/install-packages": "echo"} {
+		file, err := exec.LookPath(program)
+		if err == nil {
+			err = os.Symlink(file, filepath.Join(top, link))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for file, script := range map[string]string{"deploy/postgres/ensure.sh": "ensure.sh", ".ci/packages": "../../.ci/install-packages"} {
+		text, err := os.ReadFile(script)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(top, file), text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	const (
+		what   = "no PostgreSQL on this machine: "
+		advice = what + "install its server programs, as with 'sudo apt-get install postgresql'"
+	)
+	for _, tt := range []struct {
+		script, user, variable string
+		code                   int
+		want                   string // each line's beginning
+	}{
+		{"deploy/postgres/ensure.sh", "0", "", 0, what + "apt-get now installs Debian's package 'postgresql' (with PLANTSTORE_NO_INSTALL=1 nothing is installed)\npostgresql"},
+		{"deploy/postgres/ensure.sh", "0", "PLANTSTORE_NO_INSTALL=", 0, what + "apt-get now installs\npostgresql"},
+		{"deploy/postgres/ensure.sh", "0", "PLANTSTORE_NO_INSTALL=1", 1, advice},
+		{"deploy/postgres/ensure.sh", "1000", "", 1, advice},
+		{".ci/packages", "0", "PLANTSTORE_NO_INSTALL=1", 1, "PLANTSTORE_NO_INSTALL is set: install what is missing yourself, with 'sudo apt-get install jq', and try again"},
+	} {
+		command := exec.CommandContext(t.Context(), "/bin/sh", "-f", "-c", `id() { echo "$USER_ID"; }; . "$0"`, filepath.Join(top, tt.script), "jq")
+		command.Env = []string{"PATH=" + filepath.Join(top, "bin"), "USER_ID=" + tt.user, tt.variable}
+		out, _ := command.CombinedOutput()
+		got, want := strings.Split(strings.TrimSpace(string(out)), "\n"), strings.Split(tt.want, "\n")
+		ok := len(got) == len(want) && command.ProcessState.ExitCode() == tt.code
+		for i := range want {
+			ok = ok && strings.HasPrefix(got[i], want[i])
+		}
+		if !ok {
+			t.Errorf("%s as user %s with %q: got exit code %d, %q; want %d, %q", tt.script, tt.user, tt.variable, command.ProcessState.ExitCode(), out, tt.code, tt.want)
+		}
+	}
+}

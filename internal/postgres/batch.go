@@ -125,12 +125,17 @@ func (b *batcher) mayBegin(now time.Time) bool {
 	return false
 }
 
-// spacing is how long a batch is under way before the next may begin beside it: twice as long
-// as the database usually works on one, as two that work at the same time gain nothing; and
-// an eighth of the way to the database and back, so that its length costs a request little.
+// spacing is how long a batch is under way before the next may begin beside it. Where the way
+// to the database takes longer than its work, that is half of the work, so that the way is
+// never empty. Elsewhere it is twice the work: two batches that work at the same time gain
+// nothing, but one that is late must not hold up the next.
 func (b *batcher) spacing() time.Duration {
 	roundTrip := time.Duration(b.db.roundTrip.Load())
-	return max(roundTrip/8, 2*(b.meanDuration-roundTrip), time.Millisecond/8)
+	work := b.meanDuration - roundTrip
+	if roundTrip > work {
+		return max(roundTrip/8, work/2)
+	}
+	return 2 * work
 }
 
 // late begins the next batch where the newest is still under way.

@@ -10,34 +10,35 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"go.opentelemetry.io/contrib/exporters/autoexport"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// newTracer returns a provider that sends traces where OpenTelemetry's standard variables
-// say, or nil if none of them names an exporter or an endpoint. Variables that OpenTelemetry
-// rejects end the program like any bad setting. Traces that are lost are logged.
+// newTracer returns a provider that sends traces with OTLP over HTTP where OpenTelemetry's
+// standard variables say, or nil if none of them names an endpoint. Variables that are
+// rejected end the program like any bad setting. Traces that are lost are logged.
 func newTracer(ctx context.Context, log *slog.Logger) (*sdktrace.TracerProvider, error) {
-	asked := false
-	for _, name := range []string{"OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"} {
-		asked = asked || os.Getenv(name) != ""
-	}
-	if !asked || strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") {
+	asked := os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != ""
+	exporter := os.Getenv("OTEL_TRACES_EXPORTER")
+	if !asked && exporter == "" || exporter == "none" || strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") {
 		return nil, nil
+	}
+	for name, only := range map[string]string{"OTEL_TRACES_EXPORTER": "otlp",
+		"OTEL_EXPORTER_OTLP_PROTOCOL": otlpProtocol, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": otlpProtocol} {
+		if value := os.Getenv(name); value != "" && value != only {
+			return nil, &exitError{exitUsage, fmt.Errorf("%s is %q: traces are sent with %s only", name, value, only)}
+		}
 	}
 	// OpenTelemetry reports some bad variables to global handlers only.
 	var bad []error
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { bad = append(bad, err) }))
 	otel.SetLogger(logr.FromSlogHandler(messages(func(text string) { bad = append(bad, errors.New(text)) })))
-	exporter, err := autoexport.NewSpanExporter(ctx)
+	client, err := otlptracehttp.New(ctx)
 	if err = errors.Join(append(bad, err)...); err != nil {
 		return nil, &exitError{exitUsage, fmt.Errorf("OTEL_* variables: %s", strings.ReplaceAll(err.Error(), "\n", "; "))}
-	}
-	if autoexport.IsNoneSpanExporter(exporter) {
-		return nil, nil
 	}
 	// OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come last and count.
 	about, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithHost(),
@@ -49,8 +50,10 @@ func newTracer(ctx context.Context, log *slog.Logger) (*sdktrace.TracerProvider,
 	lost := func(text string) { log.Warn("traces were not sent", "cause", text) }
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { lost(err.Error()) }))
 	otel.SetLogger(logr.FromSlogHandler(messages(lost)))
-	return sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about)), nil
+	return sdktrace.NewTracerProvider(sdktrace.WithBatcher(client), sdktrace.WithResource(about)), nil
 }
+
+const otlpProtocol = "http/protobuf"
 
 // endTraces sends the last traces.
 func endTraces(ctx context.Context, log *slog.Logger, tracer *sdktrace.TracerProvider) {

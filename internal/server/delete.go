@@ -50,7 +50,9 @@ func (s *Server) deletePlant(c echo.Context) error {
 	}
 	s.metrics.deletion(r, err)
 	if err == nil {
-		return c.NoContent(http.StatusNoContent)
+		err = c.NoContent(http.StatusNoContent)
+		c.Response().Flush() // before the log is written: a lone client is answered sooner
+		return err
 	}
 	if over, ok := errors.AsType[*plant.OverBudgetError](err); ok && over.First {
 		s.Log.Warn("deletion budget used up", "principal", r.principal.Name, "until", over.Until.UTC())

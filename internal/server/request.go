@@ -37,8 +37,7 @@ type requestContext struct {
 	principal auth.Principal
 	key       string // of the deletion, once it was read
 	result    plant.Result
-	outcome   string        // of a deletion that was tried, or of the error
-	attrs     [20]slog.Attr // of its log line
+	outcome   string // of a deletion that was tried, or of the error
 }
 
 // observe gives each request its id, turns an error into an answer, and records the
@@ -105,7 +104,8 @@ func (s *Server) log(r *requestContext, code int32, err error) {
 		return
 	}
 	now := time.Now()
-	attrs := append(r.attrs[:0],
+	var space [20]slog.Attr
+	attrs := append(space[:0],
 		slog.String("method", printable(r.Request().Method)),
 		slog.String("route", routeOf(r)),
 		slog.Int("status", status),

@@ -98,6 +98,7 @@ type discard struct{ header http.Header }
 func (d discard) Header() http.Header         { return d.header }
 func (d discard) Write(b []byte) (int, error) { return len(b), nil }
 func (d discard) WriteHeader(int)             {}
+func (d discard) Flush()                      {}
 
 // A deletion allocates little, its log line included. The test is not parallel, as it
 // counts what the process allocates.

@@ -11,8 +11,10 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -64,6 +66,9 @@ func build(ctx context.Context, folder string, s Spec, edits []edit) (path strin
 func goCommand(ctx context.Context, args ...string) (string, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, "go", args...)
+	if !slices.Contains(args, "-race") {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as the Makefile builds
+	}
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(stderr.Bytes()))

@@ -46,7 +46,7 @@ type limits struct {
 	queue                     time.Duration // for a place among those in flight
 	recent, failing           time.Duration // how long a locked or slow plant, and a failing principal, keep out of batches
 	often                     time.Duration // in which three refusals make a principal fail
-	look, maxAge              time.Duration // of the tokens' snapshot: from one look to the next, and until it is stale
+	poll, maxAge              time.Duration // of the tokens' snapshot: from one poll to the next, and until it is stale
 	used                      time.Duration // from one note of last uses to the next
 }
 
@@ -56,7 +56,7 @@ var defaults = limits{
 	ask: 2 * time.Second, margin: 250 * time.Millisecond,
 	connect: 2 * time.Second, ping: 250 * time.Millisecond, close: 500 * time.Millisecond,
 	queue: 200 * time.Millisecond, recent: 5 * time.Second, failing: time.Second, often: 20 * time.Millisecond,
-	look: 2 * time.Second, maxAge: 5 * time.Second, used: time.Minute,
+	poll: 2 * time.Second, maxAge: 5 * time.Second, used: time.Minute,
 }
 
 const (

@@ -13,15 +13,15 @@ import (
 	"plantstore/internal/plant"
 )
 
-// Tokens knows all tokens from memory. It looks for changes every few seconds.
+// Tokens knows all tokens from memory. It polls for changes.
 type Tokens struct {
 	db       *DB
 	snapshot atomic.Pointer[snapshot]
 	oldest   atomic.Pointer[time.Time] // entry of the ledger
 
 	mu     sync.Mutex
-	looked chan struct{} // closed by the next look that succeeds
-	demand chan struct{} // somebody waits for a look
+	polled chan struct{} // closed by the next poll that succeeds
+	demand chan struct{} // somebody waits for a poll
 }
 
 // A snapshot is what the database had when it was last confirmed.
@@ -39,12 +39,12 @@ type knownToken struct {
 }
 
 func newTokens(db *DB) *Tokens {
-	return &Tokens{db: db, looked: make(chan struct{}), demand: make(chan struct{}, 1)}
+	return &Tokens{db: db, polled: make(chan struct{}), demand: make(chan struct{}, 1)}
 }
 
 // Authenticate returns the principal of a token. It returns auth.ErrInvalidToken for a token
-// that is unknown, revoked or expired by a look at the database that began after the call,
-// and plant.ErrUnavailable where there was no look until ctx ended.
+// that is unknown, revoked or expired by a poll that began after the call,
+// and plant.ErrUnavailable where no poll succeeded until ctx ended.
 func (t *Tokens) Authenticate(ctx context.Context, token string) (auth.Principal, error) {
 	digest, err := auth.DigestOf(token)
 	if err != nil {
@@ -53,7 +53,7 @@ func (t *Tokens) Authenticate(ctx context.Context, token string) (auth.Principal
 	came := time.Now()
 	for {
 		t.mu.Lock()
-		looked := t.looked
+		polled := t.polled
 		t.mu.Unlock()
 		if s := t.snapshot.Load(); s != nil {
 			answers := !s.confirmed.Before(came) // however long ago that is
@@ -71,7 +71,7 @@ func (t *Tokens) Authenticate(ctx context.Context, token string) (auth.Principal
 		default:
 		}
 		select {
-		case <-looked:
+		case <-polled:
 		case <-ctx.Done():
 			return auth.Principal{}, fmt.Errorf("%w: the tokens could not be read", plant.ErrUnavailable)
 		}
@@ -104,14 +104,14 @@ func (t *Tokens) oldestEntryAge() time.Duration {
 	return 0
 }
 
-// run looks for changes until ctx ends: every two seconds, or each second while somebody
+// run polls for changes until ctx ends: every two seconds, or each second while somebody
 // waits. Once a minute it notes which tokens were used.
 func (t *Tokens) run(ctx context.Context) {
 	failing := false
 	noted := time.Now()
 	for ctx.Err() == nil {
 		began := time.Now()
-		err := t.look(ctx)
+		err := t.poll(ctx)
 		if err != nil && !failing && ctx.Err() == nil {
 			t.db.Log.Warn("tokens cannot be read", "cause", Explain(err, t.db.Setting))
 		}
@@ -122,13 +122,13 @@ func (t *Tokens) run(ctx context.Context) {
 				t.db.Log.Warn("last use of tokens not noted", "cause", Explain(err, t.db.Setting))
 			}
 		}
-		if !wait(ctx, t.db.limits.look/2-time.Since(began)) {
+		if !wait(ctx, t.db.limits.poll/2-time.Since(began)) {
 			return
 		}
 		select {
 		case <-ctx.Done():
 		case <-t.demand:
-		case <-time.After(t.db.limits.look / 2):
+		case <-time.After(t.db.limits.poll / 2):
 		}
 	}
 }
@@ -142,8 +142,8 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// look confirms the snapshot or reads the tokens anew.
-func (t *Tokens) look(ctx context.Context) error {
+// poll confirms the snapshot or reads the tokens anew.
+func (t *Tokens) poll(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, t.db.limits.ask)
 	defer cancel()
 	began := time.Now()
@@ -155,8 +155,8 @@ func (t *Tokens) look(ctx context.Context) error {
 	t.snapshot.Store(s)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	close(t.looked)
-	t.looked = make(chan struct{})
+	close(t.polled)
+	t.polled = make(chan struct{})
 	return nil
 }
 

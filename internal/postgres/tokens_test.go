@@ -17,7 +17,7 @@ import (
 	"plantstore/internal/plant"
 )
 
-// withTokens runs a test in a bubble with a service that looks for tokens, and an owner's
+// withTokens runs a test in a bubble with a service that polls for tokens, and an owner's
 // connection.
 func withTokens(t *testing.T, database pgtest.Database, test func(t *testing.T, db *DB, l *link, owner *pgx.Conn)) {
 	t.Helper()
@@ -44,7 +44,7 @@ func authenticate(t *testing.T, db *DB, what, token string, within time.Duration
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
-	time.Sleep(time.Nanosecond) // a look of this very instant may be older than the token
+	time.Sleep(time.Nanosecond) // a poll of this very instant may be older than the token
 	began := time.Now()
 	p, err := db.Tokens().Authenticate(ctx, token)
 	if took := time.Since(began); !errors.Is(err, want) || took > within {
@@ -56,36 +56,36 @@ func authenticate(t *testing.T, db *DB, what, token string, within time.Duration
 // name is a principal's that no other test has.
 func name(t *testing.T) string { return fmt.Sprint("token-", pgtest.IDs(t)) }
 
-const oneLook = time.Second + time.Millisecond // looks that somebody waits for are a second apart
+const onePoll = time.Second + time.Millisecond // polls that somebody waits for are a second apart
 
 func TestTokensAreFollowed(t *testing.T) {
 	t.Parallel()
 	withTokens(t, pgtest.Shared(t), func(t *testing.T, db *DB, l *link, owner *pgx.Conn) {
-		authenticate(t, db, "unknown, and there is none", auth.NewToken(), oneLook, auth.ErrInvalidToken)
+		authenticate(t, db, "unknown, and there is none", auth.NewToken(), onePoll, auth.ErrInvalidToken)
 		budget := plant.Budget{Most: 5, Period: 90 * time.Minute}
 		name := name(t)
 		token := create(t, owner, name, time.Time{}, budget)
-		got := authenticate(t, db, "new", token, oneLook, nil)
+		got := authenticate(t, db, "new", token, onePoll, nil)
 		if diff := cmp.Diff(auth.Principal{Name: name, Scopes: []string{auth.ScopeDelete}, Budget: budget}, got); diff != "" {
 			t.Errorf("principal (-want +got):\n%s", diff)
 		}
 		authenticate(t, db, "known", token, time.Nanosecond, nil)
-		authenticate(t, db, "never issued", auth.NewToken(), oneLook, auth.ErrInvalidToken)
+		authenticate(t, db, "never issued", auth.NewToken(), onePoll, auth.ErrInvalidToken)
 		authenticate(t, db, "mistyped", token[:len(token)-1]+"_", time.Nanosecond, auth.ErrInvalidToken)
 
 		budget.Most = 7
 		if err := SetBudget(t.Context(), owner, name, budget); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(defaults.look)
+		time.Sleep(defaults.poll)
 		if got := authenticate(t, db, "budget raised", token, time.Nanosecond, nil).Budget; got != budget {
 			t.Errorf("budget %v; want %v", got, budget)
 		}
 		if _, err := RevokeTokens(t.Context(), owner, name); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(defaults.look)
-		authenticate(t, db, "revoked", token, oneLook, auth.ErrInvalidToken)
+		time.Sleep(defaults.poll)
+		authenticate(t, db, "revoked", token, onePoll, auth.ErrInvalidToken)
 	})
 }
 
@@ -94,11 +94,11 @@ func TestATokenExpires(t *testing.T) {
 	withTokens(t, pgtest.Shared(t), func(t *testing.T, db *DB, l *link, owner *pgx.Conn) {
 		expires := time.Now().Add(time.Minute)
 		token := create(t, owner, name(t), expires, plant.Budget{})
-		authenticate(t, db, "new", token, oneLook, nil)
+		authenticate(t, db, "new", token, onePoll, nil)
 		time.Sleep(time.Until(expires) - time.Second)
-		authenticate(t, db, "a second before", token, oneLook, nil)
+		authenticate(t, db, "a second before", token, onePoll, nil)
 		time.Sleep(time.Second)
-		authenticate(t, db, "expired", token, oneLook, auth.ErrInvalidToken)
+		authenticate(t, db, "expired", token, onePoll, auth.ErrInvalidToken)
 	})
 }
 
@@ -108,11 +108,11 @@ func TestTokensWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	withTokens(t, pgtest.Shared(t), func(t *testing.T, db *DB, l *link, owner *pgx.Conn) {
 		token := create(t, owner, name(t), time.Time{}, plant.Budget{})
-		authenticate(t, db, "new", token, oneLook, nil)
-		authenticate(t, db, "known", token, oneLook, nil)
+		authenticate(t, db, "new", token, onePoll, nil)
+		authenticate(t, db, "known", token, onePoll, nil)
 		l.setDown(true)
 		db.reset()
-		time.Sleep(defaults.maxAge - defaults.look)
+		time.Sleep(defaults.maxAge - defaults.poll)
 		authenticate(t, db, "known, database away for less than the snapshot's time", token, time.Nanosecond, nil)
 		authenticate(t, db, "unknown, database away", auth.NewToken(), time.Minute, plant.ErrUnavailable)
 		authenticate(t, db, "known, stale", token, time.Minute, plant.ErrUnavailable)
@@ -120,7 +120,7 @@ func TestTokensWithoutDatabase(t *testing.T) {
 			t.Errorf("the snapshot is %s old; want over two minutes", age)
 		}
 		l.setDown(false)
-		authenticate(t, db, "known, database back", token, defaults.look, nil)
+		authenticate(t, db, "known, database back", token, defaults.poll, nil)
 	})
 }
 
@@ -129,14 +129,14 @@ func TestLastUseIsNoted(t *testing.T) {
 	withTokens(t, pgtest.New(t), func(t *testing.T, db *DB, l *link, owner *pgx.Conn) {
 		used := create(t, owner, "used", time.Time{}, plant.Budget{})
 		create(t, owner, "unused", time.Time{}, plant.Budget{})
-		authenticate(t, db, "used", used, oneLook, nil)
+		authenticate(t, db, "used", used, onePoll, nil)
 		if age := db.Tokens().oldestEntryAge(); age != 0 {
 			t.Errorf("the oldest entry of an empty ledger is %s old; want 0", age)
 		}
 		if _, err := owner.Exec(t.Context(), `INSERT INTO plantstore.deletions (plant_id, deleted_by, deleted_at) VALUES (1, 'somebody', now() - interval '1 day')`); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(defaults.used + defaults.look)
+		time.Sleep(defaults.used + defaults.poll)
 		var got []string
 		if err := owner.QueryRow(t.Context(), `SELECT array_agg(principal) FROM plantstore.tokens WHERE last_used_at IS NOT NULL`).Scan(&got); err != nil {
 			t.Fatal(err)
@@ -151,9 +151,9 @@ func TestLastUseIsNoted(t *testing.T) {
 	})
 }
 
-// A process that was stopped after a look does not take its answer for stale: the token would
+// A process that was stopped after a poll does not take its answer for stale: the token would
 // be called invalid.
-func TestALookAnswersHoweverLateItIsSeen(t *testing.T) {
+func TestAPollAnswersHoweverLateItIsSeen(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		tokens := newTokens(&DB{limits: defaults})
@@ -170,7 +170,7 @@ func TestALookAnswersHoweverLateItIsSeen(t *testing.T) {
 		synctest.Wait()
 		tokens.snapshot.Store(&snapshot{confirmed: time.Now(), tokens: map[auth.Digest]*knownToken{digest: {used: new(atomic.Bool)}}})
 		time.Sleep(2 * defaults.maxAge)
-		close(tokens.looked)
+		close(tokens.polled)
 		if err := <-answer; err != nil {
 			t.Errorf("Authenticate: %v; want none", err)
 		}

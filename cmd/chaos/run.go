@@ -94,7 +94,7 @@ func run(ctx context.Context, c config) (_ *report, err error) {
 }
 
 // storm runs clients and faults for the duration, and returns when the faults are over and
-// every deletion is settled.
+// every deletion has a final answer.
 func storm(ctx context.Context, c config, crowd *witness.Crowd, injector *injector, kinds []kind) (e events, err error) {
 	asking, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()

@@ -50,7 +50,7 @@ func TestCheckerCatchesSabotage(t *testing.T) {
 			c := shortRun()
 			c.race, c.sabotage, c.duration, c.faults, c.every = false, test.sabotage, test.duration, test.faults, test.every
 			c.clients, c.tellers, c.timeout = 4, 6, time.Second
-			c.late = false // without the ledger, these would never be settled
+			c.late = false // without the ledger, these would never have a final answer
 			// A run finds dozens as a rule and, on a busy machine, perhaps none: each takes
 			// twice as long as the one before.
 			for range 5 {

@@ -173,7 +173,7 @@ func (h *hand) tired(ctx context.Context) bool { return ctx.Err() != nil || h.en
 func (h *hand) insist(ctx context.Context, key int) witness.Answer {
 	for {
 		a := h.request(ctx, key)
-		if a.Settled() || h.tired(ctx) || h.random.IntN(10) == 0 || !witness.Sleep(ctx, 20*time.Millisecond) {
+		if a.IsFinal() || h.tired(ctx) || h.random.IntN(10) == 0 || !witness.Sleep(ctx, 20*time.Millisecond) {
 			return a
 		}
 	}

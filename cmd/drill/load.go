@@ -60,7 +60,7 @@ func startLoad(ctx context.Context, f *front, events int) (*load, error) {
 // now is the time of the histories.
 func (l *load) now() time.Duration { return time.Since(l.crowd.Began) }
 
-// end returns the history, when every deletion is settled.
+// end returns the history, when every deletion has a final answer.
 func (l *load) end() ([]witness.Deletion, error) {
 	l.stop()
 	timer := time.AfterFunc(patience, l.giveUp)

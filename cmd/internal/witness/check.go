@@ -99,7 +99,7 @@ func (c *checker) answers(d *Deletion) {
 		c.found = append(c.found, c.Proper(d.Plant, n, a)...)
 		unknown = unknown || e == Unknown
 	}
-	if n := len(d.Answers); n == 0 || !d.Answers[n-1].Settled() {
+	if n := len(d.Answers); n == 0 || !d.Answers[n-1].IsFinal() {
 		c.violate("e", d.Plant, "the client never got a final answer")
 	}
 }
@@ -110,11 +110,11 @@ func (c *checker) late(d *Deletion) {
 		return
 	}
 	for i, a := range d.Late {
-		if a.Settled() && !(a.Effect() == Deleted && a.Replayed) {
+		if a.IsFinal() && !(a.Effect() == Deleted && a.Replayed) {
 			c.violate("g", d.Plant, "late request %d was answered %v, want 204 replayed", len(d.Answers)+i+1, a)
 		}
 	}
-	if n := len(d.Late); n == 0 || !d.Late[n-1].Settled() {
+	if n := len(d.Late); n == 0 || !d.Late[n-1].IsFinal() {
 		c.violate("e", d.Plant, "the late request never got a final answer")
 	}
 	if !c.state.Plants[d.Plant] {

@@ -60,8 +60,7 @@ func (c *Crowd) Take(ctx context.Context) (int64, error) {
 	return plant, nil
 }
 
-// Run deletes plants until ctx ends, and settles the last one. It returns at once when asking
-// ends.
+// Run deletes plants until ctx ends, and retries the last one until it has a final answer or asking ends.
 func (c *Client) Run(ctx, asking context.Context) error {
 	defer c.HTTP.CloseIdleConnections()
 	for {
@@ -73,22 +72,22 @@ func (c *Client) Run(ctx, asking context.Context) error {
 		if c.Keyed {
 			d.Key = "key-" + strconv.FormatInt(plant, 10)
 		}
-		d.Answers = c.settle(asking, &d, 0)
+		d.Answers = c.retry(asking, &d, 0)
 		gone := d.Answers[len(d.Answers)-1].Effect() == Deleted
 		if c.Late && c.Keyed && gone && len(c.History)%lateEvery == lateEvery-1 {
 			if err := c.putBack(asking, plant); err != nil {
 				return err
 			}
 			d.Back = true
-			d.Late = c.settle(asking, &d, len(d.Answers))
+			d.Late = c.retry(asking, &d, len(d.Answers))
 		}
 		c.History = append(c.History, d)
 	}
 }
 
-// settle sends the same request until the answer is final, and returns all answers. sent is
+// retry sends the same request until the answer is final, and returns all answers. sent is
 // how many requests there were before.
-func (c *Client) settle(asking context.Context, d *Deletion, sent int) (answers []Answer) {
+func (c *Client) retry(asking context.Context, d *Deletion, sent int) (answers []Answer) {
 	for {
 		a := c.Ask(asking, d, sent+len(answers)+1)
 		answers = append(answers, a)
@@ -96,7 +95,7 @@ func (c *Client) settle(asking context.Context, d *Deletion, sent int) (answers 
 		if a.Status == 0 {
 			pause = 20 * time.Millisecond
 		}
-		if a.Settled() || !Sleep(asking, pause) {
+		if a.IsFinal() || !Sleep(asking, pause) {
 			return answers
 		}
 	}

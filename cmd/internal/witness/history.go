@@ -71,8 +71,8 @@ func (a Answer) Effect() Effect {
 	return Wrong
 }
 
-// Settled reports whether the answer is final.
-func (a Answer) Settled() bool { return !a.Hung && a.Effect() != Unknown && a.Effect() != NotDeleted }
+// IsFinal reports whether the answer is final.
+func (a Answer) IsFinal() bool { return !a.Hung && a.Effect() != Unknown && a.Effect() != NotDeleted }
 
 func (a Answer) String() string {
 	switch {

@@ -252,7 +252,7 @@ type events struct {
 func check(e events, s witness.State, first, last int64) []witness.Violation {
 	r := witness.Run{
 		Principal: principal, History: e.history,
-		Others: make(map[int64]bool, len(e.tales)), Hindered: merge(ofKind(e.faults, triggerOff)),
+		Others: make(map[int64]bool, len(e.tales)), TriggerOff: merge(ofKind(e.faults, triggerOff)),
 	}
 	var found []witness.Violation
 	for i := range e.tales {

@@ -18,8 +18,8 @@ import (
 //	d  The ledger has as many rows as plants are gone, for each plant.
 //	e  Every 504, every 503 and every lost connection came to a final answer by sending the
 //	   request again.
-//	f  There was no other answer, none took too long, and 50304 came only while deletions
-//	   were hindered on purpose.
+//	f  There was no other answer, none took too long, and 50304 came only while the
+//	   ledger's trigger was disabled on purpose.
 //	g  A late retry gets the 204 again, and leaves the plant that came back.
 type Violation struct {
 	Rule  string
@@ -29,10 +29,10 @@ type Violation struct {
 
 // A Run is what happened in a run.
 type Run struct {
-	Principal string // of the history; nobody else deleted any plants but Others
-	History   []Deletion
-	Others    map[int64]bool // plants that the rules are not about
-	Hindered  []Span         // when deletions were hindered on purpose, in order and apart
+	Principal  string // of the history; nobody else deleted any plants but Others
+	History    []Deletion
+	Others     map[int64]bool // plants that the rules are not about
+	TriggerOff []Span         // when the ledger's trigger was disabled on purpose, in order and apart
 }
 
 // A checker compares what happened with the state that it led to.
@@ -127,8 +127,8 @@ func (r Run) Proper(plant int64, n int, a Answer) []Violation {
 	switch {
 	case a.Effect() == Wrong:
 		return []Violation{{"f", plant, fmt.Sprintf("request %d was answered: %v %s", n, a, a.Lost)}}
-	case a.Code == hinderedCode && !Overlaps(r.Hindered, a):
-		return []Violation{{"f", plant, fmt.Sprintf("request %d was answered %v, and nothing hindered it", n, a)}}
+	case a.Code == triggerOffCode && !Overlaps(r.TriggerOff, a):
+		return []Violation{{"f", plant, fmt.Sprintf("request %d was answered %v, but the trigger was enabled", n, a)}}
 	}
 	return nil
 }

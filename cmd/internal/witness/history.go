@@ -49,8 +49,8 @@ const (
 	Wrong                    // not an answer to these requests
 )
 
-// hinderedCode is right only while deletions are hindered, see Run.Hindered.
-const hinderedCode = 50304
+// triggerOffCode is right only while the ledger's trigger is disabled, see Run.TriggerOff.
+const triggerOffCode = 50304
 
 // Effect reads an answer by the service's contract.
 func (a Answer) Effect() Effect {
@@ -65,7 +65,7 @@ func (a Answer) Effect() Effect {
 		return NotThere
 	case a.Status == http.StatusConflict && a.Code == 40900:
 		return Referred
-	case a.Status == http.StatusServiceUnavailable && (50300 <= a.Code && a.Code <= 50302 || a.Code == hinderedCode):
+	case a.Status == http.StatusServiceUnavailable && (50300 <= a.Code && a.Code <= 50302 || a.Code == triggerOffCode):
 		return NotDeleted
 	}
 	return Wrong

@@ -167,11 +167,11 @@ func (r *report) writeTargets(b *strings.Builder) {
 			if t.atMost {
 				sign, met = "≤", t.measured <= t.wanted
 			}
-			verdict := "**missed**"
+			result := "**missed**"
 			if met {
-				verdict = "met"
+				result = "met"
 			}
-			fmt.Fprintf(b, "| %s | %s %.2f | %.2f | %.2f | %s |\n", t.what, sign, t.wanted, t.measured, t.worst, verdict)
+			fmt.Fprintf(b, "| %s | %s %.2f | %.2f | %.2f | %s |\n", t.what, sign, t.wanted, t.measured, t.worst, result)
 		}
 	}
 }

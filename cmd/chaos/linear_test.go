@@ -171,8 +171,8 @@ func TestCheckTale(t *testing.T) {
 	}
 }
 
-// TestHinderedOnlyWithoutTheTrigger is about rule f and the code 50304.
-func TestHinderedOnlyWithoutTheTrigger(t *testing.T) {
+// TestMisconfiguredOnlyWithoutTheTrigger is about rule f and the code 50304.
+func TestMisconfiguredOnlyWithoutTheTrigger(t *testing.T) {
 	t.Parallel()
 	e := events{history: []witness.Deletion{{Plant: 1, Key: "key-1", Answers: []witness.Answer{
 		{Status: 503, Code: 50304, Start: 10, End: 12}, {Status: 204, Start: 20, End: 21},

@@ -78,7 +78,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		return err
 	}
 	r.print(stdout)
-	return errors.Join(r.verdict(), r.draw(stdout, drawing))
+	return errors.Join(r.outcome(), r.draw(stdout, drawing))
 }
 
 // newSeed returns a seed that is short enough to be copied by hand.

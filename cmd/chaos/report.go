@@ -24,8 +24,8 @@ type report struct {
 	violations []witness.Violation
 }
 
-// verdict returns nil if no promise was broken and each kind of fault happened.
-func (r *report) verdict() error {
+// outcome returns nil if no promise was broken and each kind of fault happened.
+func (r *report) outcome() error {
 	var missing []string
 	for _, k := range r.kinds {
 		if len(ofKind(r.events.faults, k.name)) == 0 {

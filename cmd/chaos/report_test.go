@@ -10,18 +10,18 @@ import (
 	"plantstore/cmd/internal/witness"
 )
 
-func TestVerdict(t *testing.T) {
+func TestOutcome(t *testing.T) {
 	t.Parallel()
 	r := &report{kinds: []kind{{name: "refuse"}, {name: "pg-kill"}}, events: events{faults: []fault{{kind: "refuse"}}}}
-	if err := r.verdict(); err == nil || !strings.Contains(err.Error(), "never happened: pg-kill") {
+	if err := r.outcome(); err == nil || !strings.Contains(err.Error(), "never happened: pg-kill") {
 		t.Errorf("got %v, want pg-kill missed", err)
 	}
 	r.events.faults = append(r.events.faults, fault{kind: "pg-kill"})
-	if err := r.verdict(); err != nil {
+	if err := r.outcome(); err != nil {
 		t.Errorf("got %v, want none", err)
 	}
 	r.violations = []witness.Violation{{Rule: "a", Plant: 1, Text: "text"}}
-	if err := r.verdict(); err == nil || err.Error() != "1 violations" {
+	if err := r.outcome(); err == nil || err.Error() != "1 violations" {
 		t.Errorf("got %v, want 1 violations", err)
 	}
 }

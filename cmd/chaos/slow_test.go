@@ -23,7 +23,7 @@ func shortRun() config {
 // TestNoAnswerLies runs every kind of fault.
 func TestNoAnswerLies(t *testing.T) {
 	r := runAndLog(t, shortRun())
-	if err := r.verdict(); err != nil {
+	if err := r.outcome(); err != nil {
 		t.Error(err)
 	}
 }

@@ -87,7 +87,7 @@ func TestReportWithoutCheck(t *testing.T) {
 	}
 }
 
-func TestVerdict(t *testing.T) {
+func TestOutcome(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name   string
@@ -111,7 +111,7 @@ func TestVerdict(t *testing.T) {
 	} {
 		r := madeUp()
 		test.change(r)
-		err := r.verdict()
+		err := r.outcome()
 		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%s: got error %v, want one with %q", test.name, err, test.want)
 		}

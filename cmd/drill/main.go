@@ -209,7 +209,7 @@ func inside(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 		r.failure = errors.Join(r.failure, fmt.Errorf("the answers were not checked: %w", err))
 	}
 	r.print(stdout)
-	return r.verdict()
+	return r.outcome()
 }
 
 // versionOf is the first version number that a program prints.

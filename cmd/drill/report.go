@@ -134,8 +134,8 @@ const violationsShown = 10
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
 
-// verdict returns nil if the drill went as it has to.
-func (r *report) verdict() error {
+// outcome returns nil if no event broke its rules.
+func (r *report) outcome() error {
 	errs := []error{r.failure}
 	violations := len(r.violations)
 	for _, h := range r.events {

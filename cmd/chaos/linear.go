@@ -13,21 +13,19 @@ import (
 	"plantstore/cmd/internal/witness"
 )
 
-// The service's contract as a thing that does one operation at a time. Porcupine looks for an
-// order of the operations on one plant, which overlap, in which that thing would have given
-// the same answers. An operation with an unknown outcome has no end: it may take effect at any
+// This is the contract of the service as a sequential machine. Porcupine looks for an order of
+// the overlapping operations on one plant in which the machine gives the same answers. An operation with an unknown outcome has no end: it may take effect at any
 // time after its start, or never.
 
 // A plantState is the state of a plant between two operations.
 type plantState struct {
 	there     bool
 	reference reference
-	deletions int                  // how often it was deleted
-	outcomes  [keysOfATale + 1]int // by key: 204, the code of a recorded no, or zero. Key 0 stands for none.
+	deletions int                   // how often it was deleted
+	outcomes  [scenarioKeys + 1]int // by key: 204, the code of a recorded refusal, or zero. Key 0 stands for none.
 }
 
-// A reference may be unknown: one that nobody confirmed can be seen, and be gone after a
-// failover.
+// A reference is doubtful while nobody knows whether its last change was committed.
 type reference string
 
 const (
@@ -36,11 +34,11 @@ const (
 	present  reference = "present"
 )
 
-// A look is the last operation: what the database holds of the plant in the end.
-type look struct {
+// A final is what the database holds of the plant in the end. It is the last operation.
+type final struct {
 	there     bool
 	deletions int
-	outcomes  [keysOfATale + 1]int
+	outcomes  [scenarioKeys + 1]int
 }
 
 // step returns the states that an operation with its outcome can lead to, none if it can't have
@@ -61,7 +59,7 @@ func (s plantState) step(o op) []plantState {
 			return s.when(known == code)
 		}
 		return s.refuse(o.Key, code)
-	case witness.NotDeleted: // but a no may be recorded, for the next request
+	case witness.NotDeleted: // but a refusal may be recorded, for the next request
 		return append(s.refuseAny(o.Key), s)
 	}
 	return append(append(s.refuseAny(o.Key), s.delete(o.Key)...), s)
@@ -85,7 +83,7 @@ func (s plantState) delete(key int) []plantState {
 	return s.when(ok)
 }
 
-// refuse is a no with a code. It is final for the key.
+// refuse is a refusal with a code, which is final for the key.
 func (s plantState) refuse(key, code int) []plantState {
 	ok := s.outcomes[key] == 0
 	switch code {
@@ -119,7 +117,7 @@ func (s plantState) change(o op) []plantState {
 		ok = o.Lost || o.Made != s.there
 		s.there = true
 	case restoreIt:
-		// What keeps it from being made may be lost with a failover, too.
+		// A failover may lose what kept it from being made.
 		ok = o.Lost || !o.Made || !s.there && s.deletions > 0
 		s.there = s.there || o.Lost || o.Made
 	case refer:
@@ -147,8 +145,8 @@ func contract() porcupine.Model {
 		Init: func() []any { return []any{plantState{there: true}} },
 		Step: func(state, input, output any) (next []any) {
 			s := state.(plantState)
-			if l, ok := output.(look); ok {
-				if l != (look{s.there, s.deletions, s.outcomes}) {
+			if l, ok := output.(final); ok {
+				if l != (final{s.there, s.deletions, s.outcomes}) {
 					return nil
 				}
 				return []any{s}
@@ -159,7 +157,7 @@ func contract() porcupine.Model {
 			return next
 		},
 		DescribeOperation: func(input, output any) string {
-			if l, ok := output.(look); ok {
+			if l, ok := output.(final); ok {
 				return fmt.Sprintf("in the end: %+v", l)
 			}
 			return input.(op).String()
@@ -189,28 +187,28 @@ func (o op) endless() bool {
 	return o.Lost || o.Do == deleteIt && (e == witness.Unknown || e == witness.NotDeleted || e == witness.Wrong)
 }
 
-// linearTimeout limits the search for an order. Tales are short: it takes milliseconds.
+// linearTimeout limits the search for an order. Scenarios are short: it takes milliseconds.
 const linearTimeout = time.Minute
 
-// order looks for an order of a tale's operations that ends with what the database holds.
-func order(t *tale, end look) (porcupine.CheckResult, porcupine.LinearizationInfo) {
+// order looks for an order of a scenario's operations that ends with what the database holds.
+func order(t *scenario, end final) (porcupine.CheckResult, porcupine.LinearizationInfo) {
 	var operations []porcupine.Operation
 	for _, o := range t.ops {
 		last := int64(o.End)
 		if o.endless() {
 			last = math.MaxInt64
 		}
-		operations = append(operations, porcupine.Operation{ClientId: o.Hand, Input: o, Call: int64(o.Start), Return: last})
+		operations = append(operations, porcupine.Operation{ClientId: o.Actor, Input: o, Call: int64(o.Start), Return: last})
 	}
 	operations = append(operations, porcupine.Operation{Output: end, Call: math.MaxInt64 - 1, Return: math.MaxInt64 - 1})
 	return porcupine.CheckOperationsVerbose(contract(), operations, linearTimeout)
 }
 
-// lookAt is what the database holds of a plant.
-func lookAt(s witness.State, plant int64) look {
-	l := look{there: s.Plants[plant], deletions: len(s.Ledger[plant])}
+// finalOf is what the database holds of a plant.
+func finalOf(s witness.State, plant int64) final {
+	l := final{there: s.Plants[plant], deletions: len(s.Ledger[plant])}
 	for _, e := range slices.Concat(s.Ledger[plant], s.Refusals[plant]) {
-		for key := 1; key <= keysOfATale; key++ {
+		for key := 1; key <= scenarioKeys; key++ {
 			if e.Key == keyOf(plant, key) {
 				l.outcomes[key] = e.Refused
 				if e.Refused == 0 {
@@ -222,26 +220,26 @@ func lookAt(s witness.State, plant int64) look {
 	return l
 }
 
-// draw draws the first tale that has no order into a file, for a browser.
+// draw draws the first scenario that has no order into a file, for a browser.
 func (r *report) draw(w io.Writer, path string) error {
 	i := slices.IndexFunc(r.violations, func(v witness.Violation) bool { return v.Rule == "h" })
 	if i < 0 {
 		return nil
 	}
-	t := r.tale(r.violations[i].Plant)
-	_, info := order(t, lookAt(r.state, t.plant))
+	t := r.scenario(r.violations[i].Plant)
+	_, info := order(t, finalOf(r.state, t.plant))
 	if err := porcupine.VisualizePath(contract(), info, path); err != nil {
-		return fmt.Errorf("draw a tale: %w", err)
+		return fmt.Errorf("draw a scenario: %w", err)
 	}
-	_, err := fmt.Fprintf(w, "the tale of plant %d is drawn in %s\n", t.plant, path)
+	_, err := fmt.Fprintf(w, "the scenario of plant %d is drawn in %s\n", t.plant, path)
 	return err
 }
 
 // events are what happened in a run.
 type events struct {
-	history []witness.Deletion
-	tales   []tale
-	faults  []fault
+	history   []witness.Deletion
+	scenarios []scenario
+	faults    []fault
 }
 
 // check returns the violations of a run that began with plants first to last in the store:
@@ -252,18 +250,18 @@ type events struct {
 func check(e events, s witness.State, first, last int64) []witness.Violation {
 	r := witness.Run{
 		Principal: principal, History: e.history,
-		Others: make(map[int64]bool, len(e.tales)), TriggerOff: merge(ofKind(e.faults, triggerOff)),
+		Others: make(map[int64]bool, len(e.scenarios)), TriggerOff: merge(ofKind(e.faults, triggerOff)),
 	}
 	var found []witness.Violation
-	for i := range e.tales {
-		t := &e.tales[i]
+	for i := range e.scenarios {
+		t := &e.scenarios[i]
 		r.Others[t.plant] = true
 		for n, o := range t.ops {
 			if o.Do == deleteIt {
 				found = append(found, r.Proper(t.plant, n+1, o.Answer)...)
 			}
 		}
-		switch result, _ := order(t, lookAt(s, t.plant)); result {
+		switch result, _ := order(t, finalOf(s, t.plant)); result {
 		case porcupine.Illegal:
 			found = append(found, witness.Violation{Rule: "h", Plant: t.plant, Text: "there is no order of these operations in which each has its outcome"})
 		case porcupine.Unknown:
@@ -273,11 +271,11 @@ func check(e events, s witness.State, first, last int64) []witness.Violation {
 	return append(found, r.Check(s, first, last)...)
 }
 
-// describe is the tale for people.
-func (t *tale) describe(end look) string {
+// describe is the scenario for people.
+func (t *scenario) describe(end final) string {
 	var b strings.Builder
 	for _, o := range t.ops {
-		fmt.Fprintf(&b, "    hand %d, %v to %v: %v %s\n", o.Hand, o.Start, o.End, o, o.Answer.Lost)
+		fmt.Fprintf(&b, "    actor %d, %v to %v: %v %s\n", o.Actor, o.Start, o.End, o, o.Answer.Lost)
 	}
 	fmt.Fprintf(&b, "    in the end: %+v\n", end)
 	return b.String()

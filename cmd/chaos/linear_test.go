@@ -30,25 +30,25 @@ func del(key int, a witness.Answer) op { return op{Do: deleteIt, Key: key, Answe
 
 func again(a witness.Answer) witness.Answer { a.Replayed = true; return a }
 
-func made(do deed) op    { return op{Do: do, Made: true} }
-func notMade(do deed) op { return op{Do: do} }
-func lostOp(do deed) op  { return op{Do: do, Lost: true} }
+func made(do action) op    { return op{Do: do, Made: true} }
+func notMade(do action) op { return op{Do: do} }
+func lostOp(do action) op  { return op{Do: do, Lost: true} }
 
 // TestOrder goes through histories of one plant whose operations follow each other.
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	// ends has a plant's deletions, and outcomes by key.
-	ends := func(deletions int, outcomes ...int) look {
-		l := look{deletions: deletions}
+	ends := func(deletions int, outcomes ...int) final {
+		l := final{deletions: deletions}
 		copy(l.outcomes[1:], outcomes)
 		return l
 	}
-	back := func(l look) look { l.there = true; return l }
-	there := look{there: true}
+	back := func(l final) final { l.there = true; return l }
+	there := final{there: true}
 	for _, test := range []struct {
 		name string
 		ops  []op
-		end  look
+		end  final
 		want bool
 	}{
 		{"nothing", nil, there, true},
@@ -74,7 +74,7 @@ func TestOrder(t *testing.T) {
 		{"no reference to what is gone", []op{del(1, yes), notMade(refer)}, ends(1, 204), true},
 
 		{"204, and there", []op{del(1, yes)}, there, false},
-		{"204, and not recorded", []op{del(1, yes)}, look{}, false},
+		{"204, and not recorded", []op{del(1, yes)}, final{}, false},
 		{"204, recorded under another key", []op{del(1, yes)}, ends(1, 0, 204), false},
 		{"204 that is no replay and should be", []op{del(1, yes), made(insertIt), del(1, yes)}, ends(2, 204), false},
 		{"a replay of nothing", []op{del(1, replay)}, ends(1, 204), false},
@@ -101,16 +101,16 @@ func TestOrder(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			told := &tale{plant: 1, ops: test.ops}
-			for i := range told.ops {
-				told.ops[i].Start, told.ops[i].End = time.Duration(2*i), time.Duration(2*i+1)
+			played := &scenario{plant: 1, ops: test.ops}
+			for i := range played.ops {
+				played.ops[i].Start, played.ops[i].End = time.Duration(2*i), time.Duration(2*i+1)
 			}
 			want := porcupine.Ok
 			if !test.want {
 				want = porcupine.Illegal
 			}
-			if got, _ := order(told, test.end); got != want {
-				t.Errorf("order: %v, want %v, of\n%s", got, want, told.describe(test.end))
+			if got, _ := order(played, test.end); got != want {
+				t.Errorf("order: %v, want %v, of\n%s", got, want, played.describe(test.end))
 			}
 		})
 	}
@@ -120,28 +120,28 @@ func TestOrder(t *testing.T) {
 // they did not begin.
 func TestOrderOfWhatOverlaps(t *testing.T) {
 	t.Parallel()
-	end := look{deletions: 1, outcomes: [keysOfATale + 1]int{1: 204, 3: 40402}}
-	first := op{Hand: 1, Do: deleteIt, Key: 3, Answer: earlier, Start: 0, End: 10}
+	end := final{deletions: 1, outcomes: [scenarioKeys + 1]int{1: 204, 3: 40402}}
+	first := op{Actor: 1, Do: deleteIt, Key: 3, Answer: earlier, Start: 0, End: 10}
 	second := op{Do: deleteIt, Key: 1, Answer: yes, Start: 5, End: 8}
-	if got, _ := order(&tale{ops: []op{first, second}}, end); got != porcupine.Ok {
+	if got, _ := order(&scenario{ops: []op{first, second}}, end); got != porcupine.Ok {
 		t.Errorf("with an overlap: %v, want %v", got, porcupine.Ok)
 	}
 	first.End = 4
-	if got, _ := order(&tale{ops: []op{first, second}}, end); got != porcupine.Illegal {
+	if got, _ := order(&scenario{ops: []op{first, second}}, end); got != porcupine.Illegal {
 		t.Errorf("one after the other: %v, want %v", got, porcupine.Illegal)
 	}
 }
 
-// TestCheckTale looks for what the checker makes of a tale: violations, a description,
+// TestCheckScenario looks for what the checker makes of a scenario: violations, a description,
 // a drawing.
-func TestCheckTale(t *testing.T) {
+func TestCheckScenario(t *testing.T) {
 	t.Parallel()
-	told := tale{plant: 1, ops: []op{
+	played := scenario{plant: 1, ops: []op{
 		{Do: refer, Made: true, Start: 0, End: 1},
 		{Do: deleteIt, Key: 1, Start: 2, End: 3, Answer: referredTo},
 		{Do: unrefer, Made: true, Start: 4, End: 5},
 	}}
-	e := events{tales: []tale{told}}
+	e := events{scenarios: []scenario{played}}
 	s := witness.State{Plants: map[int64]bool{}, Ledger: map[int64][]witness.Entry{1: {{By: principal, Key: keyOf(1, 1), Request: witness.RequestID(1, 1)}}}}
 	r := &report{events: e, state: s, violations: check(e, s, 1, 1)}
 	if len(r.violations) != 1 || r.violations[0].Rule != "h" {

@@ -48,16 +48,16 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	flags.StringVar(&c.faults, "faults", "all", "kinds of faults with commas between, or all")
 	flags.DurationVar(&c.every, "every", 4*time.Second, "how often each kind of fault comes")
 	flags.IntVar(&c.clients, "clients", 192, "how many clients delete; every fourth sends no key")
-	flags.IntVar(&c.tellers, "tellers", 4, "how many do all sorts of things to one plant after the other")
+	flags.IntVar(&c.players, "players", 4, "how many do all sorts of things to one plant after the other")
 	flags.IntVar(&c.rate, "rate", 500, "deletions a second at most, of all clients together")
 	flags.BoolVar(&c.race, "race", false, "build the service with the race detector")
 	flags.StringVar(&c.sabotage, "sabotage", "", "sabotage the service when it is built: "+strings.Join(programs.Sabotages(), " or "))
-	flags.StringVar(&drawing, "drawing", "chaos-violation.html", "file for a drawing of a tale that cannot be true")
+	flags.StringVar(&drawing, "drawing", "chaos-violation.html", "file for a drawing of a scenario that cannot be true")
 	flags.BoolVar(&verbose, "v", false, "show what the service and the servers log")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if c.duration < time.Second || c.clients < 1 || c.tellers < 0 || c.rate < 1 || c.every <= 0 {
+	if c.duration < time.Second || c.clients < 1 || c.players < 0 || c.rate < 1 || c.every <= 0 {
 		return errors.New("-duration must be at least 1s, and -clients, -rate and -every positive")
 	}
 	if c.seed == 0 {

@@ -76,19 +76,19 @@ func (r *report) print(w io.Writer) {
 			d = &r.events.history[i]
 		}
 		fmt.Fprint(w, v.Describe(d, r.state))
-		if t := r.tale(v.Plant); t != nil {
-			fmt.Fprint(w, t.describe(lookAt(r.state, v.Plant)))
+		if t := r.scenario(v.Plant); t != nil {
+			fmt.Fprint(w, t.describe(finalOf(r.state, v.Plant)))
 		}
 	}
 }
 
-// tale is that of a plant, or nil if there is none.
-func (r *report) tale(plant int64) *tale {
-	i := slices.IndexFunc(r.events.tales, func(t tale) bool { return t.plant == plant })
+// scenario is that of a plant, or nil if there is none.
+func (r *report) scenario(plant int64) *scenario {
+	i := slices.IndexFunc(r.events.scenarios, func(t scenario) bool { return t.plant == plant })
 	if i < 0 {
 		return nil
 	}
-	return &r.events.tales[i]
+	return &r.events.scenarios[i]
 }
 
 // printCounts writes how often which answer came, and how long deletions took.
@@ -114,8 +114,8 @@ func (r *report) printCounts(w io.Writer) {
 			took = append(took, d.Answers[n-1].End-d.Answers[0].Start)
 		}
 	}
-	for i := range r.events.tales {
-		for _, o := range r.events.tales[i].ops {
+	for i := range r.events.scenarios {
+		for _, o := range r.events.scenarios[i].ops {
 			if o.Do == deleteIt {
 				operations[fmt.Sprintf("delete: %v", o.Answer)]++
 			} else {
@@ -133,7 +133,7 @@ func (r *report) printCounts(w io.Writer) {
 	}
 	fmt.Fprint(w, "\nANSWERS\n")
 	printSorted(w, answers)
-	fmt.Fprintf(w, "\nTALES\t%d\n", len(r.events.tales))
+	fmt.Fprintf(w, "\nSCENARIOS\t%d\n", len(r.events.scenarios))
 	printSorted(w, operations)
 }
 

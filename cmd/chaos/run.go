@@ -23,7 +23,7 @@ type config struct {
 	faults   string        // see chosen
 	every    time.Duration // how often each kind of fault comes
 	clients  int
-	tellers  int // of tales, besides the clients
+	players  int // of scenarios, besides the clients
 	rate     int // deletions a second at most, of all clients together
 	late     bool
 	timeout  time.Duration // of a request; zero: another one at each start
@@ -58,7 +58,7 @@ func run(ctx context.Context, c config) (_ *report, err error) {
 	defer func() { err = errors.Join(err, cluster.close()) }()
 	owner := func() string { return cluster.url(owner) }
 	// As many as the pace allows, so that some are left in the end.
-	plants := int64(c.rate)*int64((c.duration+overtime)/time.Second+2) + int64(c.clients+c.tellers)
+	plants := int64(c.rate)*int64((c.duration+overtime)/time.Second+2) + int64(c.clients+c.players)
 	token, err := witness.Stock(ctx, owner(), principal, -bystanders, plants)
 	if err != nil {
 		return nil, err
@@ -132,10 +132,10 @@ func storm(ctx context.Context, c config, crowd *witness.Crowd, injector *inject
 		clients[i] = crowd.Client(i%keylessEvery != keylessEvery-1)
 		group.Go(func() error { return clients[i].Run(ctx, asking) })
 	}
-	tellers := make([]*teller, c.tellers)
-	for i := range tellers {
-		tellers[i] = newTeller(crowd, rand.New(rand.NewPCG(c.seed, uint64(lanes)+1+uint64(i))))
-		group.Go(func() error { return tellers[i].run(ctx, asking) })
+	players := make([]*player, c.players)
+	for i := range players {
+		players[i] = newPlayer(crowd, rand.New(rand.NewPCG(c.seed, uint64(lanes)+1+uint64(i))))
+		group.Go(func() error { return players[i].run(ctx, asking) })
 	}
 	err = group.Wait()
 
@@ -143,8 +143,8 @@ func storm(ctx context.Context, c config, crowd *witness.Crowd, injector *inject
 	for _, client := range clients {
 		e.history = append(e.history, client.History...)
 	}
-	for _, teller := range tellers {
-		e.tales = append(e.tales, teller.tales...)
+	for _, player := range players {
+		e.scenarios = append(e.scenarios, player.scenarios...)
 	}
 	slices.SortFunc(e.history, func(a, b witness.Deletion) int { return int(a.Plant - b.Plant) })
 	return e, err

@@ -16,7 +16,7 @@ import (
 func shortRun() config {
 	return config{
 		duration: 20 * time.Second, seed: newSeed(), faults: "all", every: 4 * time.Second,
-		clients: 8, tellers: 4, rate: 500, late: true, race: raceDetector,
+		clients: 8, players: 4, rate: 500, late: true, race: raceDetector,
 	}
 }
 
@@ -49,7 +49,7 @@ func TestCheckerCatchesSabotage(t *testing.T) {
 			t.Parallel()
 			c := shortRun()
 			c.race, c.sabotage, c.duration, c.faults, c.every = false, test.sabotage, test.duration, test.faults, test.every
-			c.clients, c.tellers, c.timeout = 4, 6, time.Second
+			c.clients, c.players, c.timeout = 4, 6, time.Second
 			c.late = false // without the ledger, these would never have a final answer
 			// A run finds dozens as a rule and, on a busy machine, perhaps none: each takes
 			// twice as long as the one before.

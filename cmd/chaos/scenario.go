@@ -15,18 +15,18 @@ import (
 	"plantstore/internal/ledger"
 )
 
-// A tale is all that was done to one plant by several hands: it is deleted, with one key or
-// another or none, comes back, is referred to and is not any more. The answers are checked
+// A scenario is all that was done to one plant by several actors: it is deleted, with one key or
+// another or none, comes back, gains and loses a reference. The answers are checked
 // together, see linear.go.
-type tale struct {
+type scenario struct {
 	plant int64
 	ops   []op
 }
 
-// An op is one operation of a tale.
+// An op is one operation of a scenario.
 type op struct {
-	Hand       int // whose operation it is; one hand does one thing at a time
-	Do         deed
+	Actor      int // by number; one actor does one thing at a time
+	Do         action
 	Start, End time.Duration  // since the run began
 	Key        int            // of a deletion, from 1; zero: none
 	Answer     witness.Answer // to a deletion
@@ -34,33 +34,33 @@ type op struct {
 	Made       bool           // it was
 }
 
-// A deed is a kind of operation.
-type deed string
+// An action is a kind of operation.
+type action string
 
 const (
-	deleteIt  deed = "delete"
-	insertIt  deed = "insert"
-	restoreIt deed = "restore"
-	refer     deed = "add a reference"
-	unrefer   deed = "remove the reference"
+	deleteIt  action = "delete"
+	insertIt  action = "insert"
+	restoreIt action = "restore"
+	refer     action = "add a reference"
+	unrefer   action = "remove the reference"
 )
 
-// keysOfATale is how many keys there are. The second hand has the last one.
-const keysOfATale = 4
+// scenarioKeys is how many keys there are. The second actor has the last one.
+const scenarioKeys = 4
 
 // keyOf is the Idempotency-Key of a plant with a number.
-func keyOf(plant int64, key int) string { return fmt.Sprintf("tale-%d-%d", plant, key) }
+func keyOf(plant int64, key int) string { return fmt.Sprintf("scenario-%d-%d", plant, key) }
 
-// A teller acts out one tale after the other.
-type teller struct {
+// A player plays one scenario after the other.
+type player struct {
 	*witness.Crowd
-	random *rand.Rand
-	hands  [2]*hand
-	tales  []tale
+	random    *rand.Rand
+	actors    [2]*actor
+	scenarios []scenario
 }
 
-// A hand is a client of the service that has access to the database, too.
-type hand struct {
+// An actor is a client of the service that has access to the database, too.
+type actor struct {
 	*witness.Client
 	number  int
 	random  *rand.Rand
@@ -70,18 +70,18 @@ type hand struct {
 	conn    *pgx.Conn // nil: none
 }
 
-func newTeller(c *witness.Crowd, random *rand.Rand) *teller {
-	t := &teller{Crowd: c, random: random}
-	for i := range t.hands {
-		t.hands[i] = &hand{Client: c.Client(true), number: i, random: rand.New(rand.NewPCG(random.Uint64(), uint64(i)))}
+func newPlayer(c *witness.Crowd, random *rand.Rand) *player {
+	t := &player{Crowd: c, random: random}
+	for i := range t.actors {
+		t.actors[i] = &actor{Client: c.Client(true), number: i, random: rand.New(rand.NewPCG(random.Uint64(), uint64(i)))}
 	}
 	return t
 }
 
-// run acts out tales until ctx ends. The end of asking ends one in the middle.
-func (t *teller) run(ctx, asking context.Context) error {
+// run plays scenarios until ctx ends. The end of asking cuts the last one short.
+func (t *player) run(ctx, asking context.Context) error {
 	defer func() {
-		for _, h := range t.hands {
+		for _, h := range t.actors {
 			h.HTTP.CloseIdleConnections()
 			h.hangUp()
 		}
@@ -91,60 +91,60 @@ func (t *teller) run(ctx, asking context.Context) error {
 		if plant == 0 {
 			return err
 		}
-		acted := tale{plant: plant}
-		hands := t.hands[:1+t.random.IntN(2)]
+		played := scenario{plant: plant}
+		actors := t.actors[:1+t.random.IntN(2)]
 		var together sync.WaitGroup
-		for i, h := range hands {
+		for i, h := range actors {
 			h.plant, h.ops, h.endless = plant, nil, 0
 			together.Go(func() { []func(context.Context){h.lead, h.join}[i](asking) })
 		}
 		together.Wait()
-		for _, h := range hands {
-			acted.ops = append(acted.ops, h.ops...)
+		for _, h := range actors {
+			played.ops = append(played.ops, h.ops...)
 		}
-		t.tales = append(t.tales, acted)
+		t.scenarios = append(t.scenarios, played)
 	}
 }
 
-// lead is the first hand's part. After a no it changes what the no was about: an attempt that
+// lead is the first actor's part. After a refusal it removes the reason: an attempt that
 // comes late must not delete the plant. Then it asks again, with the same key or a new one.
-func (h *hand) lead(ctx context.Context) {
+func (h *actor) lead(ctx context.Context) {
 	if h.random.IntN(2) == 0 {
 		h.change(ctx, refer)
 	}
 	key := 1
 	for range 2 + h.random.IntN(4) {
-		if h.tired(ctx) {
+		if h.isOver(ctx) {
 			return
 		}
-		a := h.insist(ctx, key)
+		a := h.retry(ctx, key)
 		switch {
 		case a.Effect() == witness.Referred:
 			h.change(ctx, unrefer)
 		case a.Effect() == witness.NotThere, h.random.IntN(2) == 0:
-			h.change(ctx, []deed{insertIt, restoreIt}[h.random.IntN(2)])
+			h.change(ctx, []action{insertIt, restoreIt}[h.random.IntN(2)])
 		}
 		switch h.random.IntN(5) {
 		case 0:
 			h.change(ctx, refer)
 		case 1:
-			h.insist(ctx, 0)
+			h.retry(ctx, 0)
 		}
 		if h.random.IntN(2) == 0 {
-			key = min(key+1, keysOfATale-1)
+			key = min(key+1, scenarioKeys-1)
 		}
 	}
 }
 
-// join is the second hand's part: what the first does not expect.
-func (h *hand) join(ctx context.Context) {
+// join is the second actor's part: it disturbs the first.
+func (h *actor) join(ctx context.Context) {
 	for range 1 + h.random.IntN(3) {
 		if !witness.Sleep(ctx, below(h.random, 20*time.Millisecond)) {
 			return
 		}
 		switch h.random.IntN(4) {
 		case 0:
-			h.request(ctx, keysOfATale-h.random.IntN(2)) // or the first hand's
+			h.request(ctx, scenarioKeys-h.random.IntN(2)) // or the first actor's
 		case 1:
 			h.change(ctx, insertIt)
 		case 2:
@@ -155,32 +155,32 @@ func (h *hand) join(ctx context.Context) {
 	}
 }
 
-// mostEndless limits the operations of one hand with an unknown outcome: the search for an
+// mostEndless limits the operations of one actor with an unknown outcome: the search for an
 // order goes through all their combinations.
 const mostEndless = 5
 
-func (h *hand) add(o op) {
+func (h *actor) add(o op) {
 	h.ops = append(h.ops, o)
 	if o.endless() {
 		h.endless++
 	}
 }
 
-// tired reports whether the tale should end here.
-func (h *hand) tired(ctx context.Context) bool { return ctx.Err() != nil || h.endless >= mostEndless }
+// isOver reports whether the scenario should end here.
+func (h *actor) isOver(ctx context.Context) bool { return ctx.Err() != nil || h.endless >= mostEndless }
 
-// insist sends a request until the answer is final or, at times, gives it up.
-func (h *hand) insist(ctx context.Context, key int) witness.Answer {
+// retry sends a request until the answer is final or, at random, gives up.
+func (h *actor) retry(ctx context.Context, key int) witness.Answer {
 	for {
 		a := h.request(ctx, key)
-		if a.IsFinal() || h.tired(ctx) || h.random.IntN(10) == 0 || !witness.Sleep(ctx, 20*time.Millisecond) {
+		if a.IsFinal() || h.isOver(ctx) || h.random.IntN(10) == 0 || !witness.Sleep(ctx, 20*time.Millisecond) {
 			return a
 		}
 	}
 }
 
 // request sends one request.
-func (h *hand) request(ctx context.Context, key int) witness.Answer {
+func (h *actor) request(ctx context.Context, key int) witness.Answer {
 	d := witness.Deletion{Plant: h.plant}
 	if key > 0 {
 		d.Key = keyOf(h.plant, key)
@@ -192,14 +192,14 @@ func (h *hand) request(ctx context.Context, key int) witness.Answer {
 	}
 	a := h.Ask(ctx, &d, 1+len(h.ops)+1000*h.number)
 	if !a.Unsent {
-		h.add(op{Hand: h.number, Do: deleteIt, Start: a.Start, End: a.End, Key: key, Answer: a})
+		h.add(op{Actor: h.number, Do: deleteIt, Start: a.Start, End: a.End, Key: key, Answer: a})
 	}
 	return a
 }
 
 // change does something to the plant by SQL, once.
-func (h *hand) change(ctx context.Context, do deed) {
-	o := op{Hand: h.number, Do: do, Start: time.Since(h.Began)}
+func (h *actor) change(ctx context.Context, do action) {
+	o := op{Actor: h.number, Do: do, Start: time.Since(h.Began)}
 	made, err := h.try(ctx, do)
 	o.End, o.Lost, o.Made = time.Since(h.Began), err != nil, made
 	h.add(o)
@@ -210,7 +210,7 @@ func (h *hand) change(ctx context.Context, do deed) {
 
 // try makes a change in one transaction, durably, and reports whether it was made. After an
 // error nobody knows.
-func (h *hand) try(ctx context.Context, do deed) (made bool, err error) {
+func (h *actor) try(ctx context.Context, do action) (made bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	if h.conn == nil {
@@ -250,7 +250,7 @@ func (h *hand) try(ctx context.Context, do deed) (made bool, err error) {
 	return tag.RowsAffected() > 0 || do == refer, err // a reference that is there is as good as a new one
 }
 
-func (h *hand) hangUp() {
+func (h *actor) hangUp() {
 	if h.conn != nil {
 		_ = h.conn.Close(context.Background()) // it is given up either way
 		h.conn = nil

@@ -4,12 +4,12 @@
  * can reach, and looks for one in which an answer is a lie. The assertions have names. Each
  * switch leaves out one rule, and Spin has to find a lie then:
  *
- *	FORGET_REFUSAL     a no is told without being recorded
+ *	FORGET_REFUSAL     a refusal is answered without being recorded
  *	FORGET_LOST        likewise, without a key of the client's, after a lost attempt
- *	FORGET_LEDGER      a key with an entry is answered by a no
+ *	FORGET_LEDGER      a refusal is answered although the key has an entry
  *	NO_CONSTRAINT      an attempt ignores the entry of the key
  *	BELIEVE_CUT_SHORT  an answer does not wait for the standby
- *	TELL_UNSETTLED     what was read is told before the standby has it
+ *	ANSWER_EARLY       what was read is answered before the standby has it
  *
  * Attempts are not counted. An attempt whose answer was lost is open: it may run at any
  * time, any number of times, or never. So is a refusal whose answer was lost.
@@ -32,7 +32,7 @@ bool sent;          /* the client chose the key, and may send it again. Otherwis
 bool openAttempt;   /* of any request */
 bool openRefusal;
 bool lost[2];       /* an attempt of the request that service 0 or 1 works on is open */
-byte told;          /* the first definite answer: DELETED or REFUSED */
+byte answered;      /* the first definite answer: DELETED or REFUSED */
 
 inline copy(from, to) {
 	to.plant = from.plant;
@@ -61,8 +61,8 @@ inline commit() {
 
 inline delete() {
 	printf("the plant is deleted\n");
-	assert(told != DELETED);          /* LATE: a retry deletes a plant that came back */
-	assert(told != REFUSED);          /* CLOSED: an attempt deletes after a no was told */
+	assert(answered != DELETED);      /* LATE: a retry deletes a plant that came back */
+	assert(answered != REFUSED);      /* CLOSED: an attempt deletes after a refusal was answered */
 	assert(primary.entry != DELETED); /* TWICE: one key deletes twice */
 	primary.plant = false;
 	primary.entry = DELETED
@@ -84,22 +84,22 @@ inline giveUp() {
 	end()
 }
 
-inline tell(answer) {
+inline reply(answer) {
 	if
 	:: answer == DELETED -> printf("%d: 204\n", r)
 	:: answer == REFUSED -> printf("%d: 404 or 409\n", r)
 	fi;
-	assert(told == FREE || told == answer);                /* SAME: the key gets another answer */
-	assert(answer != REFUSED || primary.entry != DELETED); /* FALSENO: the key has deleted the plant */
+	assert(answered == FREE || answered == answer);        /* SAME: the key gets another answer */
+	assert(answer != REFUSED || primary.entry != DELETED); /* FALSE404: the key has deleted the plant */
 	assert(answer != DELETED || standby.entry == DELETED); /* FALSE204: not deleted by this key, or not for good */
-	told = answer;
+	answered = answer;
 	end()
 }
 
 proctype Service(byte r) {
 idle:
 	atomic {
-		(sent || r == 0 && told == FREE && !openAttempt) -> /* the only request of a key that was not sent */
+		(sent || r == 0 && answered == FREE && !openAttempt) -> /* the only request of a key that was not sent */
 		printf("%d: a request comes\n", r)
 	}
 
@@ -109,7 +109,7 @@ attempt:
 		:: succeeds -> /* and the answer arrives */
 			delete();
 			commit();
-			tell(DELETED)
+			reply(DELETED)
 		:: primary.entry != FREE -> goto outcome
 		:: primary.entry == FREE && !succeeds -> goto refusal
 		:: true ->
@@ -121,21 +121,21 @@ attempt:
 		fi
 	}
 
-	/* There is a reason for a no. It may be over when the no is recorded. */
+	/* There is a reason for a refusal. It may be over when the refusal is recorded. */
 refusal:
 	atomic {
 		if
 #ifdef FORGET_REFUSAL
-		:: true -> tell(REFUSED)
+		:: true -> reply(REFUSED)
 #endif
 #ifdef FORGET_LOST
-		:: !sent -> tell(REFUSED)
+		:: !sent -> reply(REFUSED)
 #endif
-		:: !sent && !lost[r] -> tell(REFUSED) /* no other attempt has the key */
+		:: !sent && !lost[r] -> reply(REFUSED) /* no other attempt has the key */
 		:: primary.entry == FREE && (sent || lost[r]) ->
 			refuse();
 			commit();
-			tell(REFUSED)
+			reply(REFUSED)
 		:: primary.entry != FREE -> goto outcome
 		:: sent || lost[r] ->
 			printf("%d: the answer to a refusal is lost\n", r);
@@ -152,12 +152,12 @@ outcome:
 		if
 #ifndef FORGET_LEDGER
 		:: primary.entry != FREE ->
-#ifndef TELL_UNSETTLED
+#ifndef ANSWER_EARLY
 			acknowledge();
 #endif
-			tell(primary.entry)
+			reply(primary.entry)
 #else
-		:: primary.entry != FREE -> tell(REFUSED)
+		:: primary.entry != FREE -> reply(REFUSED)
 #endif
 		:: primary.entry == FREE && primary.plant -> goto attempt
 		:: primary.entry == FREE && !primary.plant -> goto refusal
@@ -183,7 +183,7 @@ proctype World() {
 	:: atomic { acknowledge(); printf("the standby catches up\n") }
 	:: atomic {
 		printf("failover\n");
-		assert(told == FREE || told != primary.entry || told == standby.entry); /* LOST: a failover takes back what was told */
+		assert(answered == FREE || answered != primary.entry || answered == standby.entry); /* LOST: a failover undoes what was answered */
 		copy(standby, primary)
 	   }
 	od

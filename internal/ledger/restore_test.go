@@ -182,7 +182,7 @@ func TestRestoreAfterTheTableChanged(t *testing.T) {
 			change:  `RENAME price TO cost`,
 			refused: "column \"price\" (numeric) is gone, with the values of 1 plant; if it was renamed: --rename price=cost [--lossy]\ncolumn \"cost\" is new and takes its default",
 		},
-		"renamed, told": {
+		"renamed, with the flag": {
 			change: `RENAME price TO cost; ALTER TABLE plants ALTER cost SET NOT NULL`, options: ledger.Options{Rename: map[string]string{"price": "cost"}},
 			notices: []string{`column "price" is "cost" today`},
 			want:    `(7,Fern,"2026-07-01 00:00:00+00",1.10,,5)`,

@@ -85,7 +85,7 @@ func TestRemoveLeftovers(t *testing.T) {
 	}
 }
 
-// What can't be removed is told. TestAsOrdinaryUser runs this for root, who can.
+// What can't be removed is reported. TestAsOrdinaryUser runs this for root, who can.
 func TestLeftoversThatStay(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() == 0 {

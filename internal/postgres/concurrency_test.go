@@ -52,21 +52,21 @@ func (s *store) awaitBlocked(t *testing.T, by uint32, sessions int) {
 	}
 }
 
-// all deletes plants with a number of clients, and returns what each was told.
+// all deletes plants with a number of clients, and returns the result of each.
 func (s *store) all(clients int, first plant.ID, n int) []string {
-	told := make([]string, n)
+	results := make([]string, n)
 	var next atomic.Int64
 	var all sync.WaitGroup
 	for range clients {
 		all.Go(func() {
 			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
 				_, err := s.Delete(context.Background(), s.of(first+plant.ID(i), fmt.Sprint(i)))
-				told[i] = outcomeOf(err)
+				results[i] = outcomeOf(err)
 			}
 		})
 	}
 	all.Wait()
-	return told
+	return results
 }
 
 // A plant that is locked or slow holds up nobody: all others are deleted while it is.
@@ -132,11 +132,11 @@ func TestALockedTableIsWaitedFor(t *testing.T) {
 	for _, table := range []string{"plants", "orders"} {
 		first := s.plant(t, 32)
 		pid, release := holder(t, database, `LOCK TABLE public.`+table)
-		told := make(chan []string)
-		go func() { told <- s.all(16, first, 32) }()
+		results := make(chan []string)
+		go func() { results <- s.all(16, first, 32) }()
 		s.awaitBlocked(t, pid, 2)
 		release()
-		for n, got := range <-told {
+		for n, got := range <-results {
 			if got != "deleted" {
 				t.Errorf("%s locked, plant %d: %s; want deleted", table, n, got)
 			}
@@ -299,19 +299,19 @@ func TestTerminatedConnections(t *testing.T) {
 	database := pgtest.Shared(t)
 	s := storeOn(t, database, pgtest.WithParameters(database.App, "application_name=terminated"), patient)
 	first := s.plant(t, 320)
-	told := make(chan string)
+	results := make(chan string)
 	var next atomic.Int64
 	for range 16 {
 		go func() {
 			for i := next.Add(1) - 1; i < 320; i = next.Add(1) - 1 {
 				_, err := s.Delete(context.Background(), s.of(first+plant.ID(i), fmt.Sprint(i)))
-				told <- outcomeOf(err)
+				results <- outcomeOf(err)
 			}
 		}()
 	}
 	for n := range 320 {
-		if got := <-told; got != "deleted" {
-			t.Errorf("one was told: %s; want deleted", got)
+		if got := <-results; got != "deleted" {
+			t.Errorf("one deletion: %s; want deleted", got)
 		}
 		if n%80 == 40 {
 			s.terminate(t, "terminated")
@@ -331,8 +331,8 @@ func TestABudgetHolds(t *testing.T) {
 	replicas := []*Plants{s.Plants, opened(t, Config{URL: pgtest.WithParameters(database.App, "application_name=budgeted"), MaxInFlight: 512}).Plants()}
 	first := s.plant(t, 256)
 	type answer struct {
-		id   plant.ID
-		told string
+		id     plant.ID
+		result string
 	}
 	answers := make(chan answer)
 	for client := range plant.ID(64) {
@@ -348,9 +348,9 @@ func TestABudgetHolds(t *testing.T) {
 	for n := range 256 {
 		a := <-answers
 		switch lives := s.lives(t, a.id); {
-		case a.told == "deleted" && !lives, a.told == "over budget" && lives, a.told == plant.ErrUnknown.Error():
+		case a.result == "deleted" && !lives, a.result == "over budget" && lives, a.result == plant.ErrUnknown.Error():
 		default:
-			t.Errorf("plant %d: %s, and it is there: %t", a.id, a.told, lives)
+			t.Errorf("plant %d: %s, and it is there: %t", a.id, a.result, lives)
 		}
 		if n == 50 {
 			s.terminate(t, "budgeted")
@@ -567,17 +567,17 @@ func TestACutShortWaitForTheStandby(t *testing.T) {
 		s.exec(t, `CHECKPOINT`)
 	}
 	require("nobody")
-	told := make(chan error, 1)
+	result := make(chan error, 1)
 	go func() {
 		_, err := s.Delete(context.Background(), s.of(id, "key"))
-		told <- err
+		result <- err
 	}()
 	var last time.Time
 	for n := range 4 { // the deletion's commit, and then those of the question
 		var began time.Time
 		for !began.After(last) {
 			select {
-			case err := <-told:
+			case err := <-result:
 				t.Fatalf("Delete: %v, after %d waits were cut short", err, n)
 			default:
 			}
@@ -588,7 +588,7 @@ func TestACutShortWaitForTheStandby(t *testing.T) {
 		}
 	}
 	require("")
-	if err := <-told; err != nil {
+	if err := <-result; err != nil {
 		t.Errorf("Delete: %v; want none", err)
 	}
 	if n := value[int](t, s, `SELECT count(*) FROM plantstore.deletions WHERE plant_id = $1`, int64(id)); n != 1 || s.lives(t, id) {

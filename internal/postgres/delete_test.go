@@ -65,7 +65,7 @@ func outcomeOf(err error) string {
 	return err.Error()
 }
 
-// Each refusal is told without a key, and with one it is final: it is told again when its
+// Each refusal is returned without a key, and with one it is final: it is returned again when its
 // cause is gone and the plant is there, until another key is sent.
 func TestRefusals(t *testing.T) {
 	t.Parallel()

@@ -20,7 +20,7 @@ import (
 
 // Wherever the connection breaks in a deletion's exchange with the database, no answer lies:
 // not by what the database has then, not by what arrives later, and not by what the same key
-// is told afterwards.
+// is answered afterwards.
 //
 // Each play is given once unbroken, which counts its messages, and then once for each message
 // of both directions and each way to break there. After the answer every plant is planted
@@ -84,7 +84,7 @@ type play struct {
 	name      string
 	before    string   // SQL
 	earlier   string   // the answer to an earlier request with the keys, or none
-	open      *breach  // breaks an earlier request with the keys, which is told unknown
+	open      *breach  // breaks an earlier request with the keys, which gets unknown
 	after     string   // SQL after that
 	first     []breach // breaks the request itself before the breach that is tried
 	meanwhile string   // SQL when the first breach has happened
@@ -103,9 +103,9 @@ func plays() []play {
 		gone       = there + `; DELETE FROM public.plants WHERE id = {first}`
 	)
 	lostAnswer := []breach{{direction: toService, way: byReset}}
-	held := []breach{{direction: toServer, way: byHolding, late: told}}
-	unsent := &breach{direction: toServer, way: byHolding, late: told}
-	uncommitted := &breach{direction: toServer, after: 3, way: byHolding, late: told} // all but Sync
+	held := []breach{{direction: toServer, way: byHolding, late: afterAnswer}}
+	unsent := &breach{direction: toServer, way: byHolding, late: afterAnswer}
+	uncommitted := &breach{direction: toServer, after: 3, way: byHolding, late: afterAnswer} // all but Sync
 	return []play{
 		{name: "lone", before: there, want: []string{"deleted"}},
 		{name: "lone, on a new connection", before: there, preparing: true, want: []string{"deleted"}},
@@ -144,8 +144,8 @@ func (b breach) String() string {
 	s := [...]string{"reset", "end", "silence", "held"}[b.way]
 	if b.way == byHolding {
 		s += fmt.Sprintf(" until %d exchanges later", b.late)
-		if b.late == told {
-			s = "held until it was told"
+		if b.late == afterAnswer {
+			s = "held until the client has its answer"
 		}
 	}
 	if b.within {
@@ -167,7 +167,7 @@ func casesOf(p play, messages [2]int) (cases []faultCase) {
 			add(breach{way: bySilence})
 			add(breach{way: byEnd, within: true})
 			if d == toServer { // nobody is there for an answer that is late
-				for _, late := range []int{0, 1, 2, told} {
+				for _, late := range []int{0, 1, 2, afterAnswer} {
 					add(breach{way: byHolding, late: late})
 				}
 			}
@@ -215,14 +215,14 @@ func (s *stage) give(t *testing.T, p play, b *breach) (passed [2]int, missed int
 
 	world(p.before)
 	if p.earlier != "" {
-		if told := request("earlier", true, patience); told[0] != p.earlier {
-			t.Fatalf("%s: the earlier request was told %q; want %q", p.name, told[0], p.earlier)
+		if got := request("earlier", true, patience); got[0] != p.earlier {
+			t.Fatalf("%s: the earlier request got %q; want %q", p.name, got[0], p.earlier)
 		}
 	}
 	if p.open != nil {
 		s.link.arm(false, *p.open)
-		if told := request("open", true, time.Second); told[0] != plant.ErrUnknown.Error() {
-			t.Fatalf("%s: the open request was told %q; want %q", p.name, told[0], plant.ErrUnknown)
+		if got := request("open", true, time.Second); got[0] != plant.ErrUnknown.Error() {
+			t.Fatalf("%s: the open request got %q; want %q", p.name, got[0], plant.ErrUnknown)
 		}
 		for p.open.after > 0 && !s.isOpen(t) { // the server has it, and will execute it
 		}
@@ -242,31 +242,31 @@ func (s *stage) give(t *testing.T, p play, b *breach) (passed [2]int, missed int
 	answers := request("request", p.keySent, patience)
 	passed, missed = s.link.disarm()
 	open := s.isOpen(t)
-	answered := s.look(t, p, ids)
+	answered := s.inspect(t, p, ids)
 	world(`DELETE FROM public.orders WHERE plant BETWEEN {first} AND {last};
 		INSERT INTO public.plants (id, name) SELECT i, 'back' FROM generate_series({first}, {last}) i WHERE NOT EXISTS (SELECT FROM public.plants WHERE id = i)`)
 	s.link.finish()
-	settled := s.look(t, p, ids)
+	settled := s.inspect(t, p, ids)
 	again := request("again", true, patience)
 	last := request("last", true, patience)
-	after := s.look(t, p, ids)
+	after := s.inspect(t, p, ids)
 
-	for n, told := range answers {
+	for n, result := range answers {
 		lie := func(format string, args ...any) {
-			lies = append(lies, fmt.Sprintf("plant %d of %d was told %q: ", n+1, len(ids), told)+fmt.Sprintf(format, args...))
+			lies = append(lies, fmt.Sprintf("plant %d of %d got %q: ", n+1, len(ids), result)+fmt.Sprintf(format, args...))
 		}
 		a, z := answered[n], settled[n]
-		no := strings.TrimPrefix(told, "replayed ")
+		no := strings.TrimPrefix(result, "replayed ")
 		switch {
 		case no == "deleted":
-			if a.by == "" || z.by != a.by || a.there && told == "deleted" && p.meanwhile == "" {
+			if a.by == "" || z.by != a.by || a.there && result == "deleted" && p.meanwhile == "" {
 				lie("the ledger has it deleted by %q, then by %q, and the plant is there: %t", a.by, z.by, a.there)
 			}
-		case told == plant.ErrBusy.Error() || told == plant.ErrUnavailable.Error():
+		case result == plant.ErrBusy.Error() || result == plant.ErrUnavailable.Error():
 			if z.by == "request" {
 				lie("this request deleted the plant")
 			}
-		case told == plant.ErrUnknown.Error():
+		case result == plant.ErrUnknown.Error():
 		default:
 			if a.by != "" || z.by != "" {
 				lie("the key deleted the plant, by request %q, then %q", a.by, z.by)
@@ -275,7 +275,7 @@ func (s *stage) give(t *testing.T, p play, b *breach) (passed [2]int, missed int
 				lie("%q is recorded", z.refused)
 			}
 		}
-		if told != p.want[n] && !(open && slices.Contains([]string{plant.ErrBusy.Error(), plant.ErrUnavailable.Error(), plant.ErrUnknown.Error()}, told)) {
+		if result != p.want[n] && !(open && slices.Contains([]string{plant.ErrBusy.Error(), plant.ErrUnavailable.Error(), plant.ErrUnknown.Error()}, result)) {
 			lie("want %q; an attempt is open: %t", p.want[n], open)
 		}
 		final := "replayed deleted"
@@ -283,7 +283,7 @@ func (s *stage) give(t *testing.T, p play, b *breach) (passed [2]int, missed int
 			final = "replayed " + z.refused
 		}
 		if want := final; again[n] != want && (z.by != "" || z.refused != "" || again[n] != "deleted") || last[n] != want {
-			lie("the same key was told %q and %q later; want %q", again[n], last[n], want)
+			lie("the same key got %q and %q later; want %q", again[n], last[n], want)
 		}
 		for when, s := range map[string]sight{"answered": a, "settled": z, "at last": after[n]} {
 			if s.lost != 0 || s.charged != 0 {
@@ -305,12 +305,12 @@ func (s *stage) isOpen(t *testing.T) (open bool) {
 }
 
 // request has a principal of its own ask for plants in one batch, by a replica of its own,
-// and returns what each was told.
+// and returns the result of each.
 func (s *stage) request(t *testing.T, p play, ids []int64, name string, keySent bool, timeout time.Duration) []string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
-	told := make([]string, len(ids))
+	results := make([]string, len(ids))
 	plants := s.DB.Plants()
 	b := plants.batches
 	b.running, b.armed = 1, true // as if a batch were under way
@@ -322,8 +322,8 @@ func (s *stage) request(t *testing.T, p play, ids []int64, name string, keySent 
 		}
 		all.Go(func() {
 			r, err := plants.Delete(ctx, d)
-			if told[n] = outcomeOf(err); r.Replayed {
-				told[n] = "replayed " + told[n]
+			if results[n] = outcomeOf(err); r.Replayed {
+				results[n] = "replayed " + results[n]
 			}
 		})
 		synctest.Wait() // the batch has them in order
@@ -333,7 +333,7 @@ func (s *stage) request(t *testing.T, p play, ids []int64, name string, keySent 
 	b.mu.Unlock()
 	b.run()
 	all.Wait()
-	return told
+	return results
 }
 
 // A plant that comes back between an attempt and the question why that found none is no
@@ -369,7 +369,7 @@ type sight struct {
 	charged int    // to the budget without a deletion
 }
 
-func (s *stage) look(t *testing.T, p play, ids []int64) []sight {
+func (s *stage) inspect(t *testing.T, p play, ids []int64) []sight {
 	t.Helper()
 	rows, _ := s.admin.Query(t.Context(), `SELECT EXISTS (SELECT FROM public.plants WHERE id = i),
 			coalesce(string_agg(d.request_id, ' ') FILTER (WHERE d.idempotency_key = 'key-' || n - 1 AND d.refused IS NULL), ''),

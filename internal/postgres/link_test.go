@@ -73,8 +73,8 @@ const (
 	byHolding     // likewise, but the requests arrive after all
 )
 
-// told is a breach.late of "after the client was told".
-const told = -1
+// afterAnswer is a breach.late: after the client has its answer.
+const afterAnswer = -1
 
 func (b *breach) mute() bool { return b != nil && (b.way == bySilence || b.way == byHolding) }
 

@@ -62,7 +62,7 @@ type check struct {
 	name, about string
 	by          role
 	sql         string
-	look        func(Input) []Finding // instead of by and sql
+	find        func(Input) []Finding // instead of by and sql
 }
 
 // A role says whose connection a check uses.
@@ -79,8 +79,8 @@ const schemaCheck = "schema"
 
 func checks() []check {
 	return []check{
-		{name: "connect", about: "service and owner can connect", look: connections},
-		{name: "tls", about: "the connections are encrypted, unless they stay on this machine", look: encryption},
+		{name: "connect", about: "service and owner can connect", find: connections},
+		{name: "tls", about: "the connections are encrypted, unless they stay on this machine", find: encryption},
 		{name: "version", about: "the version of PostgreSQL", by: owner, sql: version},
 		{name: "primary", about: "the server is the primary and takes writes", by: both, sql: primary},
 		{name: "connections", about: "the server has room for the service's connections", by: service, sql: poolSize},
@@ -138,8 +138,8 @@ func Run(ctx context.Context, in Input) ([]Finding, error) {
 
 // run runs a check on each connection that it uses.
 func (c check) run(ctx context.Context, in Input) ([]Finding, error) {
-	if c.look != nil {
-		found := c.look(in)
+	if c.find != nil {
+		found := c.find(in)
 		for i := range found {
 			found[i].Check = c.name
 		}

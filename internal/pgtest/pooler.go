@@ -37,7 +37,7 @@ func Pooler(t testing.TB, server string) string {
 	})
 	return Proxy(t, server, func(client net.Conn) {
 		backend := pgproto3.NewBackend(client, client)
-		if !admit(backend) {
+		if !handshake(backend) {
 			return
 		}
 		for {
@@ -102,8 +102,8 @@ func Proxy(t testing.TB, server string, serve func(client net.Conn)) string {
 		Host: l.Addr().String(), Path: "/" + config.Database, RawQuery: "sslmode=disable"}).String()
 }
 
-// admit answers a client's start.
-func admit(backend *pgproto3.Backend) bool {
+// handshake answers the startup of a client, and reports whether it goes on.
+func handshake(backend *pgproto3.Backend) bool {
 	start, err := backend.ReceiveStartupMessage()
 	if err != nil {
 		return false

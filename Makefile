@@ -5,14 +5,14 @@
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
-# One source gives one program, whatever folder or machine it is built on.
+# Reproducible builds: the same source makes the same bytes in any folder.
 BUILD   = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)" -o .bin/plantstore ./cmd/plantstore
 PREFIX ?= /usr/local
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-# POSTGRES=17 has PostgreSQL 17 fetched, unless that was done, and every target
-# use it: its programs come first in PATH. POSTGRES='--postgis 17' brings PostGIS.
+# POSTGRES=17 makes every target use PostgreSQL 17: its programs are fetched once and come
+# first in PATH. POSTGRES='--postgis 17' includes PostGIS.
 ifdef POSTGRES
 PROGRAMS := $(shell .ci/postgres-programs $(POSTGRES))
 $(if $(PROGRAMS),,$(error no programs of PostgreSQL $(POSTGRES)))

@@ -2,7 +2,7 @@
 # Sourced by the scripts here that take packages from a Debian mirror, some of
 # them for lack of an image registry. Not a program of its own.
 
-# have_image TAG tells whether the image is here, after pulling it if need be.
+# have_image TAG succeeds if the image is here or can be pulled.
 have_image() {
     docker image inspect "$1" >/dev/null 2>&1 || docker pull -q "$1" >/dev/null 2>&1
 }
@@ -85,9 +85,9 @@ CONFIG
     rm -rf "$work"/root/usr/share/{doc,info,locale,man}
 }
 
-# debian_loader ROOT HOME prints what has to stand before a program of ROOT, which
-# debian_unpack filled, once ROOT is moved to HOME. The programs' C library is not this
-# machine's, and only its own loader finds it.
+# debian_loader ROOT HOME prints the loader command that runs a program of ROOT after ROOT
+# is moved to HOME. debian_unpack filled ROOT. Its C library is not this machine's, and only
+# its own loader finds it.
 debian_loader() {
     local loader triplet
     # /lib is apart from /usr/lib before Debian 13.
@@ -120,6 +120,6 @@ debian_root() {
         tail -n 20 "$dir.log" >&2
         return 1
     }
-    # What apt and a reader of manuals want, a container does not.
+    # A container needs neither apt's files nor documentation.
     rm -rf "$dir"/var/cache/apt/* "$dir"/var/lib/apt/lists/* "$dir"/usr/share/{doc,info,locale,man}/*
 }

@@ -19,8 +19,8 @@ const warmUp = 700 * time.Millisecond
 // A contender deletes plants of a store.
 type contender interface {
 	name() string
-	// measure deletes with so many clients: at a rate, or as fast as it can for a
-	// rate of 0.
+	// measure deletes with a number of clients, at a rate or, if that is 0, as fast as
+	// possible.
 	measure(ctx context.Context, clients int, d time.Duration, rate float64) (measurement, error)
 }
 
@@ -33,8 +33,8 @@ type measurement struct {
 	memory            float64 // peak resident memory of the service, in bytes
 }
 
-// measure calls run for the warm-up and then for d. It returns what run's sorted
-// latencies and the processes' counters tell about d. Service 0 is none.
+// measure calls run for the warm-up and then for d, and returns the figures of d. They come
+// from run's sorted latencies and the processes' counters. Service 0: there is none.
 func measure(service, postmaster int, d time.Duration, run func(time.Duration) ([]time.Duration, error)) (m measurement, err error) {
 	if _, err := run(warmUp); err != nil {
 		return m, err
@@ -53,7 +53,7 @@ func measure(service, postmaster int, d time.Duration, run func(time.Duration) (
 	if err != nil {
 		return m, err
 	}
-	took := time.Since(start) // a little longer than d: the last responses
+	took := time.Since(start) // a little longer than d, for the last responses
 	after, err := usageOf(service, postmaster)
 	if err != nil {
 		return m, err

@@ -19,9 +19,8 @@ import (
 // A loader sends DELETE requests over keep-alive connections, one at a time on each,
 // and measures latencies.
 //
-// On a machine of two cores the load's own cost is missing from what is measured. So
-// there is neither net/http nor a goroutine for each connection: one thread waits for
-// all of them with epoll.
+// The load takes processor time from the contender, so it has to be cheap: one thread waits
+// for all connections with epoll, without net/http and goroutines.
 type loader struct {
 	store  *store
 	epoll  int

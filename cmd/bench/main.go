@@ -136,7 +136,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	}
 	r, err := b.measure(ctx)
 	if ctx.Err() != nil {
-		return context.Cause(ctx) // which makes everything fail
+		return context.Cause(ctx) // the reason of all failures
 	}
 	if err != nil {
 		return err

@@ -104,16 +104,16 @@ func addressOf(server *localpg.Server) (address, error) {
 	return address{network, at}, nil
 }
 
-// url is that of the primary for a role, past the proxy.
+// url returns the primary's URL for a role, without the proxy.
 func (c *cluster) url(role string) string { return c.primaryServer().URL(role, database) }
 
-// proxied is the URL for the service: both nodes, through their proxies.
+// proxied returns the service's URL: both nodes, through their proxies.
 func (c *cluster) proxied() string {
 	query := url.Values{"target_session_attrs": {"read-write"}, "sslmode": {"disable"}}
 	return fmt.Sprintf("postgres://%s@127.0.0.1:%d,127.0.0.1:%d/%s?%s", app, c.nodes[0].proxy.port(), c.nodes[1].proxy.port(), database, query.Encode())
 }
 
-// atPrimary is the node of the primary.
+// atPrimary returns the primary's node.
 func (c *cluster) atPrimary() *node {
 	c.mu.Lock()
 	defer c.mu.Unlock()

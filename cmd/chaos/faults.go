@@ -164,8 +164,8 @@ func termination(ctx context.Context, in *injector, _ *rand.Rand) (bool, error) 
 	return err == nil && n > 0, nil // no connection: another fault was there first
 }
 
-// cut cuts the connections to the primary, each at a random place within the
-// next most bytes: for as long as it takes to hit one, and then a little.
+// cut cuts the connections to the primary, each at a random place within its next most
+// bytes. It ends soon after the first cut.
 func cut(d direction, most int) strike {
 	const patience, after = 2 * time.Second, 30 * time.Millisecond
 	return func(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
@@ -197,16 +197,16 @@ func blackHole(ctx context.Context, in *injector, random *rand.Rand) (bool, erro
 	return true, nil
 }
 
-// lateBytes holds back what goes to the primary on the connections that are open now,
-// and lets those pass that are made instead of them.
+// lateBytes holds back what goes to the primary on the connections that are open now.
+// New connections work.
 func lateBytes(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
 	release := in.cluster.atPrimary().proxy.hold()
 	witness.Sleep(ctx, heldBack(random))
 	return release() > 0, nil
 }
 
-// heldBack is for how long attempts are kept from running: mostly for longer than the
-// service gives the first one.
+// heldBack returns how long to hold an attempt back: mostly longer than the service waits
+// for its first one.
 func heldBack(random *rand.Rand) time.Duration {
 	return 300*time.Millisecond + below(random, 2200*time.Millisecond)
 }

@@ -35,7 +35,7 @@ type config struct {
 const (
 	principal    = "chaos" // the name of the clients' token
 	bystanders   = 1000    // plants that nobody asks for, with the negative ids
-	keylessEvery = 4       // clients for one that sends no key
+	keylessEvery = 4       // one client in so many sends no key
 	// overtime is how much longer a run may take, on a busy machine, where a kind of fault
 	// has not happened yet.
 	overtime = 3 * time.Minute

@@ -32,8 +32,7 @@ type service struct {
 
 const (
 	longestTimeout = 10 * time.Second
-	// slack is how much longer than it is allowed something may take, on a busy machine,
-	// before it counts as hung.
+	// slack is added to each limit, so that a busy machine does not count as hung.
 	slack = 30 * time.Second
 )
 
@@ -73,7 +72,7 @@ func launch(ctx context.Context, c config, databaseURL string) (_ *service, err 
 
 // start starts the service and returns when it listens, whether the database is there or not.
 func (s *service) start(ctx context.Context, random *rand.Rand) error {
-	// Many outages are longer than the shortest, and none is longer than the longest.
+	// Many outages last longer than the shortest timeout, none longer than the longest.
 	timeout := cmp.Or(s.timeout, [...]time.Duration{time.Second, 2 * time.Second, longestTimeout}[random.IntN(3)])
 	cmd := exec.Command(s.program, "serve", "--request-timeout", timeout.String())
 	cmd.Env = s.env

@@ -230,7 +230,7 @@ func (c *cluster) untilWell(ctx context.Context) error {
 	})
 }
 
-// patience bounds each wait for something to become well.
+// patience limits each wait of until.
 const patience = 3 * time.Minute
 
 // until returns when try succeeds, or gives up. Where a program has ended it gives up at once.
@@ -291,7 +291,7 @@ func (c *cluster) others(n *node) []*node {
 	return slices.DeleteFunc(slices.Clone(c.nodes), func(o *node) bool { return o == n })
 }
 
-// url is that of the database for a role, with all nodes.
+// url returns the database's URL for a role, with all nodes.
 func (c *cluster) url(role, database string) string {
 	var hosts []string
 	for _, n := range c.nodes {
@@ -301,7 +301,7 @@ func (c *cluster) url(role, database string) string {
 		role, strings.Join(hosts, ":5432,"), database)
 }
 
-// urlOf is the URL of one node.
+// urlOf returns the URL of one node.
 func urlOf(n *node, role, database string) string {
 	return fmt.Sprintf("postgres://%s@%s:5432/%s?connect_timeout=2&sslmode=disable", role, n.IP, database)
 }

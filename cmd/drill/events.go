@@ -177,8 +177,8 @@ func (d *drill) migrate(ctx context.Context, command string) error {
 // sessions are those of the service.
 const sessions = `FROM pg_stat_activity WHERE usename = 'plantstore_app'`
 
-// changePassword changes it in the database first and then, a second later, in the file
-// of each replica. Then it ends all sessions, so that the new one has to do.
+// changePassword changes the password in the database and, a second later, in the file of
+// each replica. Then it ends all sessions, so that the replicas need the new password.
 func changePassword(ctx context.Context, d *drill) error {
 	if err := d.front.setPassword(ctx, d.front.password+"-next"); err != nil {
 		return err

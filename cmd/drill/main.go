@@ -29,8 +29,8 @@ import (
 	"plantstore/internal/localpg"
 )
 
-// This program plays three parts, told apart by the name in os.Args: the one that people call,
-// outside, and those below in namespaces of its own.
+// The program starts itself twice more, in namespaces of its own. os.Args[0] says which
+// process it is.
 const (
 	firstPart  = "drill: first process" // mounts, builds the service, starts the drill, and waits for orphans
 	secondPart = "drill: the drill itself"

@@ -10,8 +10,8 @@ import (
 
 type completionCommand struct{}
 
-// completionScript asks the program itself, so it never names what is not there. zsh
-// reads it after bashcompinit.
+// completionScript asks the program for the words, so it fits every version. zsh reads it
+// after bashcompinit.
 const completionScript = `if [ -n "${ZSH_VERSION-}" ]; then autoload -U +X bashcompinit && bashcompinit; fi
 _plantstore() {
     COMPREPLY=($(compgen -W "$("$1" complete -- "${COMP_WORDS[@]:1:COMP_CWORD-1}" 2>/dev/null)" -- "${COMP_WORDS[COMP_CWORD]}"))

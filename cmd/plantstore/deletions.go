@@ -185,7 +185,7 @@ func printDeletion(w io.Writer, d ledger.Deletion) error {
 	}
 	fmt.Fprintln(w)
 	table = newTable(w, "COLUMN", "TYPE", "VALUE")
-	// The row is read key by key, as its order counts.
+	// Read key by key, to keep the order of the columns.
 	row := json.NewDecoder(bytes.NewReader(d.Plant))
 	if _, err := row.Token(); err != nil {
 		return err

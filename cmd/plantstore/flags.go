@@ -94,8 +94,8 @@ func (f *ownerFlags) explained(err error) error {
 	return err
 }
 
-// choose returns the database of a URL's flag and its file's. A flag overrides both
-// variables.
+// choose returns the database that a flag or variable names, by its URL or by a file with
+// the URL. A flag overrides both variables.
 func choose(parsed *kong.Context, flag, variable string, url, file *string) (target, error) {
 	setting, fileSetting := variable, variable+"_FILE"
 	byFlag, byFileFlag := isGiven(parsed, flag), isGiven(parsed, flag+"-file")

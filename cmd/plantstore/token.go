@@ -24,8 +24,8 @@ type tokenCommand struct {
 	Budget tokenBudget `cmd:"" help:"Limit how many plants a principal may delete in a time."`
 }
 
-// change runs do on the owner's connection, and words its error for principal name. lost is
-// the advice where the answer to the commit was lost.
+// change runs do on the owner's connection, and explains its error. lost is the advice for a
+// commit whose answer was lost.
 func (f *ownerFlags) change(ctx context.Context, name, lost string, do func(*pgx.Conn) error) error {
 	conn, err := f.connect(ctx)
 	if err != nil {

@@ -23,8 +23,8 @@ func unsetEmptyVariables() {
 	}
 }
 
-// maxTypos is how many letters are wrong in a misspelt name, at most. The names that
-// Kubernetes and docker-compose.yml set differ in more.
+// maxTypos is the largest edit distance of a misspelt name. The names that Kubernetes and
+// docker-compose.yml set are farther away.
 const maxTypos = 3
 
 // misspelt warns of each variable that is no setting, but almost is one.

@@ -1,9 +1,7 @@
 #!/bin/sh
-# Makes sure that this machine has PostgreSQL's server programs: for the service started
-# with 'make run', and for the servers that tests start for themselves, also where the
-# others come from Docker. Where there are none it installs PostgreSQL if it may (root,
-# apt, and PLANTSTORE_NO_INSTALL is not set), and says so first; otherwise it says in one
-# line what to do.
+# Makes sure that this machine has PostgreSQL's server programs, for 'make run' and for
+# tests that start a server of their own. If they are missing, it says so and installs them
+# as root with apt. Otherwise, or if PLANTSTORE_NO_INSTALL is set, it says what to do.
 set -eu
 
 for programs in /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /usr/local/pgsql/bin /opt/homebrew/opt/postgresql*/bin; do

@@ -1,6 +1,6 @@
-// Command sbom writes a software bill of materials, in CycloneDX's JSON, of a Go
-// program: what the linker put into it, which the program itself tells. So it needs no
-// network, and lists nothing that only tests use.
+// Command sbom writes a software bill of materials of a Go program, as CycloneDX JSON. It
+// reads the list of modules that the linker put into the program. So it needs no network,
+// and lists nothing that only tests use.
 package main
 
 import (

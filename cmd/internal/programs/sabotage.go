@@ -15,11 +15,11 @@ import (
 // the service's source knows of them: a build replaces pieces of it.
 const (
 	ForgetLedger    = "forget-ledger"    // ignores that the ledger has a deletion with the request's key
-	ForgetRefusal   = "forget-refusal"   // returns a no without recording it
+	ForgetRefusal   = "forget-refusal"   // returns a refusal without recording it
 	ForgetLost      = "forget-lost"      // answers 503 although an attempt may be committed
 	ForgetTrigger   = "forget-trigger"   // deletes plants while the ledger's trigger is disabled
 	BelieveLost     = "believe-lost"     // takes a commit that was not answered for a success
-	BelieveWarnings = "believe-warnings" // takes a commit for durable whose wait for the standby was cut short
+	BelieveWarnings = "believe-warnings" // takes a commit for durable although its wait for the standby was cut short
 )
 
 // An edit replaces a piece of a source file, which has to be there exactly once.

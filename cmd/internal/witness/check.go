@@ -12,8 +12,8 @@ import (
 //
 //	a  Every 204 has exactly one row in the ledger with its key, which names the request
 //	   that deleted the plant, and the plant is gone.
-//	b  No client got a no for a plant that its own request deleted, nor "no such plant" for
-//	   one that is there.
+//	b  No client got a refusal for a plant that its own request deleted, nor "no such plant"
+//	   for one that is there.
 //	c  No plant that nobody asked for is gone.
 //	d  The ledger has as many rows as plants are gone, for each plant.
 //	e  Every 504, every 503 and every lost connection came to a final answer by sending the
@@ -31,7 +31,7 @@ type Violation struct {
 type Run struct {
 	Principal  string // of the history; nobody else deleted any plants but Others
 	History    []Deletion
-	Others     map[int64]bool // plants that the rules are not about
+	Others     map[int64]bool // plants to which the rules do not apply
 	TriggerOff []Span         // when the ledger's trigger was disabled on purpose, in order and apart
 }
 

@@ -48,7 +48,7 @@ func (c *Crowd) Client(keyed bool) *Client {
 	}
 }
 
-// Take returns the next plant, at the crowd's pace, or zero when ctx has ended.
+// Take waits for its turn and returns the next plant, or zero when ctx has ended.
 func (c *Crowd) Take(ctx context.Context) (int64, error) {
 	if c.Pace.Wait(ctx) != nil {
 		return 0, nil
@@ -91,7 +91,7 @@ func (c *Client) retry(asking context.Context, d *Deletion, sent int) (answers [
 	for {
 		a := c.Ask(asking, d, sent+len(answers)+1)
 		answers = append(answers, a)
-		pause := 100 * time.Millisecond // not the second of Retry-After: it has to be there when it hurts
+		pause := 100 * time.Millisecond // shorter than Retry-After, so that retries meet the faults
 		if a.Status == 0 {
 			pause = 20 * time.Millisecond
 		}

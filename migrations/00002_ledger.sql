@@ -1,5 +1,5 @@
 -- The ledger: one row for each plant that was deleted, whoever did it, and one for each
--- refusal that a client was told for a key. Principal, plant and key name one deletion:
+-- refusal that is the final answer to a key. Principal, plant and key name one deletion:
 -- the unique constraint makes its outcome final. Only the functions of 00004 and the owner
 -- write it, so there are no further constraints: each deletion would pay for them.
 -- locks: none

@@ -106,8 +106,8 @@ func (v *Verifier) Authenticate(ctx context.Context, token string) (Principal, e
 	return principal, nil
 }
 
-// rejected returns ErrInvalidToken with a reason for the log, which has at most single
-// claims of the token.
+// rejected returns ErrInvalidToken with a reason for the log. The reason may have a claim in
+// it, never the token.
 func rejected(format string, args ...any) error {
 	return fmt.Errorf("%w: JWT: %s", ErrInvalidToken, fmt.Sprintf(format, args...))
 }

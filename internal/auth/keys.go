@@ -24,7 +24,7 @@ const (
 	// anybody can make one up.
 	fetchEvery = 10 * time.Second
 	// refreshEvery is how often keys are fetched while JWTs come, so that withdrawn keys
-	// end.
+	// stop working.
 	refreshEvery = 4 * time.Minute
 	// maxAge is the age of keys from which on a JWT waits for fresh ones.
 	maxAge = 5 * time.Minute
@@ -44,14 +44,14 @@ type keyring struct {
 	fetched time.Time     // when the fetch of keys began
 	tried   time.Time     // when the last fetch began
 	running chan struct{} // closed when the fetch under way ends; nil without one
-	failed  bool          // the last fetch did, less than refreshEvery before the next
+	failed  bool          // the last fetch failed, less than refreshEvery before this one
 	logged  string
 }
 
-// get returns the keys, and when their fetch began. It starts a fetch if one is due, or if
-// these keys did not help (again). running is closed when the fetch under way ends. stale:
-// the keys are too old to be used before that. An issuer that is down does not make them
-// stale.
+// get returns the keys, and when their fetch began. It starts a fetch if one is due, or
+// if again says that these keys did not help. running is closed when the fetch under way
+// ends. stale means that the caller has to wait for that: the keys are too old, and the
+// issuer is not known to be down.
 func (k *keyring) get(again bool) (keys []jose.JSONWebKey, fetched time.Time, running <-chan struct{}, stale bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -113,7 +113,7 @@ func (k *keyring) find(ctx context.Context, try func([]jose.JSONWebKey) (done bo
 	}
 }
 
-// later returns an ErrKeysUnknown that passes with the next fetch at the earliest.
+// later returns an ErrKeysUnknown with the time until the next fetch.
 func (k *keyring) later() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

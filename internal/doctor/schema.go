@@ -43,7 +43,7 @@ const ledgerTrigger = `
 	) w (name, effect, make) LEFT JOIN pg_trigger t ON t.tgrelid = to_regclass('public.plants') AND t.tgname = w.name
 	WHERE to_regclass('public.plants') IS NOT NULL AND (t.oid IS NULL OR t.tgenabled NOT IN ('O', 'A'))`
 
-// A table that others refer to becomes logged first: in the order in which they were made.
+// In the order of creation: a table must be logged before those that refer to it.
 const unlogged = `
 	SELECT 'problem', format('table %s is unlogged: a crash of the server empties it', oid::regclass), format('ALTER TABLE %s SET LOGGED;', oid::regclass)
 	FROM pg_class WHERE relnamespace = to_regnamespace('plantstore') AND relkind = 'r' AND relpersistence = 'u' ORDER BY oid`

@@ -54,8 +54,8 @@ const version = `
 		CASE WHEN v.number < @oldest::int THEN '# Upgrade the server with pg_upgrade.' ELSE '# Deploy the newest plantstore.' END
 	FROM (VALUES (current_setting('server_version_num')::int / 10000)) v (number) WHERE v.number NOT BETWEEN @oldest::int AND @newest::int`
 
-// The value that RESET would bring back is the session's own, whatever this transaction set.
-// A setting of a role in a database overrides every other default.
+// This transaction is read-only itself, so the check reads the session's value in reset_val.
+// The remedy sets the value of the role in this database, which overrides all other defaults.
 const primary = `
 	SELECT 'problem', format('role %I is connected to a standby, which takes no writes', current_user),
 		'# Name the primary in the URL, or all servers: of several hosts the first one that takes writes is used.'
@@ -65,7 +65,7 @@ const primary = `
 		format(E'SET default_transaction_read_only = off;\nALTER ROLE %I IN DATABASE %I SET default_transaction_read_only = off;', current_user, current_database())
 	FROM pg_settings WHERE name = 'default_transaction_read_only' AND reset_val = 'on'`
 
-// A pooler has limits of its own: then the process id is not the one that the driver was told.
+// A process id other than the driver's means a pooler, which has limits of its own.
 const poolSize = `
 	SELECT CASE WHEN @connections::int > v.most THEN 'problem' ELSE 'advice' END,
 		format('the service opens up to %s connections; %s allows %s, and others have %s open', @connections::int, v.who, v.most, v.others), v.remedy

@@ -51,11 +51,10 @@ func (r *restore) columns(ctx context.Context) ([]column, error) {
 
 // A shape is the columns that some entries were recorded with.
 //
-// Two temporary types read their literals: one has text for each column, as it was written,
-// and the other the types of today's columns where there are such. Their attributes are c0,
-// c1 and so on, and text_ and row_ with the number of the shape are their names. Another
-// restore of the session makes others of these names: no statement that reads them may be
-// cached, hence pgx.QueryExecModeExec.
+// Two temporary types read the literals. text_N of the shape N has a text attribute for each
+// column, row_N has the type of today's column if there is one. The attributes are c0, c1 and
+// so on. A later restore in the session makes other types of these names, so no statement that
+// reads them may be cached: hence pgx.QueryExecModeExec.
 type shape struct {
 	number int
 	ids    []int64 // of the entries
@@ -211,9 +210,10 @@ func (s *shape) insertion(parameter int) string {
 		strings.Join(columns, ", "), strings.Join(values, ", "), s.number, parameter)
 }
 
-// compare names the columns that the table has other values in than the ledger. A value was
-// recorded as was, and today's type reads it as read. What a trigger makes of that is no
-// loss. Only rows that do not have the recorded text as a whole are looked at by column.
+// compare names the columns whose values in the table differ from the ledger. was is the
+// recorded text, read is what today's type makes of it, and now is in the table. If was and
+// read are equal, a trigger changed the value, which is no loss. Rows that have the recorded
+// text as a whole are not compared by column.
 func (r *restore) compare(ctx context.Context, s *shape) error {
 	var values, whole []string
 	for i, was := range s.names {

@@ -98,8 +98,7 @@ func RemoveLeftovers(dir string) (removed []string, err error) {
 	return removed, nil
 }
 
-// isServers reports whether a folder is one that a server was or would have been in: it
-// has data, or nothing yet.
+// isServers reports whether a folder is a server's: it has a server's data, or nothing yet.
 func isServers(folder string) bool {
 	entries, err := os.ReadDir(folder)
 	isData := func(e os.DirEntry) bool { return e.Name() == dataFolder && e.IsDir() }

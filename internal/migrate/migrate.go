@@ -273,8 +273,8 @@ const (
 	deadlockDetected = "40P01"
 )
 
-// once attempts one migration by a goose provider of its own: neither its locker nor the look
-// for its table can be used twice.
+// once attempts one migration. Each attempt needs a goose provider of its own: a provider
+// can't take its lock twice, nor search for its table twice.
 func once(ctx context.Context, config *pgx.ConnConfig, m Migration, up bool, o Options) error {
 	for name, value := range map[string]string{
 		"lock_timeout":                        strconv.FormatInt(o.LockTimeout.Milliseconds(), 10),

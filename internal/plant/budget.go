@@ -17,7 +17,7 @@ type Budget struct {
 // LongestPeriod is the longest period of a budget.
 const LongestPeriod = 7 * 24 * time.Hour
 
-// shortestPeriod is that of a budget that still is one, and not a limit of the rate.
+// shortestPeriod is the shortest period of a budget. For less there is the rate limit.
 const shortestPeriod = time.Second
 
 // mostPlants is the largest budget.

@@ -40,7 +40,7 @@ type limits struct {
 	batchLock, batchStatement time.Duration // of a batch, by the server
 	batch                     time.Duration // of a batch with its commit, by us
 	soloLock, soloStatement   time.Duration // of a deletion that is locked or slow, by the server
-	ask                       time.Duration // of one question about an outcome
+	ask                       time.Duration // of one question about an outcome, and of one poll
 	margin                    time.Duration // left of a request when its last attempt ends
 	connect, ping, close      time.Duration
 	queue                     time.Duration // for a place among those in flight
@@ -64,8 +64,8 @@ const (
 	minConns     = 4 // one for each pool
 )
 
-// DB is the store's database, reached through four pools. Nobody who waits in one of them
-// takes a connection of another.
+// DB is the store's database, reached through four pools. A wait in one pool never takes a
+// connection of another.
 type DB struct {
 	Config
 	limits limits
@@ -172,7 +172,8 @@ func (db *DB) open(ctx context.Context, url string, conns int, lock, statement t
 		if err != nil {
 			return nil, err
 		}
-		// pgx gives a cancel request 15 s, too. prepare ends this deadline of all others.
+		// This deadline is for cancel requests, to which pgx gives 15 s. prepare removes it from
+		// all other connections.
 		return &quickClose{Conn: c, timeout: db.limits.close}, c.SetDeadline(time.Now().Add(conn.ConnectTimeout))
 	}
 	// A deadline becomes a cancel request, and the connection is kept: the server's answer
@@ -199,9 +200,9 @@ func (db *DB) open(ctx context.Context, url string, conns int, lock, statement t
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
-// renew reads role and password again. Those of the start stay where the file cannot be
-// read. Server and database stay those of the start: attempts that were lost are asked about
-// there.
+// renew reads role and password again. If the file cannot be read, those of the start stay.
+// Server and database always stay those of the start, since the ledger there knows the
+// outcomes of lost attempts.
 func (db *DB) renew(_ context.Context, c *pgx.ConnConfig) error {
 	url, err := db.url()
 	if err != nil {
@@ -230,8 +231,8 @@ var settings = [...]struct{ name, value string }{
 	{"tcp_keepalives_idle", "5"},
 }
 
-// prepare makes the session's settings, unless a pooler is between: then the process id that
-// the driver was told is made up, the session belongs to others, too, and is only checked.
+// prepare makes the session's settings. Behind a pooler, which makes up the process id that
+// the driver knows, the session belongs to others, too, so it is only checked.
 func (db *DB) prepare(ctx context.Context, c *pgx.Conn, lock, statement time.Duration) error {
 	if err := c.PgConn().Conn().SetDeadline(time.Time{}); err != nil {
 		return fmt.Errorf("prepare session: %w", err)

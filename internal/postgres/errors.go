@@ -25,12 +25,12 @@ const (
 	deleted       meaning = iota
 	missing               // no row was deleted, and there was no error
 	conflict              // an outcome of the key is recorded
-	unexpectedRow         // the batch would delete a plant that none of it asked for
+	unexpectedRow         // the batch would delete a plant that none of its deletions named
 	referenced            // rows of a table refer to the plant
 	refused               // a rule of the store's keeps the plant
 	overBudget            // the principal's budget is used up
-	busy                  // a lock was not had in time, or the statement took too long
-	batchBusy             // the same, of a batch: each of it has to go alone
+	busy                  // a lock was not acquired in time, or the statement took too long
+	batchBusy             // the same for a batch: each of its deletions has to go alone
 	unreachable           // nothing was sent
 	lost                  // the connection ended: the attempt may be committed now or later
 	misconfigured         // somebody has to fix the database
@@ -42,9 +42,9 @@ var reasons = [...]string{conflict: "conflict", unexpectedRow: "unexpected_row",
 	busy: "busy", batchBusy: "batch_busy", unreachable: "unreachable", lost: "lost", misconfigured: "misconfigured",
 	overloaded: ""} // nothing was tried
 
-// classify tells what an error of a statement means. Only an ERROR of the server proves that
-// its transaction was rolled back: after anything else, the connection's end included, the
-// commit may have happened.
+// classify returns what a statement's error means. Only an ERROR of the server proves that
+// the transaction was rolled back. After anything else, such as a lost connection, the commit
+// may have happened.
 func classify(err error) meaning {
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	if !ok || pg.SeverityUnlocalized != "ERROR" {
@@ -75,8 +75,8 @@ func classify(err error) meaning {
 	case "53": // out of disk space, memory, connections
 		return unreachable
 	case "08", "25", "26", "28", "3D", "3F", "42", "54", "55", "57", "58", "HV", "XX":
-		// Also what a trigger of the store's met elsewhere: it may be over soon, and must not
-		// end a key with a no.
+		// The store's triggers can raise these, too. The cause may pass soon, so it must never
+		// be recorded as a refusal.
 		return misconfigured
 	}
 	return refused

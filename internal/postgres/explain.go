@@ -106,7 +106,7 @@ func explainConnect(e *pgconn.ConnectError, pg *pgconn.PgError, setting string) 
 	return oneLine(e)
 }
 
-// innermost is what an error began with: of several, the first.
+// innermost returns the cause of an error: of several, the first.
 func innermost(err error) error {
 	for {
 		next := errors.Unwrap(err)

@@ -73,8 +73,8 @@ type timed[V any] struct {
 // maxRecent limits how many keys are remembered. What is not remembered is learned again.
 const maxRecent = 10_000
 
-// add remembers a value, never shorter than the key already is, and returns the last value,
-// however old.
+// add remembers a value until a time, or until the key's earlier value ends if that is later.
+// It returns the key's earlier value, which may have ended.
 func (r *recent[K, V]) add(key K, value V, until time.Time) (last V) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

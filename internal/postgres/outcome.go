@@ -24,7 +24,7 @@ type outcome struct {
 	code int
 	at   time.Time
 	by   string // the request that the entry was recorded for; empty without an entry
-	// again: it was not the first question, so the entry may be that of an earlier one.
+	// again: an earlier question, whose answer was lost, may have recorded the entry.
 	again bool
 }
 

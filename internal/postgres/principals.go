@@ -142,10 +142,10 @@ func RevokeTokens(ctx context.Context, conn *pgx.Conn, name string) (revoked int
 	return revoked, err
 }
 
-// SetBudget sets a principal's deletion budget, or removes it if it is zero: a principal of
-// JWTs then has the service's default. What was used of the period counts, unless the new
-// period is shorter than what is left of it. A principal of
-// JWTs need not exist; for others SetBudget returns ErrNoPrincipal.
+// SetBudget sets a principal's deletion budget. Zero removes it: a principal of JWTs then has
+// the service's default. What was used of the period counts, unless the new period is shorter
+// than what is left of it. A principal of JWTs need not exist; for others SetBudget returns
+// ErrNoPrincipal.
 func SetBudget(ctx context.Context, conn *pgx.Conn, name string, budget plant.Budget) error {
 	return inTx(ctx, conn, func(tx pgx.Tx) error {
 		if auth.ComesWithJWT(name) {

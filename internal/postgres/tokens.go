@@ -17,7 +17,7 @@ import (
 type Tokens struct {
 	db       *DB
 	snapshot atomic.Pointer[snapshot]
-	oldest   atomic.Pointer[time.Time] // entry of the ledger
+	oldest   atomic.Pointer[time.Time] // time of the ledger's oldest entry
 
 	mu     sync.Mutex
 	polled chan struct{} // closed by the next poll that succeeds
@@ -42,9 +42,9 @@ func newTokens(db *DB) *Tokens {
 	return &Tokens{db: db, polled: make(chan struct{}), demand: make(chan struct{}, 1)}
 }
 
-// Authenticate returns the principal of a token. It returns auth.ErrInvalidToken for a token
-// that is unknown, revoked or expired by a poll that began after the call,
-// and plant.ErrUnavailable where no poll succeeded until ctx ended.
+// Authenticate returns the principal of a token. It returns auth.ErrInvalidToken if a poll
+// that began after the call finds the token unknown, revoked or expired, and
+// plant.ErrUnavailable if no poll succeeds until ctx ends.
 func (t *Tokens) Authenticate(ctx context.Context, token string) (auth.Principal, error) {
 	digest, err := auth.DigestOf(token)
 	if err != nil {
@@ -56,7 +56,7 @@ func (t *Tokens) Authenticate(ctx context.Context, token string) (auth.Principal
 		polled := t.polled
 		t.mu.Unlock()
 		if s := t.snapshot.Load(); s != nil {
-			answers := !s.confirmed.Before(came) // however long ago that is
+			answers := !s.confirmed.Before(came) // even if the goroutine runs long after the poll
 			if answers || time.Since(s.confirmed) < t.db.limits.maxAge {
 				if p, ok := s.find(digest); ok {
 					return p, nil
@@ -214,8 +214,8 @@ func (t *Tokens) read(ctx context.Context) (*snapshot, error) {
 	return s, err
 }
 
-// note writes when tokens were last used, and reads the age of the ledger. Nobody waits for
-// the standby for that.
+// note writes when tokens were last used, and reads the age of the ledger. This commit does
+// not wait for the standby.
 func (t *Tokens) note(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, t.db.limits.ask)
 	defer cancel()

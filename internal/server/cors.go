@@ -25,8 +25,8 @@ func (s *Server) cors() echo.MiddlewareFunc {
 	})
 }
 
-// isPreflight reports whether a request is a browser's question which requests a page of
-// CORSOrigins may send. It comes without a token.
+// isPreflight reports whether a browser asks which requests a page of CORSOrigins may send.
+// Such a request has no token.
 func (s *Server) isPreflight(r *http.Request) bool {
 	return r.Method == http.MethodOptions && r.Header.Get(echo.HeaderAccessControlRequestMethod) != "" &&
 		slices.Contains(s.CORSOrigins, r.Header.Get(echo.HeaderOrigin))

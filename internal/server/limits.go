@@ -14,8 +14,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Rate is a number of requests in a time, and how many of them may come at once. Each
-// process counts for itself.
+// Rate allows Count requests in the time In, and Burst of them at once. Each process counts
+// for itself.
 type Rate struct {
 	Count int
 	In    time.Duration

@@ -18,8 +18,8 @@ import (
 )
 
 // metrics are what /metrics shows. No label has values that a client controls. Every value
-// is there from the start, so that the first of its kind is a rise. What each request
-// counts is looked up once, at the start.
+// is there from the start with 0, so that rate() sees the first event. The counters that each
+// request needs are resolved once.
 type metrics struct {
 	registry   *prometheus.Registry
 	requests   *prometheus.CounterVec

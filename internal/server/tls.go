@@ -27,8 +27,8 @@ type Certificate struct {
 const (
 	// reloadEvery is how often the files are read while clients connect.
 	reloadEvery = time.Second
-	// renewBefore is the part of its time, one in so many, that a certificate has left when
-	// it should have been renewed. Of the usual 90 days, programs that renew leave a third.
+	// renewBefore: a certificate that has less than a tenth of its lifetime left was not
+	// renewed. Renewal programs usually leave a third.
 	renewBefore = 10
 )
 
@@ -38,7 +38,7 @@ func LoadCertificate(certFile, keyFile string) (*Certificate, error) {
 	return c, c.read(time.Now())
 }
 
-// read uses the files if they fit, which they may not while they are being replaced.
+// read uses the files if they fit. While they are being replaced, they may not.
 func (c *Certificate) read(now time.Time) error {
 	cert, err := os.ReadFile(c.certFile)
 	if err != nil {

@@ -158,7 +158,7 @@ BEGIN
         END IF;
         -- An attempt of the key was committed meanwhile: read its entry.
     END LOOP;
-    RAISE EXCEPTION 'the entry of this key comes and goes';
+    RAISE EXCEPTION 'the ledger entry of this key keeps disappearing';
 END
 $$;
 -- +goose StatementEnd

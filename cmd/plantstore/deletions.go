@@ -47,7 +47,7 @@ type deletionsList struct {
 	By         string `aliases:"principal" placeholder:"NAME" help:"By this principal."`
 	ByRole     string `placeholder:"ROLE" help:"By this database role, with SQL."`
 	Request    string `placeholder:"ID" help:"Under this request id."`
-	Refusals   bool   `help:"With the refusals that were recorded for idempotency keys."`
+	Refusals   bool   `help:"Include recorded refusals."`
 	Limit      int    `default:"50" help:"How many at most, up to 10000."`
 	Before     int64  `placeholder:"ID" help:"Older than this deletion: the next page."`
 	JSON       bool   `name:"json" help:"Print JSON, rows included."`
@@ -206,7 +206,7 @@ func printDeletion(w io.Writer, d ledger.Deletion) error {
 
 type deletionsPurge struct {
 	ownerFlags `embed:""`
-	OlderThan  age  `required:"" placeholder:"AGE" help:"How old the entries are at least, as 365d; 7d or more: the ledger recognizes a request that is sent again."`
+	OlderThan  age  `required:"" placeholder:"AGE" help:"Minimum age of the entries, as 365d; at least 7d, so that the ledger recognizes repeated requests."`
 	DryRun     bool `help:"Only count them."`
 	JSON       bool `name:"json" help:"Print JSON."`
 }
@@ -225,7 +225,7 @@ func (c *deletionsPurge) Run(ctx context.Context, console *console) error {
 		}
 		switch {
 		case errors.Is(err, ledger.ErrTooYoung):
-			return &exitError{exitUsage, fmt.Errorf("--older-than is %s: it must be at least 7d, because a client may send a request again whose entry is younger", c.OlderThan)}
+			return &exitError{exitUsage, fmt.Errorf("--older-than is %s: it must be at least 7d, so that the ledger recognizes repeated requests", c.OlderThan)}
 		case err != nil && n > 0:
 			return fmt.Errorf("%w; %s purged, run the command again for the rest", err, entries(n))
 		case err != nil:

@@ -13,8 +13,8 @@ import (
 
 type deletionsExport struct {
 	ownerFlags `embed:""`
-	After      cursor        `placeholder:"CURSOR" help:"Go on after this line: the cursor of the last line that was taken. Default: from the beginning."`
-	Follow     bool          `help:"Do not end, and go on with later deletions."`
+	After      cursor        `placeholder:"CURSOR" help:"Continue after this cursor, that of the last line taken. Default: from the beginning."`
+	Follow     bool          `help:"Keep running, and write later deletions."`
 	Poll       time.Duration `default:"1s" help:"With --follow: how often to look for new deletions."`
 }
 

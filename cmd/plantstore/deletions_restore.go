@@ -19,10 +19,10 @@ type deletionsRestore struct {
 	By           string            `aliases:"principal" placeholder:"NAME" help:"Instead of ids: all that this principal deleted, with --since."`
 	ByRole       string            `placeholder:"ROLE" help:"Instead of ids: all that this database role deleted with SQL, with --since."`
 	Rename       map[string]string `mapsep:"none" placeholder:"OLD=NEW" help:"A column that was renamed since: its values go to the column with the new name."`
-	Lossy        bool              `help:"Restore also where values have no place in today's columns."`
-	FireTriggers bool              `help:"Restore although the store's triggers on INSERT fire. What they change is no loss."`
+	Lossy        bool              `help:"Restore even if some values fit no column."`
+	FireTriggers bool              `help:"Restore even if the store's INSERT triggers fire. Their changes don't count as loss."`
 	SkipExisting bool              `help:"Leave out plants whose ids are taken."`
-	DryRun       bool              `help:"Do all of it, roll back, and print what a restore would do."`
+	DryRun       bool              `help:"Try the restore, roll it back, and print the result."`
 	Yes          bool              `help:"Do not ask."`
 	SQL          bool              `name:"sql" help:"Print the SQL that restores, for psql, instead of running it."`
 	JSON         bool              `name:"json" help:"Print JSON."`
@@ -49,7 +49,7 @@ func (c *deletionsRestore) Validate() error {
 	case c.By != "" && c.ByRole != "":
 		return errors.New("--by and --by-role contradict each other: no deletion is by both")
 	case c.SQL && (c.JSON || c.DryRun || c.Lossy || c.FireTriggers || c.SkipExisting || len(c.Rename) > 0):
-		return errors.New("--sql prints what restores on an unchanged table, and takes no other flags about restoring")
+		return errors.New("--sql prints SQL for an unchanged table: leave out the other flags of restore")
 	}
 	return inOrder(c.Since, c.Until)
 }

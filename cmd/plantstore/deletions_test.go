@@ -136,7 +136,7 @@ func TestDeletionsExport(t *testing.T) {
 	if want := "no space left; go on with --after=" + first.Cursor; err == nil || err.Error() != want {
 		t.Errorf("error: got %v, want %s", err, want)
 	}
-	expect(2, "", `.*--after: "1" is not a cursor: .*`, "deletions", "export", "--after=1")
+	expect(2, "", `.*--after: "1" is not a cursor such as 740-12-9.*`, "deletions", "export", "--after=1")
 	expect(2, "", `.*--poll is 0s: .*`, "deletions", "export", "--poll=0s")
 	expect(1, "", `plantstore: the cursor is of another server.*`, "deletions", "export", "--after=999999999999-1-0")
 }
@@ -145,7 +145,7 @@ func TestDeletionsPurge(t *testing.T) {
 	t.Parallel()
 	owner, expect := ledgerOf(t)
 	execute(t, owner, `UPDATE plantstore.deletions SET deleted_at = now() - interval '366 days' WHERE id < 4`)
-	expect(2, "", `plantstore: --older-than is 6d: it must be at least 7d, because a client may send a request again whose entry is younger\n`,
+	expect(2, "", `plantstore: --older-than is 6d: it must be at least 7d, so that the ledger recognizes repeated requests\n`,
 		"deletions", "purge", "--older-than=6d")
 	expect(0, "would purge 3 entries older than 365d\n", "", "deletions", "purge", "--older-than=365d", "--dry-run")
 	expect(0, "purged 3 entries older than 365d\n", "", "deletions", "purge", "--older-than=365d")

@@ -28,7 +28,7 @@ const doctorTimeout = 2 * time.Minute
 
 type doctorCommand struct {
 	ownerFlags `embed:""`
-	Skip       []string `env:"PLANTSTORE_DOCTOR_SKIP" placeholder:"NAME" help:"Leave a check out, for what is meant to be so. Repeatable."`
+	Skip       []string `env:"PLANTSTORE_DOCTOR_SKIP" placeholder:"NAME" help:"Skip a check, if its finding is intended. Repeatable."`
 	Replicas   int      `default:"1" help:"How many replicas of the service run: each opens pool_max_conns connections."`
 	JSON       bool     `name:"json" help:"Print JSON."`
 }

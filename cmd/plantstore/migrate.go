@@ -18,8 +18,8 @@ type migrateCommand struct {
 
 // lockFlags say how hard a migration tries to get its locks.
 type lockFlags struct {
-	LockTimeout  time.Duration `env:"PLANTSTORE_MIGRATE_LOCK_TIMEOUT" default:"${lock_timeout}" help:"How long a statement may wait for a lock; clients may have to wait behind it as long."`
-	LockAttempts int           `env:"PLANTSTORE_MIGRATE_LOCK_ATTEMPTS" default:"${lock_attempts}" help:"How often a migration is tried that does not get its lock; the pauses double, up to 10s."`
+	LockTimeout  time.Duration `env:"PLANTSTORE_MIGRATE_LOCK_TIMEOUT" default:"${lock_timeout}" help:"Longest wait for a lock. Clients may wait behind it for that time."`
+	LockAttempts int           `env:"PLANTSTORE_MIGRATE_LOCK_ATTEMPTS" default:"${lock_attempts}" help:"Attempts to get the locks of a migration. The pauses double, up to 10s."`
 }
 
 // Validate rejects values that cannot work.

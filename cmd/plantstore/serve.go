@@ -28,8 +28,8 @@ type serveCommand struct {
 	AdminAddr          string        `env:"PLANTSTORE_ADMIN_ADDR" default:":9090" help:"Address of the operators' listener: /livez, /readyz, /metrics."`
 	TLSCert            string        `name:"tls-cert" env:"PLANTSTORE_TLS_CERT" placeholder:"FILE" help:"Certificate of the public listener with its chain, in PEM. Read again when it changes. Default: plain HTTP."`
 	TLSKey             string        `name:"tls-key" env:"PLANTSTORE_TLS_KEY" placeholder:"FILE" help:"Key of the certificate, in PEM."`
-	OIDCIssuer         string        `name:"oidc-issuer" env:"PLANTSTORE_OIDC_ISSUER" placeholder:"URL" help:"Identity provider whose JWTs are accepted beside our own tokens. Default: none are."`
-	OIDCAudience       []string      `name:"oidc-audience" env:"PLANTSTORE_OIDC_AUDIENCE" placeholder:"NAME,..." help:"Audiences of which a JWT has to name one."`
+	OIDCIssuer         string        `name:"oidc-issuer" env:"PLANTSTORE_OIDC_ISSUER" placeholder:"URL" help:"Identity provider. Its JWTs are accepted beside the service's own tokens. Default: none."`
+	OIDCAudience       []string      `name:"oidc-audience" env:"PLANTSTORE_OIDC_AUDIENCE" placeholder:"NAME,..." help:"Audiences of this service. A JWT must name one of them."`
 	OIDCAudienceClaim  string        `name:"oidc-audience-claim" env:"PLANTSTORE_OIDC_AUDIENCE_CLAIM" default:"aud" help:"Claim of a JWT that names its audience. Amazon Cognito: client_id."`
 	OIDCScopeClaim     string        `name:"oidc-scope-claim" env:"PLANTSTORE_OIDC_SCOPE_CLAIM" default:"scope" help:"Claim of a JWT that has its scopes; by default scp, too. Microsoft Entra: roles."`
 	OIDCScope          string        `name:"oidc-scope" env:"PLANTSTORE_OIDC_SCOPE" default:"plants:delete" help:"Scope of a JWT that allows deleting plants."`
@@ -52,7 +52,7 @@ type limitFlags struct {
 	MaxInFlight     int           `env:"PLANTSTORE_MAX_IN_FLIGHT" default:"512" help:"Deletions under way at a time. More wait a moment, then get 503."`
 	MaxConnections  int           `env:"PLANTSTORE_MAX_CONNECTIONS" default:"4096" help:"Client connections open at a time. More wait."`
 	RateLimit       rateLimit     `env:"PLANTSTORE_RATE_LIMIT" placeholder:"N/s,burst=N" help:"Requests of each principal, as 200/s or 600/m,burst=50. Default: no limit."`
-	TrustedProxies  []network     `env:"PLANTSTORE_TRUSTED_PROXIES" placeholder:"NETWORK,..." help:"Addresses and networks of proxies whose X-Forwarded-For is believed. Default: none."`
+	TrustedProxies  []network     `env:"PLANTSTORE_TRUSTED_PROXIES" placeholder:"NETWORK,..." help:"Addresses and networks of trusted proxies, for X-Forwarded-For. Default: none."`
 	CORSOrigins     []origin      `name:"cors-origins" env:"PLANTSTORE_CORS_ORIGINS" placeholder:"ORIGIN,..." help:"Origins of web pages that may use the service, as https://shop.example.com. Default: CORS is off."`
 	Profiles        bool          `env:"PLANTSTORE_PROFILES" help:"Serve Go's profiler, /debug/pprof/, on the operators' listener."`
 }

@@ -17,11 +17,11 @@ import (
 )
 
 type tokenCommand struct {
-	Create tokenCreate `cmd:"" help:"Create a principal, a client of the service, and print its token, this once."`
-	Rotate tokenRotate `cmd:"" help:"Print another token for a principal, this once. The earlier ones go on for a while."`
-	List   tokenList   `cmd:"" help:"List the principals, what is stored of their tokens, and their budgets."`
+	Create tokenCreate `cmd:"" help:"Create a principal, a client of the service, and print its token once."`
+	Rotate tokenRotate `cmd:"" help:"Issue another token for a principal and print it once. Earlier tokens stay valid for a while."`
+	List   tokenList   `cmd:"" help:"List the principals with their tokens and budgets."`
 	Revoke tokenRevoke `cmd:"" help:"Revoke all tokens of a principal."`
-	Budget tokenBudget `cmd:"" help:"Limit how many plants a principal may delete in a time."`
+	Budget tokenBudget `cmd:"" help:"Limit how many plants a principal may delete in a period."`
 }
 
 // change runs do on the owner's connection, and explains its error. lost is the advice for a
@@ -43,7 +43,7 @@ func (f *ownerFlags) change(ctx context.Context, name, lost string, do func(*pgx
 	case errors.Is(err, postgres.ErrNoPrincipal):
 		return fmt.Errorf("there is no principal %q: see 'plantstore token list'", name)
 	case errors.Is(err, postgres.ErrNoToken) && auth.ComesWithJWT(name):
-		return fmt.Errorf("%q comes with JWTs, which the identity provider issues and revokes", name)
+		return fmt.Errorf("%q has JWTs: the identity provider issues and revokes them", name)
 	case errors.Is(err, postgres.ErrNoToken):
 		return fmt.Errorf("all tokens of %q are revoked: 'plantstore token create %s' makes another", name, name)
 	case errors.Is(err, postgres.ErrCommitUnknown):
@@ -88,7 +88,7 @@ type tokenCreate struct {
 	lifetime   `embed:""`
 	Name       string   `arg:"" help:"The client that gets the token: recorded with each deletion."`
 	Scope      []string `default:"${scope}" enum:"${scope}" help:"What the token allows: ${enum}."`
-	Budget     budget   `default:"none" placeholder:"BUDGET" help:"How many plants the principal may delete in a time, as 500/1h or 10000/7d."`
+	Budget     budget   `default:"none" placeholder:"BUDGET" help:"How many plants the principal may delete in a period, as 500/1h or 10000/7d."`
 }
 
 // Run creates a principal.
@@ -123,7 +123,7 @@ type tokenRotate struct {
 	ownerFlags `embed:""`
 	lifetime   `embed:""`
 	Name       string `arg:"" help:"The principal."`
-	Overlap    age    `default:"24h" placeholder:"AGE" help:"How long its earlier tokens go on, as 24h or 7d; 0s revokes them at once."`
+	Overlap    age    `default:"24h" placeholder:"AGE" help:"How long its earlier tokens stay valid, as 24h or 7d; 0s revokes them at once."`
 }
 
 // Run makes another token for a principal.
@@ -162,7 +162,7 @@ func (c *tokenRevoke) Run(ctx context.Context, console *console) error {
 			return err
 		}
 		if revoked == 0 {
-			fmt.Fprintf(console.out, "%q has no token that is not revoked\n", c.Name)
+			fmt.Fprintf(console.out, "%q has no tokens left to revoke\n", c.Name)
 		} else {
 			fmt.Fprintf(console.out, "%s of %q revoked; %s\n", counted(revoked, "token"), c.Name, inEffect)
 		}
@@ -173,8 +173,8 @@ func (c *tokenRevoke) Run(ctx context.Context, console *console) error {
 type tokenBudget struct {
 	ownerFlags `embed:""`
 	Name       string  `arg:"" help:"The principal; ${jwt_prefix}SUBJECT if it comes with JWTs."`
-	Budget     *budget `arg:"" optional:"" help:"How many plants it may delete in a time, as 500/1h or 10000/7d, or none. Deletions of the current period count."`
-	Reset      bool    `help:"Forget what was used of the current period."`
+	Budget     *budget `arg:"" optional:"" help:"How many plants it may delete in a period, as 500/1h or 10000/7d, or none. Deletions of the current period count."`
+	Reset      bool    `help:"Reset the used part of the budget to zero."`
 }
 
 // Help adds to the command's help.

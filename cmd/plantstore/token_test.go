@@ -24,7 +24,7 @@ func TestTokenCommands(t *testing.T) {
 	expect(0, `PRINCIPAL [^\n]*\nshop +valid +plants:delete +\S+ +never [^\n]*\nshop +old +plants:delete +\S+ +\S+Z [^\n]*\n`, "", "token", "list")
 	printed += expect(0, token, `the token of "shop" expires .*\nits earlier tokens are revoked; services know within 5 seconds\n`, "token", "rotate", "shop", "--overlap=0s")
 	expect(0, `1 token of "shop" revoked; .*\n`, "", "token", "revoke", "shop")
-	expect(0, `"shop" has no token that is not revoked\n`, "", "token", "revoke", "shop")
+	expect(0, `"shop" has no tokens left to revoke\n`, "", "token", "revoke", "shop")
 	expect(1, "", `plantstore: all tokens of "shop" are revoked: 'plantstore token create shop' makes another\n`, "token", "rotate", "shop")
 	for _, command := range []string{"revoke", "rotate", "budget 5/1h"} {
 		words := strings.Fields(command)
@@ -32,7 +32,7 @@ func TestTokenCommands(t *testing.T) {
 	}
 	expect(0, `the deletion budget of "shop" is none; .*\n"shop" can use its whole budget again; .*\n`, "", "token", "budget", "shop", "none", "--reset")
 	expect(0, `the deletion budget of "jwt:x" is 5/7d; .*\n`, "", "token", "budget", "jwt:x", "5/7d")
-	expect(1, "", `plantstore: "jwt:x" comes with JWTs, .*\n`, "token", "rotate", "jwt:x")
+	expect(1, "", `plantstore: "jwt:x" has JWTs: .*\n`, "token", "rotate", "jwt:x")
 	list := expect(0, `\[\n  \{\n    "name": "jwt:x",\n.*"most": 5,\n +"period_seconds": 604800,\n.*"tokens": \[\]\n.*"name": "shop".*"state": "revoked",\n +"scopes": \[\n +"plants:delete"\n.*\]\n`, "", "token", "list", "--json")
 	for one := range strings.Lines(printed) {
 		if strings.Contains(list, strings.TrimSpace(one)) {

@@ -43,7 +43,7 @@ func TestAccidents(t *testing.T) {
 		{check: "version", with: pgx.NamedArgs{"oldest": 99, "newest": 100}, other: "# Upgrade the server with pg_upgrade.",
 			want: []string{"problem: PostgreSQL VERSION is too old: 99 is the oldest version that works"}},
 		{check: "version", with: pgx.NamedArgs{"oldest": 1, "newest": 2}, other: "# Deploy the newest plantstore.",
-			want: []string{"advice: PostgreSQL VERSION is newer than this plantstore, which was tried with up to 2"}},
+			want: []string{"advice: PostgreSQL VERSION is newer than this plantstore, which was tested up to 2"}},
 
 		{check: "connections", sql: clerk + `ALTER ROLE clerk CONNECTION LIMIT 15`, as: "clerk", with: pgx.NamedArgs{"connections": 16},
 			want: []string{"problem: the service opens up to 16 connections; role clerk allows 15, and others have 0 open"}},
@@ -59,7 +59,7 @@ func TestAccidents(t *testing.T) {
 
 		{check: "superuser", sql: `CREATE ROLE clerk SUPERUSER`, as: "clerk", want: []string{"advice: role clerk of the service is a superuser"}, other: roles},
 		{check: "roles", sql: `CREATE ROLE clerk SUPERUSER`, as: "clerk"},
-		{check: "roles", as: "plantstore_owner", want: []string{"advice: role plantstore_owner of the service owns the ledger: its password is enough to change what was recorded"}, other: roles},
+		{check: "roles", as: "plantstore_owner", want: []string{"advice: role plantstore_owner of the service owns the ledger: its password is enough to change the record"}, other: roles},
 
 		{check: "schema", sql: `DELETE FROM plantstore.goose_db_version WHERE version_id IN (2, 5)`, want: []string{"problem: pending migrations: 2, 5"}, other: "plantstore migrate up"},
 		{check: "schema", sql: `INSERT INTO plantstore.goose_db_version (version_id, is_applied) VALUES (900, true)`, want: []string{"advice: a newer plantstore has migrated the database, to version 900"},
@@ -123,8 +123,8 @@ func TestAccidents(t *testing.T) {
 		{check: "store-triggers", sql: audit + `CREATE TRIGGER a BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION audit(); CREATE TRIGGER "B" AFTER INSERT OR DELETE ON plants FOR EACH STATEMENT EXECUTE FUNCTION audit();
 				CREATE TRIGGER c BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION audit(); CREATE TRIGGER d AFTER UPDATE ON plants FOR EACH ROW EXECUTE FUNCTION audit();
 				CREATE TRIGGER e BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION audit(); ALTER TABLE plants DISABLE TRIGGER e`, want: []string{
-			`advice: trigger "B" of public.plants fires when a plant is deleted: where it fails, the plant stays; it fires on INSERT: a restore asks for --fire-triggers`,
-			"advice: trigger a of public.plants fires before a plant is deleted and may keep it, or handle the deletion in its own way: the service then answers 409",
+			`advice: trigger "B" of public.plants fires on DELETE: if it fails, the plant stays; it fires on INSERT: a restore asks for --fire-triggers`,
+			"advice: trigger a of public.plants fires before a deletion and can prevent it: the service then answers 409",
 			"advice: trigger c of public.plants fires on INSERT: a restore asks for --fire-triggers"}},
 
 		{check: "ledger", sql: `INSERT INTO plantstore.deletions (plant_id, deleted_by, deleted_at) VALUES (1, 'shop', '2020-01-01Z'), (1, 'shop', now())`,
@@ -235,7 +235,7 @@ var defaults = []accident{
 	{check: "primary", sql: `ALTER DATABASE DB SET default_transaction_read_only = on`, want: []string{
 		"problem: the transactions of role plantstore_app are read-only: default_transaction_read_only is on", "problem: the transactions of role plantstore_owner are read-only: default_transaction_read_only is on"}},
 	{check: "durability", sql: `ALTER ROLE plantstore_app IN DATABASE DB SET synchronous_commit = local`, want: []string{
-		"advice: synchronous_commit is local for role plantstore_app: what other programs delete with SQL may come back after a crash or failover"}},
+		"advice: synchronous_commit is local for role plantstore_app: a crash or failover can lose deletions by other programs"}},
 	{check: "triggers-fire", sql: `ALTER DATABASE DB SET session_replication_role = replica`, want: []string{
 		"problem: session_replication_role is replica for role plantstore_app: its deletions would leave no record, and the service refuses them",
 		"problem: session_replication_role is replica for role plantstore_owner: its deletions would leave no record, and the service refuses them"}},

@@ -46,6 +46,6 @@ const superuser = `
 	SELECT 'advice', format('role %I of the service is a superuser', rolname), ` + twoRoles + ` FROM pg_roles WHERE rolname = current_user AND rolsuper`
 
 const roles = `
-	SELECT 'advice', format('role %I of the service owns the ledger: its password is enough to change what was recorded', r.rolname), ` + twoRoles + `
+	SELECT 'advice', format('role %I of the service owns the ledger: its password is enough to change the record', r.rolname), ` + twoRoles + `
 	FROM pg_class c, pg_roles r
 	WHERE c.relname = 'deletions' AND c.relnamespace = to_regnamespace('plantstore') AND r.rolname = current_user AND NOT r.rolsuper AND pg_has_role(c.relowner, 'MEMBER')`

@@ -50,7 +50,7 @@ func isReadable(conn net.Conn) bool {
 const version = `
 	SELECT CASE WHEN v.number < @oldest::int THEN 'problem' ELSE 'advice' END,
 		format(CASE WHEN v.number < @oldest::int THEN 'PostgreSQL %s is too old: %s is the oldest version that works'
-			ELSE 'PostgreSQL %s is newer than this plantstore, which was tried with up to %3$s' END, current_setting('server_version'), @oldest::int, @newest::int),
+			ELSE 'PostgreSQL %s is newer than this plantstore, which was tested up to %3$s' END, current_setting('server_version'), @oldest::int, @newest::int),
 		CASE WHEN v.number < @oldest::int THEN '# Upgrade the server with pg_upgrade.' ELSE '# Deploy the newest plantstore.' END
 	FROM (VALUES (current_setting('server_version_num')::int / 10000)) v (number) WHERE v.number NOT BETWEEN @oldest::int AND @newest::int`
 
@@ -119,7 +119,7 @@ const session = `
 	WHERE pg_backend_pid() <> @pid::bigint AND s.reset_val !~ w.fits HAVING count(*) > 0`
 
 const durability = `
-	SELECT 'advice', format('synchronous_commit is %s for role %I: what other programs delete with SQL may come back after a crash or failover', reset_val, current_user),
+	SELECT 'advice', format('synchronous_commit is %s for role %I: a crash or failover can lose deletions by other programs', reset_val, current_user),
 		format('ALTER ROLE %I IN DATABASE %I SET synchronous_commit = on;', current_user, current_database())
 	FROM pg_settings WHERE name = 'synchronous_commit' AND reset_val IN ('off', 'local') AND pg_backend_pid() = @pid::bigint`
 

@@ -36,8 +36,8 @@ const cascades = reach + `
 // tgtype: 1 is FOR EACH ROW, 2 BEFORE, 4 INSERT, 8 DELETE.
 const storeTriggers = `
 	SELECT 'advice', format('trigger %I of public.plants %s', t.tgname, concat_ws('; it ',
-			CASE WHEN t.tgtype & 11 = 11 THEN 'fires before a plant is deleted and may keep it, or handle the deletion in its own way: the service then answers 409'
-				WHEN t.tgtype & 8 > 0 THEN 'fires when a plant is deleted: where it fails, the plant stays' END,
+			CASE WHEN t.tgtype & 11 = 11 THEN 'fires before a deletion and can prevent it: the service then answers 409'
+				WHEN t.tgtype & 8 > 0 THEN 'fires on DELETE: if it fails, the plant stays' END,
 			CASE WHEN t.tgtype & 4 > 0 THEN 'fires on INSERT: a restore asks for --fire-triggers' END)),
 		format(E'-- \\sf %s shows what it does. If it should not fire:\nALTER TABLE public.plants DISABLE TRIGGER %I;', t.tgfoid::regprocedure, t.tgname)
 	FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid

@@ -25,7 +25,7 @@ func (c Cursor) String() string { return fmt.Sprintf("%d-%d-%d", c.Transaction, 
 func ParseCursor(s string) (Cursor, error) {
 	var c Cursor
 	if _, err := fmt.Sscanf(s, "%d-%d-%d", &c.Transaction, &c.ID, &c.After); err != nil || c.String() != s {
-		return Cursor{}, fmt.Errorf("%q is not a cursor: want that of an exported line, as 740-12-9", s)
+		return Cursor{}, fmt.Errorf("%q is not a cursor such as 740-12-9", s)
 	}
 	return c, nil
 }

@@ -88,7 +88,7 @@ const (
 )
 
 // ErrCommitUnknown is returned where the answer of the commit was lost.
-var ErrCommitUnknown = errors.New("the commit was not answered: the plants may have been restored: look with 'plantstore deletions list'")
+var ErrCommitUnknown = errors.New("the answer to the commit was lost: check with 'plantstore deletions list' whether the plants were restored")
 
 // Restore puts deleted plants back, all of them or none, and marks their entries, in one
 // transaction. It returns a *RefusedError where that can't be done as asked, and
@@ -194,7 +194,7 @@ func (r *restore) lockEntries(ctx context.Context, s Selection) (entries []Delet
 			if id, ok := newest[plant]; ok {
 				ids = append(ids, id)
 			} else if err == nil {
-				r.refuse("", "plant %d: the ledger has no deletion of it that is not restored already", plant)
+				r.refuse("", "plant %d: the ledger has no deletion of it left to restore", plant)
 			}
 		}
 	case len(ids) == 0:
@@ -414,7 +414,7 @@ func (r *restore) insert(ctx context.Context, shapes []shape, path string, done 
 		}
 	}
 	for _, d := range missing.Plants {
-		r.refuse("", "%s: a trigger did not let the row in, or gave it another id", d)
+		r.refuse("", "%s: a trigger rejected the row, or gave it another id", d)
 	}
 	return r.refused()
 }

@@ -197,7 +197,7 @@ func TestRestoreAfterTheTableChanged(t *testing.T) {
 		},
 		"renames that fit nothing": {
 			options: ledger.Options{Rename: map[string]string{"id": "number", "colour": "price", "height": "id", "price": "cost"}},
-			refused: "--rename colour=price: no deleted plant has a column \"colour\"\n--rename height=id: no column becomes id or was id\n--rename id=number: no column becomes id or was id\n--rename price=cost: public.plants has no column \"cost\"",
+			refused: "--rename colour=price: no deleted plant has a column \"colour\"\n--rename height=id: the column id cannot be renamed\n--rename id=number: the column id cannot be renamed\n--rename price=cost: public.plants has no column \"cost\"",
 		},
 		"new columns": {
 			change:  `ADD stock int NOT NULL DEFAULT 3, ADD note text, ADD serial int GENERATED ALWAYS AS IDENTITY, ADD twice int GENERATED ALWAYS AS (height * 2) STORED NOT NULL`,
@@ -306,7 +306,7 @@ func TestRestoreFiresTriggers(t *testing.T) {
 		t.Errorf("refused (-want +got):\n%s", diff)
 	}
 	_, err = ledger.Restore(t.Context(), owner, all, ledger.Options{FireTriggers: true, SkipExisting: true})
-	if got := reasons(t, err); len(got) != 1 || !strings.HasSuffix(got[0], "a trigger did not let the row in, or gave it another id") {
+	if got := reasons(t, err); len(got) != 1 || !strings.HasSuffix(got[0], "a trigger rejected the row, or gave it another id") {
 		t.Errorf("a row that a trigger vetoes: got %q", got)
 	}
 	done := restore(t, owner, ledger.Selection{Plants: []int64{1, 3}}, ledger.Options{FireTriggers: true})
@@ -388,7 +388,7 @@ func TestRestoreRefusesEntries(t *testing.T) {
 	_, err := ledger.Restore(t.Context(), owner, ledger.Selection{IDs: append(slices.Clone(ids), 1<<62), Plants: []int64{id, id + 3}}, ledger.Options{SkipExisting: true, Lossy: true, FireTriggers: true})
 	got := strings.Join(reasons(t, err), "\n")
 	for _, want := range []string{
-		fmt.Sprintf("plant %d: the ledger has no deletion of it that is not restored already\nplant %d: the ledger has", id, id+3),
+		fmt.Sprintf("plant %d: the ledger has no deletion of it left to restore\nplant %d: the ledger has", id, id+3),
 		fmt.Sprintf("plant %d \"a\" (deletion %d, deleted by role plantstore_owner at ", id, ids[0]), ") was restored by plantstore_owner at 20",
 		fmt.Sprintf("deletions %d and %d are of the same plant %d: restore one of them", ids[1], ids[2], id+1),
 		fmt.Sprintf("entry %d is a refusal: nothing was deleted", ids[3]),

@@ -47,7 +47,7 @@ func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error
 	}
 	for _, s := range shapes {
 		if !slices.Equal(s.names, names) || !slices.Equal(s.types, types) {
-			r.refuse("", "public.plants has other columns than when deletion %d was recorded: restore it without --sql", s.ids[0])
+			r.refuse("", "the columns of public.plants have changed since deletion %d: restore it without --sql", s.ids[0])
 		}
 	}
 	if err := r.refused(); err != nil {

@@ -91,7 +91,7 @@ func (r *restore) checkRenames(shapes []shape, today []column) bool {
 		is := r.options.Rename[was]
 		switch {
 		case was == "id" || is == "id":
-			r.refuse("", "--rename %s=%s: no column becomes id or was id", was, is)
+			r.refuse("", "--rename %s=%s: the column id cannot be renamed", was, is)
 		case !slices.ContainsFunc(today, func(c column) bool { return c.name == is }):
 			r.refuse("", "--rename %s=%s: public.plants has no column %q", was, is, is)
 		case !slices.ContainsFunc(shapes, func(s shape) bool { return slices.Contains(s.names, was) }):

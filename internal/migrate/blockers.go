@@ -31,7 +31,7 @@ func tableBlockers(ctx context.Context, conn *pgx.Conn, up bool) ([]string, erro
 	}
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
-		return nil, fmt.Errorf("look for who has the lock: %w", err)
+		return nil, fmt.Errorf("find the session with the lock: %w", err)
 	}
 	return names, nil
 }

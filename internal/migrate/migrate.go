@@ -98,7 +98,7 @@ func Status(ctx context.Context, databaseURL string) ([]State, error) {
 const OneStep = -1
 
 // ErrPooler means that Up and Down need a direct connection.
-var ErrPooler = errors.New("a connection pooler is between plantstore and the server, where the lock of migrations and lock_timeout would belong to somebody else's session: " +
+var ErrPooler = errors.New("a connection pooler is in front of the server, and migrations need a session of their own for their locks: " +
 	"name the server itself in PLANTSTORE_MIGRATE_DATABASE_URL")
 
 // An AheadError means that a newer plantstore has migrated the database.

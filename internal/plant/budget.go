@@ -34,13 +34,13 @@ func ParseBudget(s string) (Budget, error) {
 	}
 	switch {
 	case err != nil:
-		return Budget{}, fmt.Errorf("%q is no deletion budget: want one as 500/1h or 10000/7d", s)
+		return Budget{}, fmt.Errorf("%q is not a deletion budget such as 500/1h or 10000/7d", s)
 	case n < 1 || n > mostPlants:
 		return Budget{}, fmt.Errorf("the deletion budget %s is for %d plants: it must be for 1 to %d", s, n, mostPlants)
 	case d < shortestPeriod:
-		return Budget{}, fmt.Errorf("the deletion budget %s has a period of %s: it must be %s at the least", s, period, shortestPeriod)
+		return Budget{}, fmt.Errorf("the deletion budget %s has a period of %s: it must be at least %s", s, period, shortestPeriod)
 	case d > LongestPeriod:
-		return Budget{}, fmt.Errorf("the deletion budget %s has a period of %s: it must be 7d at the most", s, period)
+		return Budget{}, fmt.Errorf("the deletion budget %s has a period of %s: it must be at most 7d", s, period)
 	}
 	return Budget{n, d}, nil
 }

@@ -44,12 +44,12 @@ func TestBudgetsAreReadAsTheyAreWritten(t *testing.T) {
 func TestBudgetsThatAreNone(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"": "is no deletion budget", "500": "is no deletion budget", "500/": "is no deletion budget", "/1h": "is no deletion budget",
-		"many/1h": "is no deletion budget", "9e99/1h": "is no deletion budget", "5/hour": "is no deletion budget", "5/99999d": "is no deletion budget",
-		"5/-1d": "is no deletion budget", "5/1h/1h": "is no deletion budget", "none": "is no deletion budget",
+		"": "is not a deletion budget", "500": "is not a deletion budget", "500/": "is not a deletion budget", "/1h": "is not a deletion budget",
+		"many/1h": "is not a deletion budget", "9e99/1h": "is not a deletion budget", "5/hour": "is not a deletion budget", "5/99999d": "is not a deletion budget",
+		"5/-1d": "is not a deletion budget", "5/1h/1h": "is not a deletion budget", "none": "is not a deletion budget",
 		"0/1h": "is for 0 plants: it must be for 1 to 1000000000", "-1/1h": "is for -1 plants", "1000000001/1h": "is for 1000000001 plants",
-		"5/0d": "has a period of 0d: it must be 1s at the least", "5/999ms": "it must be 1s at the least", "5/-1h": "it must be 1s at the least",
-		"5/8d": "it must be 7d at the most", "5/168h0m1s": "it must be 7d at the most",
+		"5/0d": "has a period of 0d: it must be at least 1s", "5/999ms": "it must be at least 1s", "5/-1h": "it must be at least 1s",
+		"5/8d": "it must be at most 7d", "5/168h0m1s": "it must be at most 7d",
 	} {
 		if got, err := ParseBudget(text); got != (Budget{}) || err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("ParseBudget(%q) = %v, %v; want an error: %s", text, got, err, want)

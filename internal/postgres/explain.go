@@ -138,7 +138,7 @@ func CheckURL(setting, url string) error {
 		return fmt.Errorf("%s has a line break or another control character in it: a database URL is one line", setting)
 	}
 	if fix := misplaced(url); fix != "" {
-		return fmt.Errorf("the user or password in %s has a character that a URL has to write in another way: write %s", setting, fix)
+		return fmt.Errorf("the user or password in %s has a character that must be escaped in a URL: write %s", setting, fix)
 	}
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {

@@ -23,7 +23,7 @@ func TestCheckURL(t *testing.T) {
 	t.Parallel()
 	const (
 		unreadable = "DATABASE_URL cannot be read as a URL such as postgres://user:password@host:5432/database, or as a DSN such as host=host user=user password='pass word' dbname=database"
-		misplaced  = "the user or password in DATABASE_URL has a character that a URL has to write in another way: write "
+		misplaced  = "the user or password in DATABASE_URL has a character that must be escaped in a URL: write "
 		wrong      = "DATABASE_URL or a PG* variable is wrong: "
 		noName     = "DATABASE_URL has a parameter without a proper name. Remove what is before postgres://, such as a quotation mark, and put values with blanks of a DSN in single quotes"
 		twoLines   = "DATABASE_URL has a line break or another control character in it: a database URL is one line"

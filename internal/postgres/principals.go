@@ -19,7 +19,7 @@ var (
 	ErrPrincipalName   = errors.New("not a name of a principal")
 	ErrRoleName        = errors.New("the name of a database role")
 	ErrNoPrincipal     = errors.New("no such principal")
-	ErrNoToken         = errors.New("the principal has no token that is not revoked")
+	ErrNoToken         = errors.New("all tokens of the principal are revoked")
 )
 
 // ErrCommitUnknown is returned where the connection ended during the commit: the change may

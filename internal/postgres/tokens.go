@@ -119,7 +119,7 @@ func (t *Tokens) run(ctx context.Context) {
 		if err == nil && time.Since(noted) >= t.db.limits.used {
 			noted = time.Now()
 			if err := t.note(ctx); err != nil && ctx.Err() == nil {
-				t.db.Log.Warn("last use of tokens not noted", "cause", Explain(err, t.db.Setting))
+				t.db.Log.Warn("last use of tokens not recorded", "cause", Explain(err, t.db.Setting))
 			}
 		}
 		if !wait(ctx, t.db.limits.poll/2-time.Since(began)) {

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// usage is the processor time used so far. The machine's is that of all programs,
-// and of the virtual machine's host.
+// usage is the processor time used so far. machine includes all programs and the host of the
+// virtual machine.
 type usage struct{ service, database, load, machine time.Duration }
 
 func (u usage) minus(v usage) usage {

@@ -48,7 +48,7 @@ const (
 	app      = "plantstore_app"
 )
 
-// sessions are those of the service.
+// sessions selects the service's sessions.
 const sessions = `FROM pg_stat_activity WHERE usename = '` + app + `' AND datname = current_database()`
 
 // startCluster starts a primary and a standby from this machine's programs, with the schema in

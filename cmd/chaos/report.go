@@ -82,7 +82,7 @@ func (r *report) print(w io.Writer) {
 	}
 }
 
-// scenario is that of a plant, or nil if there is none.
+// scenario returns the scenario of a plant, or nil if there is none.
 func (r *report) scenario(plant int64) *scenario {
 	i := slices.IndexFunc(r.events.scenarios, func(t scenario) bool { return t.plant == plant })
 	if i < 0 {

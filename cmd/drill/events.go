@@ -174,7 +174,7 @@ func (d *drill) migrate(ctx context.Context, command string) error {
 	return nil
 }
 
-// sessions are those of the service.
+// sessions selects the service's sessions.
 const sessions = `FROM pg_stat_activity WHERE usename = 'plantstore_app'`
 
 // changePassword changes the password in the database and, a second later, in the file of

@@ -221,7 +221,7 @@ func versionOf(ctx context.Context, folder, program, how string) (string, error)
 	return string(regexp.MustCompile(`[0-9]+\.[0-9.]*[0-9]`).Find(out)), nil
 }
 
-// versions are those of all parts.
+// versions names the versions of all parts.
 func (d *drill) versions(ctx context.Context, folder string) (string, error) {
 	postgres, err := witness.Value[string](ctx, d.url("postgres", database), `SELECT split_part(current_setting('server_version'), ' ', 1)`)
 	all := "PostgreSQL " + postgres

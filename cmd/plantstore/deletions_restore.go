@@ -54,7 +54,7 @@ func (c *deletionsRestore) Validate() error {
 	return inOrder(c.Since, c.Until)
 }
 
-// Run restores plants. Before it asks, it does all of it and rolls back.
+// Run restores plants. Before it asks, it tries the restore and rolls it back.
 func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 	selection := ledger.Selection{IDs: c.IDs, Plants: c.Plant, By: c.By, ByRole: c.ByRole, Since: c.Since.Time, Until: c.Until.Time}
 	options := ledger.Options{Rename: c.Rename, Lossy: c.Lossy, FireTriggers: c.FireTriggers, SkipExisting: c.SkipExisting, DryRun: c.DryRun}

@@ -164,7 +164,7 @@ func (n *network) UnmarshalText(text []byte) error {
 // String returns what UnmarshalText reads.
 func (n network) String() string { return netip.Prefix(n).String() }
 
-// An origin is that of a web page on the command line.
+// An origin is a web page's origin on the command line.
 type origin string
 
 // UnmarshalText reads an origin, as browsers send it: nothing else would ever fit.

@@ -40,7 +40,7 @@ func newTracer(ctx context.Context, log *slog.Logger) (*sdktrace.TracerProvider,
 	if err = errors.Join(append(bad, err)...); err != nil {
 		return nil, &exitError{exitUsage, fmt.Errorf("OTEL_* variables: %s", strings.ReplaceAll(err.Error(), "\n", "; "))}
 	}
-	// OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come last and count.
+	// OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come last, so they win.
 	about, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithHost(),
 		resource.WithAttributes(attribute.String("service.name", "plantstore"), attribute.String("service.version", version)),
 		resource.WithFromEnv())

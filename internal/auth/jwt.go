@@ -38,11 +38,11 @@ const (
 	maxSubject = 255
 )
 
-// algorithms are those that may sign a JWT: the usual ones with a public key and one choice
-// of parameters.
+// algorithms may sign a JWT: the usual ones that have a public key and no parameters to
+// choose.
 var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.ES256, jose.EdDSA}
 
-// An Issuer is an identity provider whose JWTs are accepted.
+// An Issuer is an identity provider. The service accepts its JWTs.
 type Issuer struct {
 	URL    string       // the "iss" of its JWTs
 	JWKS   string       // URL of its keys; empty: found by OpenID Connect discovery

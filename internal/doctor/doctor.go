@@ -167,21 +167,21 @@ func (c check) run(ctx context.Context, in Input) ([]Finding, error) {
 	return findings, nil
 }
 
-// arguments are those of the queries.
+// arguments returns the arguments of the queries.
 func (in Input) arguments(conn *pgx.Conn) pgx.NamedArgs {
 	return pgx.NamedArgs{
 		"versions":    in.Versions,
 		"connections": in.Connections,
-		"pid":         int64(conn.PgConn().PID()), // as the driver was told
+		"pid":         int64(conn.PgConn().PID()), // as the driver knows it
 		"oldest":      15, "newest": 18,           // versions of PostgreSQL
-		"transaction": (15 * time.Minute).Seconds(),     // age of an open one
-		"soon":        (14 * 24 * time.Hour).Seconds(),  // the end of a token or password
-		"old":         (400 * 24 * time.Hour).Seconds(), // the ledger's oldest entry
-		"scan":        8 << 20,                          // bytes of a table whose scan takes too long
+		"transaction": (15 * time.Minute).Seconds(),     // age of an open transaction
+		"soon":        (14 * 24 * time.Hour).Seconds(),  // time until a token or password expires
+		"old":         (400 * 24 * time.Hour).Seconds(), // age of the ledger's oldest entry
+		"scan":        8 << 20,                          // bytes of a table that take too long to scan
 	}
 }
 
-// limits are those of a check's transaction. The search path is empty but for the catalogue,
+// limits are the settings of a check's transaction. The search path has the catalogue only,
 // so that PostgreSQL writes the schema in front of the store's names.
 const limits = `SELECT set_config('statement_timeout', '5s', true), set_config('lock_timeout', '1s', true), set_config('search_path', 'pg_catalog, pg_temp', true)`
 

@@ -11,7 +11,7 @@ const reach = `
 		UNION SELECT e.oid, e.conrelid, e.confdeltype FROM reach r JOIN enforced e ON e.confrelid = r.conrelid WHERE r.confdeltype = 'c'
 	)`
 
-// An index helps whose first columns are those of the key, in any order.
+// An index helps if it begins with the key's columns, in any order.
 const foreignKeys = reach + `
 	SELECT CASE WHEN s.size > @scan::bigint THEN 'problem' ELSE 'advice' END,
 		format('each deletion from %s scans %s (%s): foreign key %I has no index', e.confrelid::regclass, e.conrelid::regclass, pg_size_pretty(s.size), e.conname),

@@ -39,7 +39,7 @@ type Restored struct {
 	Notices      []string   // how the table differs from the deleted rows, and what that did
 }
 
-// A Reason keeps a restore from being done.
+// A Reason prevents a restore.
 type Reason struct {
 	Text string
 	Flag string // the flag that accepts it, or empty

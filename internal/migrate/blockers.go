@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// sessionNames returns a query for one sentence for each session that another query selects,
+// sessionNames returns a query that describes each session of another query in one sentence,
 // the oldest transaction first. Roles without pg_read_all_stats don't see others' times.
 func sessionNames(pids string) string {
 	return `SELECT CASE WHEN b.pid IS NULL THEN 'a prepared transaction (see pg_prepared_xacts)' ELSE
@@ -19,8 +19,8 @@ func sessionNames(pids string) string {
 		ORDER BY a.xact_start, b.pid LIMIT 5`
 }
 
-// tableBlockers names the sessions with locks that a migration has to wait for: any lock on
-// our tables for one that is rolled back, and for one that is applied a lock to write.
+// tableBlockers names the sessions that block a migration. A rollback waits for every lock on
+// the tables, Up only for locks to write.
 func tableBlockers(ctx context.Context, conn *pgx.Conn, up bool) ([]string, error) {
 	rows, err := conn.Query(ctx, sessionNames(`SELECT l.pid FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
 		WHERE l.locktype = 'relation' AND l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())

@@ -191,8 +191,8 @@ const server = `
 		(pg_is_in_recovery(), 'the server is a standby: name the primary in PLANTSTORE_MIGRATE_DATABASE_URL')
 	) v (holds, problem) WHERE holds`
 
-// rights has a GRANT for each right that is missing. The owner of the database has them all.
-// What the service's role gets on somebody else's table has to be ours to grant.
+// rights has a GRANT for each missing right. The owner of the database has them all. To grant
+// the service's role rights on somebody else's table, the owner needs them with GRANT OPTION.
 const rights = `
 	SELECT format('role %s lacks rights: %s', current_user, remedy) FROM (
 		SELECT CASE WHEN to_regnamespace('plantstore') IS NULL AND NOT has_database_privilege(current_database(), 'CREATE')

@@ -218,8 +218,8 @@ func (db *DB) renew(_ context.Context, c *pgx.ConnConfig) error {
 	return nil
 }
 
-// settings are those of every session of ours. A transaction pooler carries none of them, so
-// deploy/postgres/roles.sql sets them for the role.
+// settings apply to each of the service's sessions. A transaction pooler carries none of
+// them, so deploy/postgres/roles.sql sets them for the role.
 var settings = [...]struct{ name, value string }{
 	{"synchronous_commit", "on"},
 	{"default_transaction_isolation", "read committed"},

@@ -48,7 +48,7 @@ func (p page) serve(c echo.Context) error {
 	header.Set(echo.HeaderXContentTypeOptions, "nosniff")
 	header.Set(echo.HeaderCacheControl, "no-cache") // ask each time
 	header.Set("ETag", p.tag)
-	// The header may be a list. The tag has its quotes, so no other tag contains it.
+	// The header may be a list. No other tag in it contains this one, which has its quotes.
 	if known := c.Request().Header.Get("If-None-Match"); known == "*" || strings.Contains(known, p.tag) {
 		return c.NoContent(http.StatusNotModified)
 	}

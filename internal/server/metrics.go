@@ -48,8 +48,8 @@ const (
 	outcomeReplayed = "replayed"
 )
 
-// outcomes are those of a deletion that was tried: success, or the outcome of an error in
-// the catalogue.
+// outcomes are the possible outcomes of a deletion that was tried: success, or that of an
+// error in the catalogue.
 var outcomes = [...]string{outcomeDeleted, outcomeReplayed, "not_found", "deleted_earlier", "referenced", "store_rule",
 	"over_budget", "busy", "unavailable", "overloaded", "misconfigured", "unknown", "error"}
 
@@ -64,8 +64,8 @@ const (
 const (
 	// maxNamed limits how many principals have a label of their own.
 	maxNamed = 200
-	// otherPrincipals is the label of further ones, and of those of the identity provider,
-	// where people may choose their names. No principal can have this name.
+	// otherPrincipals is the label of further principals, and of all principals of JWTs,
+	// since people may choose their names there. No principal can have this name.
 	otherPrincipals = "(other)"
 )
 

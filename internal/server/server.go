@@ -66,9 +66,9 @@ type Config struct {
 	MaxConnections int
 	// RateLimit limits the requests of each principal. Zero: no limit.
 	RateLimit Rate
-	// TrustedProxies are those whose X-Forwarded-For is believed.
+	// TrustedProxies set X-Forwarded-For. That of anybody else is ignored.
 	TrustedProxies []netip.Prefix
-	// CORSOrigins are those of web pages that may use this service. None: CORS is off.
+	// CORSOrigins are the origins of web pages that may use this service. None: CORS is off.
 	CORSOrigins []string
 	Build       Build
 }

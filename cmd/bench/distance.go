@@ -32,8 +32,7 @@ type distance struct {
 
 const slowCommit = 2 * time.Millisecond
 
-// beside reports whether the contenders talk to the database directly, and it is
-// as fast as it can be.
+// beside reports whether the contenders reach the database directly, without slow commits.
 func (d *distance) beside() bool { return d.delay == 0 && !d.slowCommits }
 
 // name is the value of the flag -distance.
@@ -100,7 +99,7 @@ func (b *bench) open(ctx context.Context, d *distance) (err error) {
 
 // lateness is the proxy's report.
 type lateness struct {
-	RealTime     bool  // its thread ran before all other programs
+	RealTime     bool  // its thread had real-time priority
 	Pieces, Late int64 // how many it released, and how many of them more than 100 µs late
 }
 

@@ -39,8 +39,8 @@ func serverSettings() (map[string]string, error) {
 	}, nil
 }
 
-// fillLog makes the write-ahead log that of a server in use, whose files are written
-// again. While a new file is made, every commit waits.
+// fillLog fills the write-ahead log, so that the server reuses its files, as one in
+// production does. While a new file is made, every commit waits.
 func fillLog(ctx context.Context, server *localpg.Server) error {
 	conn, err := pgx.Connect(ctx, server.URL("postgres", "postgres"))
 	if err != nil {
@@ -151,9 +151,8 @@ func (s *store) take() int64 {
 	return 1 + (s.next-1)*stride%s.plants
 }
 
-// refill puts back the plants from a place of the order to the next, and returns
-// how many were missing. Dead rows are removed first, so that all measurements
-// start alike.
+// refill puts back the plants deleted since first, a place in the order, and returns how
+// many were missing. It vacuums before, so that all measurements start alike.
 func (s *store) refill(ctx context.Context, first int64) (int64, error) {
 	if _, err := s.control.Exec(ctx, `VACUUM public.plants`); err != nil {
 		return 0, fmt.Errorf("vacuum: %w", err)

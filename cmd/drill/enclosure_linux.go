@@ -11,10 +11,9 @@ import (
 	"syscall"
 )
 
-// The drill runs in namespaces of its own: of processes, of mounts and, when the service is
-// built, of the network. The machine sees nothing of its switch and its members, and when
-// the first process in there ends, however that comes about, the kernel ends all others,
-// and drops the network and the files, which are in memory. Nothing can be left behind.
+// The drill runs in its own namespaces of processes, of mounts and, when the service is built,
+// of the network. When the first process in there ends, the kernel ends all others, and drops
+// the network and the files, which are in memory. So nothing can be left behind.
 
 // enclose runs this program again in namespaces of its own, with the same arguments, and
 // returns when it has ended. The end of ctx ends it at once.
@@ -41,7 +40,7 @@ func enclose(ctx context.Context) error {
 	return nil
 }
 
-// beFirst is the part of the first process: it returns the exit code of the second.
+// beFirst runs as the first process, and returns the exit code of the second.
 func beFirst(ctx context.Context, args []string, stdout, stderr io.Writer) (int, error) {
 	c, err := parse(args, stderr)
 	if err != nil {

@@ -130,8 +130,8 @@ func (m *machine) start(log string, env []string, program string, args ...string
 
 var errEnded = errors.New("a program ended by itself")
 
-// ended returns an error with the end of the log of a program that has ended. It is for times
-// when all have to run.
+// ended returns an error with the end of the log of a program that has ended. Call it while
+// all programs have to run.
 func (n *network) ended() error {
 	for _, log := range slices.Sorted(maps.Keys(n.running)) {
 		p := n.running[log]

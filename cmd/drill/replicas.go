@@ -172,8 +172,8 @@ func (f *front) stop() error {
 	return group.Wait()
 }
 
-// roll replaces the replicas by ones of a program, one after the other. Each has to be
-// ready for long enough that HAProxy has noticed.
+// roll restarts the replicas with a program, one after the other. After each it waits until
+// HAProxy has noticed.
 func (f *front) roll(ctx context.Context, program string) error {
 	for _, r := range f.replicas {
 		if err := r.stop(); err != nil {

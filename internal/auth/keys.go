@@ -26,7 +26,7 @@ const (
 	// refreshEvery is how often keys are fetched while JWTs come, so that withdrawn keys
 	// stop working.
 	refreshEvery = 4 * time.Minute
-	// maxAge is the age of keys from which on a JWT waits for fresh ones.
+	// maxAge is the age of keys after which a JWT waits for fresh ones.
 	maxAge = 5 * time.Minute
 	// fetchTimeout limits one fetch.
 	fetchTimeout = 5 * time.Second
@@ -140,7 +140,7 @@ func newIssuersKeys(issuer, jwks string) issuersKeys {
 	transport.RegisterProtocol("file", http.NewFileTransport(http.Dir("/")))
 	return issuersKeys{issuer, jwks, &http.Client{
 		Transport: bounded{transport},
-		// Only the URL that was checked is asked.
+		// No redirects: only the URL that was checked is fetched.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 }

@@ -108,8 +108,8 @@ func checks() []check {
 	}
 }
 
-// Run runs all checks but those to skip. Where migrations are pending it ends with that
-// finding. Checks whose connection is missing are left out, and "connect" says so. The error
+// Run runs all checks but those to skip. If migrations are pending, it ends with that
+// finding. Without a connection, its checks are left out, and "connect" says so. The error
 // lists the checks that failed; the findings of the others are valid.
 func Run(ctx context.Context, in Input) ([]Finding, error) {
 	if in.Service == nil && in.Owner == nil {

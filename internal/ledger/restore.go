@@ -75,7 +75,7 @@ func (e *RefusedError) Error() string {
 		lines = append(lines, f+" "+map[string]string{
 			skipExisting: "restores the others.",
 			fireTriggers: "restores and fires the triggers.",
-			lossy:        "restores without the values that have no place.",
+			lossy:        "restores without these values.",
 		}[f])
 	}
 	return strings.Join(lines, "\n")

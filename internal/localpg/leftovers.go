@@ -55,8 +55,8 @@ func lockFolder(folder string, how int) (*os.File, error) {
 	return f, nil
 }
 
-// RemoveLeftovers removes the files of servers whose process ended without Close, as
-// one that was killed did. It returns their folders. dir is as in Options.
+// RemoveLeftovers removes the files of servers that were left because this program was
+// killed before Close. It returns their folders. dir is as in Options.
 func RemoveLeftovers(dir string) (removed []string, err error) {
 	dir = cmp.Or(dir, os.TempDir())
 	entries, err := os.ReadDir(dir)

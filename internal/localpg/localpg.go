@@ -141,7 +141,7 @@ func newServer(o Options) (*Server, error) {
 	return s, nil
 }
 
-// initialize makes the cluster with the first of the folders whose programs work.
+// initialize makes the cluster with the first folder of programs that work.
 func (s *Server) initialize(ctx context.Context, folders []string) error {
 	var failures []error
 	for _, s.programs = range folders {

@@ -127,8 +127,8 @@ func (e *BlockedError) Error() string {
 
 func (e *BlockedError) Unwrap() error { return e.Err }
 
-// Up applies all pending migrations, one transaction a file, and returns them. After an error
-// those are what was applied. It refuses with *UnmetError before it changes anything.
+// Up applies all pending migrations, one transaction a file. It returns those that it applied,
+// also after an error. It refuses with *UnmetError before it changes anything.
 func Up(ctx context.Context, databaseURL string, o Options) ([]Migration, error) {
 	conn, err := connectDirectly(ctx, databaseURL)
 	if err != nil {
@@ -149,8 +149,8 @@ func Up(ctx context.Context, databaseURL string, o Options) ([]Migration, error)
 	return run(ctx, conn, work, true, o)
 }
 
-// Down rolls back all migrations newer than to, newest first, and returns them as Up does. It
-// refuses with *UnmetError where one of them would refuse: the later ones would be gone then.
+// Down rolls back all migrations newer than to, newest first, and returns them as Up does. If
+// one of them would refuse, it returns *UnmetError and rolls none back.
 func Down(ctx context.Context, databaseURL string, to int64, o Options) ([]Migration, error) {
 	conn, err := connectDirectly(ctx, databaseURL)
 	if err != nil {
@@ -363,8 +363,8 @@ func connectDirectly(ctx context.Context, databaseURL string) (*pgx.Conn, error)
 	return conn, nil
 }
 
-// isPooled tells a pooler by the process id that the driver got: it has to make one up, as
-// it has chosen no server session yet.
+// isPooled reports whether a pooler is in front of the server. A pooler makes up the process
+// id that the driver gets, since it chooses a server session later.
 func isPooled(ctx context.Context, conn *pgx.Conn) (bool, error) {
 	var pid uint32
 	err := conn.QueryRow(ctx, `SELECT pg_backend_pid()`).Scan(&pid)

@@ -116,7 +116,7 @@ func Open(ctx context.Context, c Config) (*DB, error) {
 	return db, nil
 }
 
-// url reads the URL from where it is.
+// url returns the URL, read from the file if there is one.
 func (c Config) url() (string, error) {
 	url := c.URL
 	if c.File != "" {
@@ -353,8 +353,8 @@ func takeCutShort(c *pgx.Conn) error {
 	return errCutShort
 }
 
-// A quickClose is a connection whose closing takes little time. pgx waits 15 s for a peer
-// that is gone, and the connection keeps its place in the pool meanwhile.
+// A quickClose is a connection that closes quickly. pgx waits 15 s for a peer that is gone,
+// and the connection keeps its place in the pool meanwhile.
 type quickClose struct {
 	net.Conn
 	timeout time.Duration

@@ -164,8 +164,8 @@ func CheckURL(setting, url string) error {
 	return nil
 }
 
-// misplaced says how the characters have to be written that end a URL's user and password
-// too early. It returns nothing where the driver finds host and database.
+// misplaced returns the escaped form of the characters that end a URL's user and password too
+// early, or nothing if the driver finds host and database.
 func misplaced(url string) string {
 	_, rest, ok := strings.Cut(url, "://")
 	if !ok || !strings.HasPrefix(url, "postgres://") && !strings.HasPrefix(url, "postgresql://") {

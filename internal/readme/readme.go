@@ -38,8 +38,8 @@ func Top(t testing.TB) string {
 	}
 }
 
-// Table returns the rows of the one table in a file whose heading begins with the
-// column first: the cells of each row, without the marks of code.
+// Table returns the rows of a table in a file, without marks of code. It finds the table by
+// the name of its first column.
 func Table(t testing.TB, name, first string) [][]string {
 	t.Helper()
 	_, below, found := strings.Cut(Read(t, name), "\n| "+first+" |")

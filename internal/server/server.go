@@ -153,7 +153,7 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 		MaxHeaderBytes:               maxHeaderBytes,
 		DisableGeneralOptionsHandler: true, // "OPTIONS *" is answered like any other path
 		HTTP2:                        &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
-		// Anybody can cause lines of net/http itself, as often as they like.
+		// Clients can make net/http log any number of lines.
 		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 	}
 	if s.Certificate != nil {

@@ -26,7 +26,7 @@ type Spec struct {
 	Package  string            // in this module, as in "cmd/plantstore"
 	Race     bool              // with the race detector
 	Sabotage string            // one of Sabotages; empty: none
-	Added    map[string]string // files that the module does not have, by their paths in it: their texts
+	Added    map[string]string // texts of additional files, by path in the module
 	Name     string            // of the program; empty: that of the package and the sabotage
 }
 

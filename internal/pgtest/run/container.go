@@ -83,8 +83,8 @@ func configureTestcontainers(ctx context.Context, docker *client.Client) error {
 			return err
 		}
 	}
-	// Where the engine's bridge is an interface of this machine, so are its ports, also
-	// within a container.
+	// If the engine's bridge is an interface of this machine, published ports are on 127.0.0.1,
+	// even if this is a container itself.
 	if _, err := net.InterfaceByName("docker0"); err == nil {
 		return set("TESTCONTAINERS_HOST_OVERRIDE", "127.0.0.1")
 	}

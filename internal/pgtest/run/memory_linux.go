@@ -13,10 +13,9 @@ const (
 	memoryNeeded = 8 << 30
 )
 
-// useMemory has the temporary files of the tests, those of the servers among them, kept
-// in memory where there is plenty, unless TMPDIR says where: the hundreds of databases
-// are then made and removed in two thirds of the time. Programs have to be allowed there,
-// as tests build some.
+// useMemory keeps the temporary files of tests and servers in memory if there is plenty,
+// unless TMPDIR is set: hundreds of databases then take two thirds of the time. The file
+// system has to allow programs, as tests build some.
 func useMemory() error {
 	var fs unix.Statfs_t
 	if os.Getenv("TMPDIR") != "" || unix.Statfs(memoryFolder, &fs) != nil {

@@ -14,8 +14,9 @@ import (
 )
 
 // This is the contract of the service as a sequential machine. Porcupine looks for an order of
-// the overlapping operations on one plant in which the machine gives the same answers. An operation with an unknown outcome has no end: it may take effect at any
-// time after its start, or never.
+// the overlapping operations on one plant in which the machine gives the same answers. An
+// operation with an unknown outcome has no end: it may take effect at any time after its start,
+// or never.
 
 // A plantState is the state of a plant between two operations.
 type plantState struct {

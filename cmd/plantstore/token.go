@@ -275,7 +275,7 @@ type principalJSON struct {
 }
 
 type budgetJSON struct {
-	Most          int64     `json:"most,omitzero"` // not of the service's default
+	Most          int64     `json:"most,omitzero"` // absent with the service's default
 	PeriodSeconds float64   `json:"period_seconds,omitzero"`
 	Used          int64     `json:"used"`
 	ResetsAt      time.Time `json:"resets_at,omitzero"`

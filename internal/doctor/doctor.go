@@ -29,7 +29,8 @@ type Finding struct {
 	Check   string `json:"check"`
 	Level   Level  `json:"level"`
 	Message string `json:"message"`
-	// Remedy is SQL for psql or commands for a shell. What takes a decision is a comment.
+	// Remedy is SQL for psql or commands for a shell. A step that needs a decision is a
+	// comment.
 	Remedy string `json:"remedy,omitempty"`
 }
 

@@ -36,7 +36,7 @@ type Restored struct {
 	Plants       []Deletion // without rows
 	Taken        []Deletion // left out, because their ids are taken
 	DeletedAgain int        // left out by the criteria, because they came back and were deleted again
-	Notices      []string   // how the table differs from the deleted rows, and what that did
+	Notices      []string   // differences between the table and the deleted rows, and their effect
 }
 
 // A Reason prevents a restore.
@@ -154,7 +154,7 @@ func (r *restore) begin(ctx context.Context, conn *pgx.Conn) (err error) {
 	return err
 }
 
-// A restore is one under way.
+// A restore is a transaction with its findings.
 type restore struct {
 	pgx.Tx
 	options Options

@@ -54,8 +54,8 @@ const version = `
 		CASE WHEN v.number < @oldest::int THEN '# Upgrade the server with pg_upgrade.' ELSE '# Deploy the newest plantstore.' END
 	FROM (VALUES (current_setting('server_version_num')::int / 10000)) v (number) WHERE v.number NOT BETWEEN @oldest::int AND @newest::int`
 
-// This transaction is read-only itself, so the check reads the session's value in reset_val.
-// The remedy sets the value of the role in this database, which overrides all other defaults.
+// reset_val is the session's default. A setting of a role in a database overrides all other
+// defaults, so the remedy makes that one.
 const primary = `
 	SELECT 'problem', format('role %I is connected to a standby, which takes no writes', current_user),
 		'# Name the primary in the URL, or all servers: of several hosts the first one that takes writes is used.'

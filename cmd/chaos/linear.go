@@ -118,7 +118,7 @@ func (s plantState) change(o op) []plantState {
 		ok = o.Lost || o.Made != s.there
 		s.there = true
 	case restoreIt:
-		// A failover may lose what kept it from being made.
+		// A failover may also lose what prevented it.
 		ok = o.Lost || !o.Made || !s.there && s.deletions > 0
 		s.there = s.there || o.Lost || o.Made
 	case refer:

@@ -230,8 +230,8 @@ func withoutSecrets(err error) error {
 	return err
 }
 
-// CheckIssuer returns an error for a URL at which no issuer can be: see CheckURL. It has no
-// user, query or fragment either (OpenID Connect Discovery, 3).
+// CheckIssuer returns an error for a URL that fails CheckURL, or has a user, query or
+// fragment (OpenID Connect Discovery, 3).
 func CheckIssuer(text string) error {
 	if err := CheckURL(text, "https"); err != nil {
 		return err
@@ -242,8 +242,8 @@ func CheckIssuer(text string) error {
 	return nil
 }
 
-// CheckURL returns an error for a URL from which keys can't safely be fetched: it needs one
-// of the schemes, or has to be http on this machine.
+// CheckURL returns an error for a URL from which keys can't safely be fetched. Allowed are
+// the schemes, and http on this machine.
 func CheckURL(text string, schemes ...string) error {
 	u, err := url.Parse(text)
 	if err != nil {

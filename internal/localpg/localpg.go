@@ -55,10 +55,9 @@ const (
 	Fast = Mode(syscall.SIGINT)
 	// Immediate ends all processes at once; the next start recovers.
 	Immediate = Mode(syscall.SIGQUIT)
-	// Kill gives the server no chance to do anything, as the kernel does when
-	// memory runs out; the next start recovers. The other processes of the server
-	// notice by themselves, in the middle of a long computation only after it.
-	// Without a next start, 56 bytes of System V shared memory stay allocated.
+	// Kill kills the postmaster, as the kernel does when memory runs out; the next start
+	// recovers. The server's other processes notice and end, after a long computation
+	// if they are in one. Without a next start, 56 bytes of shared memory stay allocated.
 	Kill = Mode(syscall.SIGKILL)
 )
 

@@ -19,7 +19,7 @@ type Preview struct {
 	Binary   int64     `json:"binary"`  // the newest of this plantstore
 	Pending  []Pending `json:"pending"`
 	Plants   string    `json:"plants"` // the size of public.plants
-	// Problems keep Up from working. Advice does not.
+	// Problems prevent Up. Advice does not.
 	Problems []string `json:"problems"`
 	Advice   []string `json:"advice"`
 
@@ -150,7 +150,7 @@ INSERT INTO %[1]s (version_id, is_applied) VALUES (0, true);
 	return b.String()
 }
 
-// problems returns what keeps Up from working, one sentence each.
+// problems returns what prevents Up, one sentence each.
 func problems(ctx context.Context, conn *pgx.Conn) ([]string, error) {
 	found := []string{}
 	pooled, err := isPooled(ctx, conn)

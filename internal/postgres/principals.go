@@ -214,8 +214,8 @@ func orZero(t *time.Time) time.Time {
 	return *t
 }
 
-// lockPrincipal keeps others from changing a principal's tokens until the transaction ends.
-// It returns ErrNoPrincipal.
+// lockPrincipal locks a principal, so that nobody else changes its tokens until the
+// transaction ends. It returns ErrNoPrincipal.
 func lockPrincipal(ctx context.Context, tx pgx.Tx, name string) error {
 	tag, err := tx.Exec(ctx, `SELECT FROM plantstore.principals WHERE name = $1 FOR UPDATE`, name)
 	if err == nil && tag.RowsAffected() == 0 {

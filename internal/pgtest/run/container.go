@@ -76,7 +76,7 @@ func configureTestcontainers(ctx context.Context, docker *client.Client) error {
 		}
 		return os.Setenv(name, value)
 	}
-	// Without its image, the janitor container would keep everything from starting.
+	// Without its image, the janitor container would prevent every start.
 	//lint:ignore SA1019 there is no other public name for it
 	if _, err := docker.ImageInspect(ctx, testcontainers.ReaperDefaultImage); err != nil {
 		if err := set("TESTCONTAINERS_RYUK_DISABLED", "true"); err != nil {

@@ -223,8 +223,8 @@ func (r rateLimit) String() string {
 // A budget is a deletion budget on the command line.
 type budget plant.Budget
 
-// UnmarshalText reads a budget, or none. An empty text is an error: a script whose variable
-// is not set does not mean to remove a limit.
+// UnmarshalText reads a budget, or none. An empty text is an error: a script with an unset
+// variable must not remove a limit.
 func (b *budget) UnmarshalText(text []byte) error {
 	if string(text) == "none" {
 		*b = budget{}

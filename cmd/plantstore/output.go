@@ -36,8 +36,8 @@ func newTable(w io.Writer, heading ...string) *tabwriter.Writer {
 	return table
 }
 
-// shown returns what others wrote for a terminal: in quotes and escaped where a character
-// is not visible.
+// shown returns a text from outside for a terminal. A text with invisible characters is
+// quoted and escaped.
 func shown(s string) string {
 	hidden := func(r rune) bool { return r == utf8.RuneError || !unicode.IsPrint(r) }
 	if strings.HasPrefix(s, `"`) || strings.ContainsFunc(s, hidden) {

@@ -166,8 +166,8 @@ func (v *Verifier) verify(ctx context.Context, token string, now time.Time) (_ P
 	return Principal{Name: JWTPrefix + subject, Scopes: scopes, Budget: v.issuer.Budget}, claims.Expiry.Time().Add(leeway), nil
 }
 
-// checkHeader rejects what is no access token, brings its own key along, or has critical
-// extensions. Some issuers send no typ: then the audience has to tell.
+// checkHeader rejects a JWT that is no access token, has its own key, or has critical
+// extensions. Some issuers send no typ: then the audience decides.
 func checkHeader(h jose.Header) error {
 	if typ := h.ExtraHeaders[jose.HeaderType]; typ != nil {
 		text, _ := typ.(string)

@@ -25,7 +25,7 @@ const rights = `
 		string_agg(format('GRANT %s ON %s TO %I;', privilege, object, current_user), E'\n' ORDER BY object COLLATE "C", privilege)
 	FROM missing HAVING count(*) > 0`
 
-// REVOKE on a table takes the rights on its columns along.
+// REVOKE on a table also revokes the rights on its columns.
 const excessRights = `
 	SELECT CASE n.nspname WHEN 'plantstore' THEN 'problem' ELSE 'advice' END,
 		format('%s may do more than the service needs: %s ON %s', g.name, string_agg(a.privilege_type, ', ' ORDER BY a.privilege_type), c.oid::regclass),

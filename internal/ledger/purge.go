@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// MinAge is the age that an entry has at least when it is purged. Until then a client may
-// send a request again, and the ledger knows its outcome.
+// MinAge is the minimum age of purged entries. Until then the ledger recognizes repeated
+// requests.
 const MinAge = 7 * 24 * time.Hour
 
 // ErrTooYoung is returned by Purge and Older for an age below MinAge.
@@ -27,7 +27,7 @@ func Older(ctx context.Context, conn *pgx.Conn, age time.Duration) (n int64, err
 }
 
 // Purge removes entries older than age, refusals too, oldest first, and returns how many.
-// Each batch is a transaction, and others get as much time as it took. Entries that a
+// Each batch is a transaction. After it, Purge pauses for as long as it took. Entries that a
 // restore has locked stay. progress, unless nil, is called with the sum so far.
 func Purge(ctx context.Context, conn *pgx.Conn, age time.Duration, progress func(purged int64)) (purged int64, err error) {
 	if age < MinAge {

@@ -10,9 +10,8 @@ import (
 	"syscall"
 )
 
-// serverCredential returns the account that the server runs under: nil for this
-// process's own, unless that is root, which PostgreSQL refuses; then postgres,
-// or nobody where there is no postgres.
+// serverCredential returns the account for the server: nil means this process's own.
+// PostgreSQL refuses root, so for root it is postgres or, if that is missing, nobody.
 func serverCredential() (*syscall.Credential, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil

@@ -248,8 +248,8 @@ func (s *Server) waitReady(ctx context.Context) error {
 			return fmt.Errorf("start postgres: %w, having logged: %s", context.Cause(ctx), s.log)
 		case <-tick.C:
 		}
-		// The file of an earlier life may still lie there; its first line is the
-		// process id, its eighth the state.
+		// The file may be that of an earlier start. Its first line is the process id, its
+		// eighth the state.
 		b, err := os.ReadFile(filepath.Join(s.data(), "postmaster.pid"))
 		lines := strings.Split(string(b), "\n")
 		if err == nil && len(lines) >= 8 && lines[0] == pid && strings.TrimSpace(lines[7]) == "ready" {

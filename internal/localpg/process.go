@@ -25,7 +25,7 @@ type Process struct {
 // Ctrl-C does not reach it. When this program ends without having ended the
 // other, Linux sends last to the other; other systems let it run on.
 //
-// Of cmd.SysProcAttr the fields for these two purposes are set.
+// It sets the fields of cmd.SysProcAttr for these two purposes.
 func StartProcess(cmd *exec.Cmd, last syscall.Signal) (*Process, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = new(syscall.SysProcAttr)

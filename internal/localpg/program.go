@@ -98,13 +98,13 @@ const lastSignal = syscall.SIGQUIT
 const cancelPatience = 30 * time.Second
 
 // run runs a program to its end, and that of its child processes, and returns
-// its output. Its error quotes what the program complained of.
+// its output. Its error quotes the program's messages.
 func (s *Server) run(ctx context.Context, name string, args ...string) (string, error) {
 	cmd := s.command(ctx, name, args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	// Not a harsher signal, nor one to its child processes: initdb's would leave
-	// shared memory behind, while they end soon without initdb.
+	// Only the program gets the signal, and no harsher one. initdb's child processes
+	// would leave shared memory behind; without initdb they end soon.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = cancelPatience
 	p, err := StartProcess(cmd, lastSignal)

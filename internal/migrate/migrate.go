@@ -302,8 +302,8 @@ func once(ctx context.Context, config *pgx.ConnConfig, m Migration, up bool, o O
 	return err
 }
 
-// locker is goose's, which excludes all programs that use goose as a library. It names who has
-// the lock, and creates our schema under it.
+// locker is goose's lock, which excludes all programs that use goose as a library. It also
+// names the holder, and creates the schema once it has the lock.
 type locker struct {
 	lock.SessionLocker
 	notify func(message string)
@@ -330,7 +330,7 @@ func (l *locker) SessionLock(ctx context.Context, conn *sql.Conn) error {
 	return err
 }
 
-// connect opens a connection that only looks, through any pooler.
+// connect opens a connection for reading, through any pooler.
 func connect(ctx context.Context, databaseURL string) (*pgx.Conn, error) {
 	pool, err := pgxpool.ParseConfig(databaseURL) // the service's URL may have pool_max_conns
 	if err != nil {

@@ -343,7 +343,7 @@ func noteCutShort(c *pgconn.PgConn, n *pgconn.Notice) {
 	}
 }
 
-// takeCutShort returns errCutShort if that was noted of a connection since the last call.
+// takeCutShort returns errCutShort if a connection's wait was cut short since the last call.
 func takeCutShort(c *pgx.Conn) error {
 	data := c.PgConn().CustomData()
 	if data[cutShort] == nil {

@@ -35,7 +35,7 @@ var (
 // Describe implements prometheus.Collector.
 func (db *DB) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(db, ch) }
 
-// Collect implements prometheus.Collector. It asks the database nothing.
+// Collect implements prometheus.Collector. It does not query the database.
 func (db *DB) Collect(ch chan<- prometheus.Metric) {
 	db.metrics.all.Collect(ch)
 	db.metrics.size.Collect(ch)

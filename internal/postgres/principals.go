@@ -13,7 +13,7 @@ import (
 	"plantstore/internal/plant"
 )
 
-// Why a principal was not changed. Nothing was.
+// Why a change of a principal failed. Nothing was changed.
 var (
 	ErrPrincipalExists = errors.New("the principal exists and has a token")
 	ErrPrincipalName   = errors.New("not a name of a principal")

@@ -36,7 +36,7 @@ type errorBody struct {
 	Message string `json:"message"`
 }
 
-// codeNoRoute is the one code that no route has.
+// codeNoRoute is the code for a path without a route.
 const codeNoRoute = 40400
 
 const realm = `Bearer realm="plantstore"`

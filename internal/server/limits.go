@@ -67,8 +67,8 @@ type rateError struct {
 func (e *rateError) Unwrap() error             { return e.error }
 func (e *rateError) RetryAfter() time.Duration { return e.wait }
 
-// networkOf returns the network that counts as one client: a client with one address of
-// IPv6 has 2^64. What is no address is one client, too.
+// networkOf returns the network that counts as one client: an IPv6 client has 2^64 addresses.
+// All that is no address counts as one client, too.
 func networkOf(address string) netip.Prefix {
 	a, err := netip.ParseAddr(address)
 	if err != nil {
@@ -79,8 +79,8 @@ func networkOf(address string) netip.Prefix {
 	return network
 }
 
-// clientAddress returns the address of the connection or, where a trusted proxy says so in
-// X-Forwarded-For, of the last client in it that is no trusted proxy.
+// clientAddress returns the address of the connection. If that is a trusted proxy, it returns
+// the last address in X-Forwarded-For that is none.
 func clientAddress(r *http.Request, proxies []netip.Prefix) string {
 	address, _, _ := net.SplitHostPort(r.RemoteAddr)
 	if len(proxies) == 0 {

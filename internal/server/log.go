@@ -92,8 +92,8 @@ func (b *LogBuffer) Close() {
 	}
 }
 
-// Handler returns a handler like h, which writes to the buffer, that has warnings and
-// errors written out at once.
+// Handler wraps h, which has to write to the buffer: warnings and errors are written out at
+// once.
 func (b *LogBuffer) Handler(h slog.Handler) slog.Handler { return bufferedHandler{h, b} }
 
 type bufferedHandler struct {

@@ -14,9 +14,9 @@ import (
 	"plantstore/internal/plant"
 )
 
-// Conditions of every deletion, evaluated once, before the trigger. The first tells the
-// trigger who asked. The others prove that it will record the deletion: it is there and
-// fires, and the look for it is newer than the lock of the table.
+// Conditions of every deletion, beside the set_config that tells the trigger who asked. They
+// are evaluated once, before the trigger, and prove that it will record the deletion: it is
+// enabled, and it was found after the table was locked.
 const conditions = `
 	AND EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'public.plants'::regclass AND tgname = 'record_deletion' AND tgenabled IN ('O', 'A'))
 	AND current_setting('transaction_isolation') = 'read committed' AND current_setting('session_replication_role') <> 'replica'`
@@ -25,12 +25,12 @@ const (
 	deleteOneSQL = `DELETE FROM ONLY public.plants WHERE id = $1
 	AND (SELECT set_config('plantstore.asked', $2::text, true)) IS NOT NULL` + conditions
 
-	// A parameter that is an array would have the plan made anew for each.
+	// Without the subquery, each array of ids would be planned anew.
 	deleteManySQL = `DELETE FROM ONLY public.plants WHERE id = ANY (ARRAY(SELECT unnest($1::bigint[])))
 	AND (SELECT set_config('plantstore.asked', $2::text, true)) IS NOT NULL` + conditions + `
 	RETURNING id`
 
-	// Behind a transaction pooler the session has the patience of a lone deletion.
+	// Behind a transaction pooler, the session's lock_timeout is that of a lone deletion.
 	deleteImpatientlySQL = `DELETE FROM ONLY public.plants WHERE id = ANY (ARRAY(SELECT unnest($1::bigint[])))
 	AND (SELECT set_config('plantstore.asked', $2::text, true) || set_config('lock_timeout', $3::text, true)) IS NOT NULL` + conditions + `
 	RETURNING id`
@@ -74,8 +74,8 @@ func newBatcher(db *DB) *batcher {
 	return &batcher{db: db, slots: int(db.batch.Config().MaxConns+1) / 2}
 }
 
-// delete has a deletion made in a batch. Where ctx ends first, the deletion is taken out of
-// the queue or, if its batch is under way, is lost.
+// delete deletes a plant in a batch. If ctx ends first, the deletion leaves the queue or, if
+// its batch is under way, is lost.
 func (b *batcher) delete(ctx context.Context, d *plant.Deletion) batchResult {
 	item := &batchItem{Deletion: d, came: time.Now(), result: make(chan batchResult, 1)}
 	b.mu.Lock()

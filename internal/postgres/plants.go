@@ -20,27 +20,27 @@ type Plants struct {
 	batches  *batcher
 	inFlight chan struct{}
 
-	plants     keyed[plant.ID] // one request for a plant at a time
-	principals keyed[string]   // one deletion at a time for a principal with a budget
-	shares     keyed[share]    // a principal's connections outside of batches
-	mostShares map[*pgxpool.Pool]uint64
+	plants     keyed[plant.ID]          // one request for a plant at a time
+	principals keyed[string]            // one deletion at a time for a principal with a budget
+	slots      keyed[slot]              // a principal's connections outside of batches
+	quotas     map[*pgxpool.Pool]uint64 // how many of each pool
 
 	// slow are plants that were locked or slow a moment ago. They go to the solo pool.
 	slow recent[plant.ID, struct{}]
 	// failing are principals whose deletions were locked, slow or often refused a moment ago.
 	// All of theirs go alone, so that they hold up nobody else's.
 	failing recent[string, struct{}]
-	// refusals are when a principal got its last two.
+	// refusals are the times of a principal's last two.
 	refusals recent[string, [2]time.Time]
-	// usedUp are principals whose budget was used up a moment ago, with when its period ends.
+	// usedUp are principals whose budget was used up a moment ago, with the end of its period.
 	usedUp recent[string, time.Time]
 }
 
 // Plants returns the repository of plants.
 func (db *DB) Plants() *Plants {
-	p := &Plants{db: db, batches: newBatcher(db), inFlight: make(chan struct{}, db.MaxInFlight), mostShares: make(map[*pgxpool.Pool]uint64)}
+	p := &Plants{db: db, batches: newBatcher(db), inFlight: make(chan struct{}, db.MaxInFlight), quotas: make(map[*pgxpool.Pool]uint64)}
 	for _, pool := range db.pools() {
-		p.mostShares[pool] = max(2, uint64(pool.Config().MaxConns)/3)
+		p.quotas[pool] = max(2, uint64(pool.Config().MaxConns)/3)
 	}
 	return p
 }
@@ -86,8 +86,8 @@ type execution struct {
 }
 
 // run makes attempts until there is an outcome. While another attempt of the key may be open,
-// a no is returned only after the ledger has recorded it: then no attempt can be committed
-// any more.
+// a refusal is returned only after the ledger has recorded it: from then on, no attempt of the
+// key can be committed.
 func (e *execution) run(ctx context.Context) error {
 	for pause := firstPause; ; {
 		m, err := e.attempt(ctx)
@@ -113,7 +113,7 @@ func (e *execution) run(ctx context.Context) error {
 			e.lost = true
 		case referenced, refused, overBudget:
 			if !e.isOpen() {
-				return e.no(m, err)
+				return e.unrecorded(m, err)
 			}
 		}
 
@@ -135,7 +135,7 @@ func (e *execution) run(ctx context.Context) error {
 		case m == overBudget && e.lost:
 			return plant.ErrUnknown
 		case m == overBudget:
-			return e.no(m, err)
+			return e.unrecorded(m, err)
 		case m == missing:
 			e.stillThere++
 		}
@@ -170,8 +170,8 @@ const maxStillThere = 3
 
 var errTriggerOff = errors.New("the trigger record_deletion on public.plants does not run: see 'plantstore doctor'")
 
-// no is the error of a refusal that is not recorded.
-func (e *execution) no(m meaning, err error) error {
+// unrecorded is the error of a refusal that needs no record.
+func (e *execution) unrecorded(m meaning, err error) error {
 	switch m {
 	case referenced:
 		return errorOf(codeReferenced, time.Time{}, err)
@@ -322,23 +322,23 @@ func (e *execution) deleteOn(ctx context.Context, pool *pgxpool.Pool, timeout, l
 // acquire takes a connection of a pool that other principals need, too: each may have a
 // third, but at least two.
 func (p *Plants) acquire(ctx context.Context, pool *pgxpool.Pool, d *plant.Deletion) (conn *pgx.Conn, release func(), err error) {
-	share := share{pool, d.Principal, uint64(d.Plant) % p.mostShares[pool]}
-	if !p.shares.lock(ctx, share) {
+	slot := slot{pool, d.Principal, uint64(d.Plant) % p.quotas[pool]}
+	if !p.slots.lock(ctx, slot) {
 		return nil, nil, ctx.Err()
 	}
 	c, err := pool.Acquire(ctx)
 	if err != nil {
-		p.shares.unlock(share)
+		p.slots.unlock(slot)
 		return nil, nil, err
 	}
 	return c.Conn(), func() {
 		c.Release()
-		p.shares.unlock(share)
+		p.slots.unlock(slot)
 	}, nil
 }
 
-// A share is one of the connections of a pool that a principal may have at a time.
-type share struct {
+// A slot is one of the connections of a pool that a principal may have at a time.
+type slot struct {
 	pool      *pgxpool.Pool
 	principal string
 	number    uint64

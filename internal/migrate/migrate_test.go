@@ -266,6 +266,7 @@ func TestPlan(t *testing.T) {
   00003_principals.sql           locks: none
   00004_record_deletions.sql     locks: public.plants SHARE ROW EXCLUSIVE
   00005_grants.sql               locks: public.plants ACCESS SHARE
+role plantstore_owner will own what they create
 public.plants: about 1500 rows, SIZE
 advice: trigger "soft delete" fires before a plant is deleted: it can refuse, or handle the deletion in its own way, and the service then answers 409
 'plantstore migrate plan --sql' prints the SQL, 'plantstore migrate up' runs it
@@ -273,6 +274,15 @@ advice: trigger "soft delete" fires before a plant is deleted: it can refuse, or
 	_, size, _ := strings.Cut(p.Plants, "rows, ")
 	if diff := cmp.Diff(strings.Replace(want, "SIZE", size, 1), p.Summary()); diff != "" {
 		t.Errorf("summary (-want +got):\n%s", diff)
+	}
+
+	if p, err = Plan(t.Context(), db.Super); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"role postgres is a superuser", "role postgres migrates, although there is a role plantstore_owner"} {
+		if !strings.Contains(p.Summary(), "\nadvice: "+want) {
+			t.Errorf("plan of a superuser: want an advice with %q, got:\n%s", want, p.Summary())
+		}
 	}
 
 	// psql runs the script, and the result is the same as that of Up.

@@ -15,6 +15,7 @@ import (
 // A Preview is what Up would do to a database.
 type Preview struct {
 	Database string    `json:"database"`
+	Role     string    `json:"role"`    // applies the migrations, and owns what they create
 	Version  int64     `json:"version"` // the newest that is applied
 	Binary   int64     `json:"binary"`  // the newest of this plantstore
 	Pending  []Pending `json:"pending"`
@@ -65,18 +66,22 @@ func preview(ctx context.Context, conn *pgx.Conn) (*Preview, error) {
 	if p.Problems, err = problems(ctx, conn); err != nil {
 		return nil, fmt.Errorf("check the conditions: %w", err)
 	}
-	err = conn.QueryRow(ctx, `SELECT current_database(), to_regnamespace('plantstore') IS NULL, to_regclass('`+table+`') IS NULL,
+	err = conn.QueryRow(ctx, `SELECT current_database(), current_user, to_regnamespace('plantstore') IS NULL, to_regclass('`+table+`') IS NULL,
 		coalesce((SELECT CASE WHEN reltuples < 0 THEN 'an unknown number of' ELSE 'about ' || reltuples::bigint END || ' rows, ' || pg_size_pretty(pg_total_relation_size(oid))
-			FROM pg_class WHERE oid = to_regclass('public.plants')), 'does not exist yet')`).Scan(&p.Database, &p.createSchema, &p.createTable, &p.Plants)
+			FROM pg_class WHERE oid = to_regclass('public.plants')), 'does not exist yet')`).Scan(&p.Database, &p.Role, &p.createSchema, &p.createTable, &p.Plants)
 	if err != nil {
 		return nil, err
 	}
-	rows, err := conn.Query(ctx, beforeDelete)
-	if err != nil {
-		return nil, err
+	for _, query := range []string{owner, beforeDelete} {
+		rows, err := conn.Query(ctx, query)
+		if err != nil {
+			return nil, err
+		}
+		if p.Advice, err = pgx.AppendRows(p.Advice, rows, pgx.RowTo[string]); err != nil {
+			return nil, err
+		}
 	}
-	p.Advice, err = pgx.AppendRows(p.Advice, rows, pgx.RowTo[string])
-	return p, err
+	return p, nil
 }
 
 // upSQL returns the statements of a file's Up section.
@@ -106,6 +111,9 @@ func (p *Preview) Summary() string {
 	}
 	for _, m := range p.Pending {
 		fmt.Fprintf(&b, "  %-30s locks: %s\n", m.Name, m.Locks)
+	}
+	if len(p.Pending) > 0 {
+		fmt.Fprintf(&b, "role %s will own what they create\n", p.Role)
 	}
 	fmt.Fprintf(&b, "public.plants: %s\n", p.Plants)
 	for _, problem := range p.Problems {
@@ -211,6 +219,13 @@ const rights = `
 				AND NOT has_table_privilege(to_regclass('public.plants')::oid, r || ' WITH GRANT OPTION')
 			HAVING count(*) > 0
 	) v (remedy) WHERE remedy IS NOT NULL`
+
+// owner finds that the role that migrates is not the one that should.
+const owner = `
+	SELECT format(advice, current_user) FROM (VALUES
+		((SELECT rolsuper FROM pg_roles WHERE rolname = current_user), 'role %I is a superuser, and so are the functions that it creates: migrate as an ordinary role'),
+		(current_user <> 'plantstore_owner' AND to_regrole('plantstore_owner') IS NOT NULL, 'role %I migrates, although there is a role plantstore_owner')
+	) v (holds, advice) WHERE holds`
 
 // beforeDelete finds triggers of the store's that can keep a plant: 2 is BEFORE, 8 is DELETE.
 const beforeDelete = `

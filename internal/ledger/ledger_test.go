@@ -142,6 +142,35 @@ func TestListOfAPeriodUsesTheIndex(t *testing.T) {
 	}
 }
 
+// However many refusals a plant has, its deletions are found by a few reads.
+func TestDeletionsBesideManyRefusals(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	execute(t, owner, `
+		INSERT INTO plants (id, name) VALUES (7, 'Fern'); DELETE FROM plants;
+		INSERT INTO plantstore.deletions (plant_id, deleted_by, request_id, idempotency_key, refused) SELECT 7, 'shop', 'r', 'k-' || i, 40402 FROM generate_series(1, 20000) i`)
+	execute(t, owner, `ANALYZE plantstore.deletions`)
+	read := func() int {
+		execute(t, owner, `SELECT pg_stat_force_next_flush()`)
+		return value[int](t, owner, `SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relid = 'plantstore.deletions'::regclass`)
+	}
+	plant := int64(7)
+	for what, do := range map[string]func() int{
+		"list": func() int { return len(list(t, owner, ledger.Filter{Plant: &plant, Limit: 50})) },
+		"restore": func() int {
+			return len(restore(t, owner, ledger.Selection{Plants: []int64{plant}}, ledger.Options{DryRun: true}).Plants)
+		},
+	} {
+		before := read()
+		if got := do(); got != 1 {
+			t.Errorf("%s: got %d deletions, want 1", what, got)
+		}
+		if got := read() - before; got > 20 {
+			t.Errorf("%s: %d entries were read, want 20 at most", what, got)
+		}
+	}
+}
+
 // explained is the last query of a connection.
 type explained struct {
 	sql  string

@@ -414,6 +414,41 @@ func TestOutcome(t *testing.T) {
 	}
 }
 
+// However many refusals a plant has, outcome reads a few entries, with statistics and
+// without.
+func TestOutcomeBesideManyRefusals(t *testing.T) {
+	t.Parallel()
+	super := pgtest.Connect(t, pgtest.New(t).Super)
+	mustExec(t, super, `INSERT INTO plants (id, name) VALUES (1, 'fern'), (3, 'kept'); DELETE FROM plants WHERE id = 1;
+		INSERT INTO plantstore.deletions (plant_id, deleted_by, request_id, idempotency_key, refused)
+		SELECT plant, 'alice', 'r', 'k-' || i, code FROM (VALUES (1, 40402), (2, 40401), (3, 40900)) v (plant, code), generate_series(1, 10000) i`)
+	read := func() (n int) {
+		if err := super.QueryRow(t.Context(), `SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'plantstore.deletions'::regclass`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for _, statistics := range []string{`SELECT 1`, `ANALYZE plantstore.deletions`} {
+		mustExec(t, super, statistics)
+		for _, ask := range []struct {
+			plant int
+			key   string
+			want  string // code
+		}{
+			{1, "k-7", "40402"}, {1, "new", "40402"}, {2, "k-7", "40401"}, {2, "new", "40401"}, {3, "k-7", "40900"}, {3, "new", "40900"},
+		} {
+			mustExec(t, super, `BEGIN`)
+			before := read()
+			code := lines(t, super, `SELECT code FROM plantstore.outcome($1, 'alice', 'r', $2, 40900)`, ask.plant, ask.key)[0]
+			n := read() - before
+			mustExec(t, super, `ROLLBACK`)
+			if code != ask.want || n > 5 {
+				t.Errorf("plant %d, key %s, after %s: got %s with %d entries read, want %s with 5 at most", ask.plant, ask.key, statistics, code, n, ask.want)
+			}
+		}
+	}
+}
+
 // Where the trigger would not record, nothing is refused: the service answers 50304.
 func TestOutcomeWithoutRecords(t *testing.T) {
 	t.Parallel()

@@ -118,6 +118,30 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// The log has what the server said of a refusal: its message, SQLSTATE and where it was raised.
+func TestCauseOfARefusal(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ setup, want string }{
+		"trigger raises": {trigger(`RAISE EXCEPTION 'plant % is in the catalogue', OLD.id`),
+			"refused by a rule of the store: ERROR: plant {id} is in the catalogue (SQLSTATE P0001), at PL/pgSQL function rule() line 1 at RAISE"},
+		"referenced": {`CREATE TABLE public.orders (plant bigint REFERENCES public.plants); INSERT INTO public.orders VALUES ({id})`,
+			`referenced by table "orders": ERROR: update or delete on table "plants" violates foreign key constraint "orders_plant_fkey" on table "orders" (SQLSTATE 23503)`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t, pgtest.New(t))
+			id := s.plant(t, 1)
+			s.exec(t, strings.ReplaceAll(c.setup, "{id}", fmt.Sprint(id)))
+			want := strings.ReplaceAll(c.want, "{id}", fmt.Sprint(id))
+			for _, d := range []plant.Deletion{s.of(id, "made"), s.sent(id, "sent")} {
+				if _, err := s.Delete(t.Context(), d); err == nil || err.Error() != want {
+					t.Errorf("key %s: got  %v\nwant %s", d.Key, err, want)
+				}
+			}
+		})
+	}
+}
+
 // trigger is SQL for a BEFORE DELETE trigger.
 func trigger(body string) string {
 	return `CREATE FUNCTION public.rule() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN ` + body + `; END $$;

@@ -7,9 +7,11 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os/signal"
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -199,6 +201,7 @@ type service struct {
 
 // serve runs the service until ctx ends, and until its requests in flight are answered.
 func serve(ctx context.Context, console *console, s service) error {
+	signal.Ignore(syscall.SIGPIPE) // where nobody reads the log any more, deletions go on
 	buffer := server.NewLogBuffer(console.err)
 	defer buffer.Close()
 	log := newLog(buffer, s.format, s.level)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -83,6 +84,29 @@ func TestAPortInUse(t *testing.T) {
 	_, stderr, code := command(t, "serve", "--database-url=host=h", "--addr="+l.Addr().String())
 	if want := "plantstore: --addr (PLANTSTORE_ADDR): listen tcp " + l.Addr().String() + ": bind: address already in use\n"; code != 1 || stderr != want {
 		t.Errorf("got exit code %d, %q; want 1, %q", code, stderr, want)
+	}
+}
+
+// The reader of the log may end, as journald does when it crashes: the service goes on.
+func TestTheReaderOfTheLogEnds(t *testing.T) {
+	t.Parallel()
+	cmd := program(t, nil, "serve", "--database-url=host=127.0.0.1 port=1", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
+	log, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(log).ReadString('\n'); err != nil || !strings.Contains(line, `"msg":"serving"`) {
+		t.Fatalf("first line: got %q, %v; want that it serves", line, err)
+	}
+	log.Close()
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // it logs its end
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("got %v, want exit code 0", err)
 	}
 }
 

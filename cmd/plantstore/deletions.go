@@ -83,6 +83,9 @@ func (c *deletionsList) Run(ctx context.Context, console *console) error {
 				return writeElement(console.out, n, d)
 			}
 			state, by := "deleted", d.By()
+			if d.Cascaded > 0 {
+				state += " with " + counted(d.Cascaded, "row")
+			}
 			switch {
 			case d.Refused != nil:
 				state, by = "refused "+strconv.Itoa(*d.Refused), shown(d.DeletedBy)
@@ -179,6 +182,9 @@ func printDeletion(w io.Writer, d ledger.Deletion) error {
 	if d.RestoredAt != nil {
 		line("restored at", d.RestoredAt.Format(time.RFC3339Nano))
 		line("restored by", orDash(d.RestoredBy))
+	}
+	if d.Cascaded > 0 {
+		line("in other tables", counted(d.Cascaded, "row"))
 	}
 	if err := table.Flush(); err != nil || d.Plant == nil {
 		return err

@@ -21,7 +21,8 @@ type deletionsRestore struct {
 	Rename       map[string]string `mapsep:"none" placeholder:"OLD=NEW" help:"A column that was renamed since: its values go to the column with the new name."`
 	Lossy        bool              `help:"Restore even if some values fit no column."`
 	FireTriggers bool              `help:"Restore even if the store's INSERT triggers fire. Their changes don't count as loss."`
-	SkipExisting bool              `help:"Leave out plants whose ids are taken."`
+	SkipExisting bool              `help:"Leave out plants whose ids are taken, and rows of watched tables likewise."`
+	PlantsOnly   bool              `help:"Leave out the rows of watched tables."`
 	DryRun       bool              `help:"Try the restore, roll it back, and print the result."`
 	Yes          bool              `help:"Do not ask."`
 	SQL          bool              `name:"sql" help:"Print the SQL that restores, for psql, instead of running it."`
@@ -34,8 +35,9 @@ func (c *deletionsRestore) Help() string {
 Whatever is in the way is named before anything is done: an id that is taken, a column
 that was dropped, renamed or has another type, a row that it refers to and that is gone.
 
-What a deletion did to other tables is not in the ledger: rows that ON DELETE CASCADE
-removed and columns that ON DELETE SET NULL emptied do not come back.`
+Rows of other tables that ON DELETE CASCADE removed, and columns that ON DELETE SET NULL or
+SET DEFAULT changed, come back with the plants if the tables were watched at the deletion:
+see 'plantstore ledger watch'.`
 }
 
 // Validate rejects flags that contradict each other.
@@ -48,7 +50,7 @@ func (c *deletionsRestore) Validate() error {
 		return errors.New("--since is missing: when did the deletions to be restored begin?")
 	case c.By != "" && c.ByRole != "":
 		return errors.New("--by and --by-role contradict each other: no deletion is by both")
-	case c.SQL && (c.JSON || c.DryRun || c.Lossy || c.FireTriggers || c.SkipExisting || len(c.Rename) > 0):
+	case c.SQL && (c.JSON || c.DryRun || c.Lossy || c.FireTriggers || c.SkipExisting || c.PlantsOnly || len(c.Rename) > 0):
 		return errors.New("--sql prints SQL for an unchanged table: leave out the other flags of restore")
 	}
 	return inOrder(c.Since, c.Until)
@@ -57,7 +59,7 @@ func (c *deletionsRestore) Validate() error {
 // Run restores plants. Before it asks, it tries the restore and rolls it back.
 func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 	selection := ledger.Selection{IDs: c.IDs, Plants: c.Plant, By: c.By, ByRole: c.ByRole, Since: c.Since.Time, Until: c.Until.Time}
-	options := ledger.Options{Rename: c.Rename, Lossy: c.Lossy, FireTriggers: c.FireTriggers, SkipExisting: c.SkipExisting, DryRun: c.DryRun}
+	options := ledger.Options{Rename: c.Rename, Lossy: c.Lossy, FireTriggers: c.FireTriggers, SkipExisting: c.SkipExisting, PlantsOnly: c.PlantsOnly, DryRun: c.DryRun}
 	return c.withLedger(ctx, func(conn *pgx.Conn) error {
 		if c.SQL {
 			return ledger.Script(ctx, conn, selection, console.out)
@@ -73,7 +75,7 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 				if err := printPlants(console.err, planned); err != nil {
 					return err
 				}
-				if err := confirm(ctx, console.err, fmt.Sprintf("Restore %s?", counted(len(planned.Plants), "plant")), errors.New("nothing was restored")); err != nil {
+				if err := confirm(ctx, console.err, fmt.Sprintf("Restore %s?", countedAll(planned)), errors.New("nothing was restored")); err != nil {
 					return err
 				}
 			}
@@ -110,12 +112,32 @@ func printPlants(w io.Writer, r ledger.Restored) error {
 	if n := r.DeletedAgain; n > 0 {
 		lines = append(lines, fmt.Sprintf("left out, because they came back and were deleted again: %s", counted(n, "plant")))
 	}
+	for _, c := range r.Cascaded {
+		if c.Changed == "" {
+			lines = append(lines, fmt.Sprintf("with %s of %s", counted(c.Rows, "row"), c.Table))
+		} else {
+			lines = append(lines, fmt.Sprintf("with the column %q of %s of %s", c.Changed, counted(c.Rows, "row"), c.Table))
+		}
+	}
 	for _, line := range append(lines, r.Notices...) {
 		if _, err := fmt.Fprintln(w, line); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// countedAll returns "2 plants", or "2 plants and 1 row of other tables".
+func countedAll(r ledger.Restored) string {
+	rows := 0
+	for _, c := range r.Cascaded {
+		rows += c.Rows
+	}
+	text := counted(len(r.Plants), "plant")
+	if rows > 0 {
+		text += " and " + counted(rows, "row") + " of other tables"
+	}
+	return text
 }
 
 func (c *deletionsRestore) print(console *console, r ledger.Restored) error {
@@ -127,7 +149,7 @@ func (c *deletionsRestore) print(console *console, r ledger.Restored) error {
 			}
 			return plants
 		}
-		return writeJSON(console.out, map[string]any{"dry_run": c.DryRun, "restored": ids(r.Plants), "taken": ids(r.Taken), "deleted_again": r.DeletedAgain, "notices": append([]string{}, r.Notices...)})
+		return writeJSON(console.out, map[string]any{"dry_run": c.DryRun, "restored": ids(r.Plants), "taken": ids(r.Taken), "deleted_again": r.DeletedAgain, "cascaded": append([]ledger.Cascaded{}, r.Cascaded...), "notices": append([]string{}, r.Notices...)})
 	}
 	if err := printPlants(console.err, r); err != nil {
 		return err
@@ -136,6 +158,6 @@ func (c *deletionsRestore) print(console *console, r ledger.Restored) error {
 	if c.DryRun {
 		restored = "would restore"
 	}
-	_, err := fmt.Fprintf(console.out, "%s %s\n", restored, counted(len(r.Plants), "plant"))
+	_, err := fmt.Fprintf(console.out, "%s %s\n", restored, countedAll(r))
 	return err
 }

@@ -30,6 +30,7 @@ func TestDoctor(t *testing.T) {
 	const trigger = "problem: ledger-trigger: trigger record_deletion of public.plants is disabled: plants leave without a record, and the service deletes nothing\n" +
 		"    ALTER TABLE public.plants ENABLE TRIGGER record_deletion;\n"
 	expect(exitProblems, trigger+`advice: cascades: "a deletion from public.plants removes rows of public.\"a\x1b[2J\" (foreign key \"a\x1b[2J_plant_fkey\"), and a restore does not bring that back"
+    "-- It cannot be recorded: public.\"a\x1b[2J\" has no primary key."
     -- If such rows should keep the plant instead:
     "ALTER TABLE public.\"a\x1b[2J\" DROP CONSTRAINT \"a\x1b[2J_plant_fkey\", ADD CONSTRAINT \"a\x1b[2J_plant_fkey\" FOREIGN KEY (plant) REFERENCES public.plants(id);"
 problems: 1, advice: 1

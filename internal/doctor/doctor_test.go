@@ -37,7 +37,7 @@ func TestAccidents(t *testing.T) {
 	t.Parallel()
 	const clerk = `CREATE ROLE clerk; `
 	const audit = `CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END'; `
-	const roles = "psql -v ON_ERROR_STOP=1 -d 'DB' -f deploy/postgres/roles.sql # as a superuser\nplantstore migrate down --to 4 && plantstore migrate up\n" +
+	const roles = "psql -v ON_ERROR_STOP=1 -d 'DB' -f deploy/postgres/roles.sql # as a superuser\nplantstore migrate down --to 5 && plantstore migrate up\n" +
 		"# Then let DATABASE_URL name plantstore_app, and PLANTSTORE_MIGRATE_DATABASE_URL the role of now."
 	accidents := []accident{
 		{check: "version", with: pgx.NamedArgs{"oldest": 99, "newest": 100}, other: "# Upgrade the server with pg_upgrade.",
@@ -101,7 +101,7 @@ func TestAccidents(t *testing.T) {
 		{check: "sequences", sql: `ALTER TABLE plants ALTER id RESTART WITH 5001; INSERT INTO plants (id, name) VALUES (5000, 'fern')`},
 		{check: "sequences", sql: `SELECT setval('plants_id_seq', 5000); INSERT INTO plants (id, name) VALUES (5000, 'fern')`},
 		{check: "sequences", sql: `INSERT INTO plantstore.deletions (id, plant_id, deleted_by) OVERRIDING SYSTEM VALUE VALUES (7000, 1, 'shop'); ALTER TABLE plantstore.goose_db_version ALTER id RESTART WITH 2`, want: []string{
-			"problem: the next id of plantstore.deletions is 1, and 7000 exists already: deletions fail", "problem: the next id of plantstore.goose_db_version is 2, and 6 exists already: migrations fail"}},
+			"problem: the next id of plantstore.deletions is 1, and 7000 exists already: deletions fail", "problem: the next id of plantstore.goose_db_version is 2, and 7 exists already: migrations fail"}},
 
 		{check: "rights", sql: `REVOKE USAGE ON SCHEMA public, plantstore FROM PUBLIC, plantstore_app; REVOKE ALL ON ALL TABLES IN SCHEMA public, plantstore FROM plantstore_app;
 				REVOKE ALL ON ALL FUNCTIONS IN SCHEMA plantstore FROM PUBLIC, plantstore_app`,
@@ -117,8 +117,18 @@ func TestAccidents(t *testing.T) {
 				CREATE TABLE parts (plant bigint DEFAULT 0 REFERENCES plants ON DELETE SET DEFAULT) PARTITION BY RANGE (plant); CREATE TABLE part PARTITION OF parts DEFAULT;
 				ALTER TABLE plants ADD mother bigint REFERENCES plants ON DELETE CASCADE`, want: []string{
 			`advice: a deletion from public.orders changes rows of public."Notes" (foreign key "Notes_o_fkey"), and a restore does not bring that back`,
-			"advice: a deletion from public.plants removes rows of public.orders (foreign key orders_plant_fkey), and a restore does not bring that back",
-			"advice: a deletion from public.plants changes rows of public.parts (foreign key parts_plant_fkey), and a restore does not bring that back"}},
+			"advice: a deletion from public.plants changes rows of public.parts (foreign key parts_plant_fkey), and a restore does not bring that back",
+			"advice: a deletion from public.plants removes rows of public.orders (foreign key orders_plant_fkey), and a restore does not bring that back"}},
+		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); CREATE TABLE "Notes" (id bigint PRIMARY KEY, o bigint REFERENCES orders ON DELETE SET NULL);
+				GRANT SELECT, INSERT, UPDATE, TRIGGER ON orders TO plantstore_owner`, want: []string{
+			`advice: a deletion from public.orders changes rows of public."Notes" (foreign key "Notes_o_fkey"), and a restore does not bring that back`,
+			"advice: a deletion from public.plants removes rows of public.orders (foreign key orders_plant_fkey), and a restore does not bring that back"}},
+		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); SELECT plantstore.watch('orders'); ALTER TABLE orders DISABLE TRIGGER record_cascade;
+				GRANT SELECT, INSERT, UPDATE, TRIGGER ON orders TO plantstore_owner`,
+			want: []string{"advice: a deletion from public.plants removes rows of public.orders (foreign key orders_plant_fkey), and a restore does not bring that back"}},
+		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); SELECT plantstore.watch('orders'); ALTER TABLE orders ENABLE ROW LEVEL SECURITY`,
+			want:  []string{"problem: public.orders is watched, and a restore may not bring its rows back: public.orders has row level security"},
+			other: `SELECT plantstore.unwatch('public.orders');`},
 
 		{check: "store-triggers", sql: audit + `CREATE TRIGGER a BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION audit(); CREATE TRIGGER "B" AFTER INSERT OR DELETE ON plants FOR EACH STATEMENT EXECUTE FUNCTION audit();
 				CREATE TRIGGER c BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION audit(); CREATE TRIGGER d AFTER UPDATE ON plants FOR EACH ROW EXECUTE FUNCTION audit();

@@ -24,14 +24,22 @@ const foreignKeys = reach + `
 			AND (i.indkey::int2[])[0:cardinality(e.conkey) - 1] @> e.conkey)
 	ORDER BY s.size DESC, e.conrelid::regclass::text COLLATE "C", e.conname`
 
-const cascades = reach + `
-	SELECT 'advice', format('a deletion from %s %s %s (foreign key %I), and a restore does not bring that back', e.confrelid::regclass,
-			CASE r.confdeltype WHEN 'c' THEN 'removes rows of' ELSE 'changes rows of' END, e.conrelid::regclass, e.conname),
-		format(E'-- If such rows should keep the plant instead:\nALTER TABLE %s DROP CONSTRAINT %I, ADD CONSTRAINT %I %s;', e.conrelid::regclass, e.conname, e.conname,
-			regexp_replace(pg_get_constraintdef(e.oid), ' ON DELETE (CASCADE|SET NULL|SET DEFAULT)( \([^)]*\))?', ''))
-	FROM reach r JOIN enforced e ON e.oid = r.oid
-	WHERE r.confdeltype IN ('c', 'n', 'd') AND NOT (r.confdeltype = 'c' AND e.conrelid = to_regclass('public.plants')) -- those are recorded
-	ORDER BY e.conrelid::regclass::text COLLATE "C", e.conname`
+// A table that can't be watched may keep the plant instead.
+const cascades = `
+	SELECT * FROM (SELECT 'advice', format('a deletion from %s %s %s (foreign key %I), and a restore does not bring that back', k.parent,
+			CASE k.action WHEN 'c' THEN 'removes rows of' ELSE 'changes rows of' END, k.relation, k.name),
+		CASE WHEN u.reasons IS NULL THEN concat_ws(E'\n', k.missing, format('SELECT plantstore.watch(%L);', k.relation))
+			ELSE format(E'-- It cannot be recorded: %s.\n-- If such rows should keep the plant instead:\nALTER TABLE %s DROP CONSTRAINT %I, ADD CONSTRAINT %I %s;', u.reasons, k.relation, k.name, k.name,
+				regexp_replace(pg_get_constraintdef(c.oid), ' ON DELETE (CASCADE|SET NULL|SET DEFAULT)( \([^)]*\))?', '')) END
+	FROM plantstore.foreign_keys k JOIN pg_constraint c ON c.conrelid = k.relation AND c.conname = k.name,
+		LATERAL (SELECT string_agg(r, '; ') FROM plantstore.unwatchable(k.relation) r) u (reasons)
+	WHERE NOT k.watched
+	UNION ALL
+	SELECT 'problem', format('%s is watched, and a restore may not bring its rows back: %s', k.relation, u.reasons), format('SELECT plantstore.unwatch(%L);', k.relation)
+	FROM (SELECT DISTINCT relation FROM plantstore.foreign_keys WHERE watched) k,
+		LATERAL (SELECT string_agg(r, '; ') FROM plantstore.unwatchable(k.relation) r) u (reasons)
+	WHERE u.reasons IS NOT NULL) f (level, message, remedy)
+	ORDER BY message COLLATE "C"`
 
 // tgtype: 1 is FOR EACH ROW, 2 BEFORE, 4 INSERT, 8 DELETE.
 const storeTriggers = `

@@ -82,7 +82,7 @@ func exportRound(ctx context.Context, conn *pgx.Conn, from Cursor, write func(Li
 	if err := conn.QueryRow(ctx, `SELECT pg_snapshot_xmin(pg_current_snapshot())`).Scan(&horizon); err != nil {
 		return from, err
 	}
-	rows, err := conn.Query(ctx, `SELECT `+columns+`, `+row+`, '' FROM plantstore.deletions
+	rows, err := conn.Query(ctx, `SELECT `+columns+`, `+row+`, '', 0 FROM plantstore.deletions
 		WHERE id > $1 AND transaction_id < $2 AND (transaction_id, id) > ($3, $4) AND refused IS NULL
 		ORDER BY transaction_id, id`, from.After, horizon, from.Transaction, from.ID)
 	var held *Deletion // the last line of a round has the new bound

@@ -29,10 +29,11 @@ type Deletion struct {
 	TransactionID  uint64          `json:"transaction_id"`    // what has the same transaction left together
 	RestoredAt     *time.Time      `json:"restored_at"`
 	RestoredBy     *string         `json:"restored_by"`
-	Plant          json.RawMessage `json:"plant,omitempty"`   // the row, to read
-	Literal        *string         `json:"literal,omitempty"` // the row as PostgreSQL writes it
-	Types          []string        `json:"types,omitempty"`   // of its columns
-	Name           string          `json:"-"`                 // the beginning of the plant's name, where plants have one
+	Plant          json.RawMessage `json:"plant,omitempty"`    // the row, to read
+	Literal        *string         `json:"literal,omitempty"`  // the row as PostgreSQL writes it
+	Types          []string        `json:"types,omitempty"`    // of its columns
+	Cascaded       int             `json:"cascaded,omitempty"` // how many rows of watched tables left or changed with the plant
+	Name           string          `json:"-"`                  // the beginning of the plant's name, where plants have one
 }
 
 // By returns the principal, or the role, for a person.
@@ -78,17 +79,21 @@ type Filter struct {
 // ErrNotFound is returned for an id that the ledger does not have.
 var ErrNotFound = errors.New("no such deletion")
 
-// readable is the column plant without the escapes that json takes and json's functions
+// readable is a column of type json without the escapes that json takes and its functions
 // refuse: NUL and surrogates. They occur in values of the type json only, never in names.
-const readable = `(CASE WHEN position('\u' in plant::text) = 0 THEN plant
-	ELSE regexp_replace(plant::text, '\\u(0000|[dD][89a-fA-F][0-9a-fA-F]{2})', '\\u0001', 'g')::json END)`
+func readable(column string) string {
+	return fmt.Sprintf(`(CASE WHEN position('\u' in %[1]s::text) = 0 THEN %[1]s
+		ELSE regexp_replace(%[1]s::text, '\\u(0000|[dD][89a-fA-F][0-9a-fA-F]{2})', '\\u0001', 'g')::json END)`, column)
+}
 
 const (
-	columns = `id, plant_id, deleted_at, deleted_by, request_id, idempotency_key, refused, transaction_id, restored_at, restored_by`
-	row     = `plant, literal, types::text[]`
-	noRow   = `NULL::json, NULL::text, NULL::text[]`
-	name    = `coalesce(left(` + readable + ` ->> 'name', 60), '')`
+	columns  = `id, plant_id, deleted_at, deleted_by, request_id, idempotency_key, refused, transaction_id, restored_at, restored_by`
+	row      = `plant, literal, types::text[]`
+	noRow    = `NULL::json, NULL::text, NULL::text[]`
+	cascaded = `(SELECT count(*) FROM plantstore.cascaded c WHERE c.deletion_id = deletions.id)`
 )
+
+var name = `coalesce(left(` + readable("plant") + ` ->> 'name', 60), '')`
 
 // List calls yield with each entry that f selects, newest first, until it returns an error.
 func List(ctx context.Context, conn *pgx.Conn, f Filter, yield func(Deletion) error) error {
@@ -105,7 +110,7 @@ func List(ctx context.Context, conn *pgx.Conn, f Filter, yield func(Deletion) er
 	if f.Limit > 0 {
 		limit = " LIMIT " + strconv.Itoa(f.Limit)
 	}
-	rows, err := conn.Query(ctx, `SELECT `+columns+`, `+last+`, `+name+` FROM plantstore.deletions WHERE `+where+` ORDER BY `+order+` DESC`+limit, args...)
+	rows, err := conn.Query(ctx, `SELECT `+columns+`, `+last+`, `+name+`, `+cascaded+` FROM plantstore.deletions WHERE `+where+` ORDER BY `+order+` DESC`+limit, args...)
 	return each(rows, err, yield)
 }
 
@@ -147,14 +152,14 @@ func (f Filter) where() (string, []any) {
 // Get returns an entry with its row, or ErrNotFound.
 func Get(ctx context.Context, conn *pgx.Conn, id int64) (Deletion, error) {
 	found, err := Deletion{}, ErrNotFound
-	rows, queryErr := conn.Query(ctx, `SELECT `+columns+`, `+row+`, `+name+` FROM plantstore.deletions WHERE id = $1`, id)
+	rows, queryErr := conn.Query(ctx, `SELECT `+columns+`, `+row+`, `+name+`, `+cascaded+` FROM plantstore.deletions WHERE id = $1`, id)
 	if e := each(rows, queryErr, func(d Deletion) error { found, err = d, nil; return nil }); e != nil {
 		return Deletion{}, e
 	}
 	return found, err
 }
 
-// each scans rows of columns, row and name. It takes the results of a query.
+// each scans rows of columns, row, name and cascaded. It takes the results of a query.
 func each(rows pgx.Rows, err error, yield func(Deletion) error) error {
 	if err != nil {
 		return err
@@ -163,7 +168,7 @@ func each(rows pgx.Rows, err error, yield func(Deletion) error) error {
 	for rows.Next() {
 		var d Deletion
 		if err := rows.Scan(&d.ID, &d.PlantID, &d.DeletedAt, &d.DeletedBy, &d.RequestID, &d.IdempotencyKey, &d.Refused, &d.TransactionID,
-			&d.RestoredAt, &d.RestoredBy, &d.Plant, &d.Literal, &d.Types, &d.Name); err != nil {
+			&d.RestoredAt, &d.RestoredBy, &d.Plant, &d.Literal, &d.Types, &d.Name, &d.Cascaded); err != nil {
 			return err
 		}
 		d.DeletedAt = d.DeletedAt.UTC()

@@ -26,8 +26,9 @@ func Older(ctx context.Context, conn *pgx.Conn, age time.Duration) (n int64, err
 	return n, err
 }
 
-// Purge removes entries older than age, refusals too, oldest first, and returns how many.
-// Each batch is a transaction. After it, Purge pauses for as long as it took. Entries that a
+// Purge removes entries older than age, refusals too, oldest first, and returns how many. The
+// rows of watched tables go with them. Each batch is a transaction. After it, Purge pauses for
+// as long as it took. Entries that a
 // restore has locked stay. progress, unless nil, is called with the sum so far.
 func Purge(ctx context.Context, conn *pgx.Conn, age time.Duration, progress func(purged int64)) (purged int64, err error) {
 	if age < MinAge {
@@ -48,6 +49,8 @@ func Purge(ctx context.Context, conn *pgx.Conn, age time.Duration, progress func
 				SELECT id FROM plantstore.deletions WHERE id IN (SELECT id FROM page WHERE old) FOR UPDATE SKIP LOCKED
 			), gone AS (
 				DELETE FROM plantstore.deletions WHERE id IN (SELECT id FROM unlocked) RETURNING id
+			), cascaded AS (
+				DELETE FROM plantstore.cascaded WHERE deletion_id IN (SELECT id FROM gone)
 			)
 			SELECT max(id), count(*) FILTER (WHERE old), (SELECT count(*) FROM gone) FROM page`,
 			last, cutoff, purgeBatch).Scan(&last, &old, &gone); err != nil {

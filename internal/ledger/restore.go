@@ -27,6 +27,7 @@ type Options struct {
 	FireTriggers bool              // the store's triggers on INSERT fire
 	Lossy        bool              // values without a place are not restored
 	Rename       map[string]string // columns by their names then and now
+	PlantsOnly   bool              // leave out rows of watched tables
 	DryRun       bool              // roll back in the end
 	LockTimeout  time.Duration     // how long to wait for each lock; 0: 30 s
 }
@@ -36,7 +37,16 @@ type Restored struct {
 	Plants       []Deletion // without rows
 	Taken        []Deletion // left out, because their ids are taken
 	DeletedAgain int        // left out by the criteria, because they came back and were deleted again
-	Notices      []string   // differences between the table and the deleted rows, and their effect
+	Cascaded     []Cascaded // rows of watched tables that came back with the plants
+	Notices      []string   // differences between the tables and the deleted rows, and their effect
+}
+
+// Cascaded counts rows of a watched table: those that were removed, or those whose column
+// Changed was set to null or to its default.
+type Cascaded struct {
+	Table   string `json:"table"`
+	Changed string `json:"changed,omitempty"`
+	Rows    int    `json:"rows"`
 }
 
 // A Reason prevents a restore.
@@ -76,6 +86,7 @@ func (e *RefusedError) Error() string {
 			skipExisting: "restores the others.",
 			fireTriggers: "restores and fires the triggers.",
 			lossy:        "restores without these values.",
+			plantsOnly:   "restores the plants alone.",
 		}[f])
 	}
 	return strings.Join(lines, "\n")
@@ -85,6 +96,7 @@ const (
 	skipExisting = "--skip-existing"
 	fireTriggers = "--fire-triggers"
 	lossy        = "--lossy"
+	plantsOnly   = "--plants-only"
 )
 
 // ErrCommitUnknown is returned where the answer of the commit was lost.
@@ -157,9 +169,10 @@ func (r *restore) begin(ctx context.Context, conn *pgx.Conn) (err error) {
 // A restore is a transaction with its findings.
 type restore struct {
 	pgx.Tx
-	options Options
-	reasons []Reason
-	notices []string
+	options     Options
+	reasons     []Reason
+	notices     []string
+	shapesSoFar int
 }
 
 func (r *restore) refuse(flag, format string, args ...any) {
@@ -203,7 +216,7 @@ func (r *restore) lockEntries(ctx context.Context, s Selection) (entries []Delet
 	if err != nil {
 		return nil, 0, err
 	}
-	rows, err := r.Query(ctx, `SELECT `+columns+`, `+noRow+`, `+name+` FROM plantstore.deletions WHERE id = ANY ($1) ORDER BY id FOR UPDATE`, ids)
+	rows, err := r.Query(ctx, `SELECT `+columns+`, `+noRow+`, `+name+`, 0 FROM plantstore.deletions WHERE id = ANY ($1) ORDER BY id FOR UPDATE`, ids)
 	found, plants := make(map[int64]bool), make(map[int64]int64)
 	err = each(rows, err, func(d Deletion) error {
 		found[d.ID] = true
@@ -300,28 +313,39 @@ func idsOf(entries []Deletion) []int64 {
 	return ids
 }
 
-// run restores done.Plants and marks their entries.
+// run restores done.Plants with what left with them, and marks their entries.
 func (r *restore) run(ctx context.Context, done *Restored) error {
 	path, err := r.pinSettings(ctx)
 	if err != nil {
 		return err
 	}
-	today, err := r.columns(ctx)
+	plants := plantsToday()
+	if err := r.readColumns(ctx, plants); err != nil {
+		return err
+	}
+	shapes, err := r.shapes(ctx, plants, idsOf(done.Plants))
 	if err != nil {
 		return err
 	}
-	shapes, err := r.shapes(ctx, idsOf(done.Plants))
-	if err != nil {
+	if err := r.refuseTriggers(ctx, plants.name, insertTrigger); err != nil {
 		return err
 	}
-	if err := r.refuseTriggers(ctx); err != nil {
-		return err
-	}
-	if !r.checkRenames(shapes, today) {
+	if !r.checkRenames(shapes, plants) {
 		return r.refused()
 	}
+	cascades, err := r.cascades(ctx, done.Plants)
+	if err != nil {
+		return err
+	}
+	for _, c := range cascades {
+		more, err := r.prepare(ctx, c)
+		if err != nil {
+			return err
+		}
+		shapes = append(shapes, more...)
+	}
 	for i := range shapes {
-		if err := r.plan(ctx, &shapes[i], today); err != nil {
+		if err := r.plan(ctx, &shapes[i]); err != nil {
 			return err
 		}
 	}
@@ -333,6 +357,11 @@ func (r *restore) run(ctx context.Context, done *Restored) error {
 	}
 	for i := range shapes {
 		if err := r.compare(ctx, &shapes[i]); err != nil {
+			return err
+		}
+	}
+	for _, c := range cascades {
+		if err := r.finish(ctx, c, path, done); err != nil {
 			return err
 		}
 	}
@@ -348,30 +377,41 @@ func (r *restore) run(ctx context.Context, done *Restored) error {
 	return err
 }
 
-// triggers returns the store's triggers that an INSERT fires.
-func (r *restore) triggers(ctx context.Context) ([]string, error) {
+// Kinds of triggers, as in pg_trigger.
+const (
+	insertTrigger = 4
+	updateTrigger = 16
+)
+
+// triggers returns the store's triggers of a table and a kind.
+func (r *restore) triggers(ctx context.Context, table string, kind int16) ([]string, error) {
 	rows, _ := r.Query(ctx, `SELECT format('%I (function %s)', tgname, tgfoid::regproc) FROM pg_trigger
-		WHERE tgrelid = 'public.plants'::regclass AND NOT tgisinternal AND tgtype & 4 <> 0 AND tgenabled IN ('O', 'A') ORDER BY tgname`)
+		WHERE tgrelid = $1::text::regclass AND NOT tgisinternal AND tgtype & $2 <> 0 AND tgenabled IN ('O', 'A')
+			AND tgfoid <> 'plantstore.record_cascade()'::regprocedure ORDER BY tgname`, table, kind)
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-func (r *restore) refuseTriggers(ctx context.Context) error {
+func (r *restore) refuseTriggers(ctx context.Context, table string, kind int16) error {
 	if r.options.FireTriggers {
 		return nil
 	}
-	triggers, err := r.triggers(ctx)
+	triggers, err := r.triggers(ctx, table, kind)
+	verb, of := "inserting", ""
+	if kind == updateTrigger {
+		verb = "updating"
+	}
+	if table != "public.plants" {
+		of = " of " + table
+	}
 	for _, t := range triggers {
-		r.refuse(fireTriggers, "inserting fires the store's trigger %s", t)
+		r.refuse(fireTriggers, "%s fires the store's trigger %s%s", verb, t, of)
 	}
 	return err
 }
 
 // insert inserts the planned rows. Foreign keys are checked at the end of a statement, and
-// rows of different shapes may refer to each other: so it is one statement.
+// rows of different shapes and tables may refer to each other: so it is one statement.
 func (r *restore) insert(ctx context.Context, shapes []shape, path string, done *Restored) error {
-	if err := r.setPath(ctx, path); err != nil { // for functions of the store
-		return err
-	}
 	var inserts, results []string
 	args := []any{pgx.QueryExecModeExec}
 	for i := range shapes {
@@ -379,21 +419,20 @@ func (r *restore) insert(ctx context.Context, shapes []shape, path string, done 
 		results = append(results, fmt.Sprintf("SELECT id FROM s%d", i))
 		args = append(args, shapes[i].ids)
 	}
-	rows, _ := r.Query(ctx, "WITH "+strings.Join(inserts, ", ")+" "+strings.Join(results, " UNION ALL "), args...)
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && slices.Contains([]string{"22", "23", "P0"}, pg.Code[:2]) {
-		r.refuse("", "%s", strings.TrimSuffix(pg.Message+": "+pg.Detail, ": "))
-		return r.refused()
-	}
-	if err != nil {
+	var ids []*int64
+	err := r.asTheStore(ctx, path, func() (err error) {
+		rows, _ := r.Query(ctx, "WITH "+strings.Join(inserts, ", ")+" "+strings.Join(results, " UNION ALL "), args...)
+		ids, err = pgx.CollectRows(rows, pgx.RowTo[*int64])
 		return err
-	}
-	if err := r.setPath(ctx, "pg_catalog, pg_temp"); err != nil {
+	})
+	if err != nil {
 		return err
 	}
 	inserted := make(map[int64]bool, len(ids))
 	for _, id := range ids {
-		inserted[id] = true
+		if id != nil { // one of a plant
+			inserted[*id] = true
+		}
 	}
 	var missing Restored
 	done.Plants = slices.DeleteFunc(done.Plants, func(d Deletion) bool {
@@ -408,6 +447,10 @@ func (r *restore) insert(ctx context.Context, shapes []shape, path string, done 
 	done.Taken = append(done.Taken, missing.Taken...)
 	if len(missing.Taken) > 0 {
 		for i := range shapes {
+			if shapes[i].of.row != "plant" {
+				r.refuse("", "an id was taken meanwhile, and what left with that plant must stay away: restore again")
+				break
+			}
 			shapes[i].ids = slices.DeleteFunc(shapes[i].ids, func(id int64) bool {
 				return slices.ContainsFunc(missing.Taken, func(d Deletion) bool { return d.ID == id })
 			})
@@ -417,4 +460,25 @@ func (r *restore) insert(ctx context.Context, shapes []shape, path string, done 
 		r.refuse("", "%s: a trigger rejected the row, or gave it another id", d)
 	}
 	return r.refused()
+}
+
+// asTheStore runs do with the session's search path, for functions of the store. Values and
+// constraints that do not fit are refused.
+func (r *restore) asTheStore(ctx context.Context, path string, do func() error) error {
+	if err := r.setPath(ctx, path); err != nil {
+		return err
+	}
+	err := do()
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && slices.Contains([]string{"22", "23", "P0"}, pg.Code[:2]) {
+		flag := ""
+		if pg.TableName != "" && (pg.TableName != "plants" || pg.SchemaName != "public") {
+			flag = plantsOnly
+		}
+		r.refuse(flag, "%s", strings.TrimSuffix(pg.Message+": "+pg.Detail, ": "))
+		return r.refused()
+	}
+	if err != nil {
+		return err
+	}
+	return r.setPath(ctx, "pg_catalog, pg_temp")
 }

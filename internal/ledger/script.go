@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Script writes the SQL that restores a selection, for psql. It returns a *RefusedError
+// Script writes the SQL that restores a selection of plants, for psql. It returns a *RefusedError
 // where the table has changed since: then only Restore can.
 func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error {
 	var r restore
@@ -29,19 +29,19 @@ func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error
 	if _, err := r.pinSettings(ctx); err != nil {
 		return err
 	}
-	today, err := r.columns(ctx)
-	if err != nil {
+	plants := plantsToday()
+	if err := r.readColumns(ctx, plants); err != nil {
 		return err
 	}
 	var names, inserted, values []string
 	var types []uint32
-	for _, c := range today {
+	for _, c := range plants.columns {
 		names, types = append(names, c.name), append(types, c.oid)
 		if c.generated == "" {
 			inserted, values = append(inserted, c.quoted()), append(values, "(v.plant)."+c.quoted())
 		}
 	}
-	shapes, err := r.shapes(ctx, idsOf(entries))
+	shapes, err := r.shapes(ctx, plants, idsOf(entries))
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,11 @@ func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error
 	if err := r.refused(); err != nil {
 		return err
 	}
-	triggers, err := r.triggers(ctx)
+	triggers, err := r.triggers(ctx, plants.name, insertTrigger)
+	if err != nil {
+		return err
+	}
+	cascades, err := r.cascades(ctx, entries)
 	if err != nil {
 		return err
 	}
@@ -66,6 +70,9 @@ func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error
 	fmt.Fprintf(out, "BEGIN;\n%s\n", strings.Join(settings, " "))
 	for _, t := range triggers {
 		fmt.Fprintf(out, "-- fires the trigger %q\n", t)
+	}
+	for _, c := range cascades {
+		fmt.Fprintf(out, "-- without what left with them in %s\n", c.of.name)
 	}
 	fmt.Fprintf(out, "INSERT INTO public.plants (%s) OVERRIDING SYSTEM VALUE\nSELECT %s\nFROM (VALUES\n", strings.Join(inserted, ", "), strings.Join(values, ", "))
 	rows, err := r.Query(ctx, `SELECT literal FROM plantstore.deletions WHERE id = ANY ($1) ORDER BY id`, idsOf(entries))

@@ -82,6 +82,7 @@ func TestDownRefusesToLoseRows(t *testing.T) {
 		{`INSERT INTO plantstore.principals (name, budget, budget_period) VALUES ('a', 1, '1 day')`, `DELETE FROM plantstore.principals`, "plantstore.principals has budgets"},
 		{`INSERT INTO plantstore.principals (name) VALUES ('a'); INSERT INTO plantstore.tokens (principal, digest, scopes) VALUES ('a', sha256(''), '{}')`,
 			`DELETE FROM plantstore.tokens`, "plantstore.tokens has tokens"},
+		{`INSERT INTO plantstore.cascaded (deletion_id, relation, content, literal) VALUES (1, 'plants', '{}', '()')`, `DELETE FROM plantstore.cascaded`, "plantstore.cascaded has rows"},
 		{`INSERT INTO plantstore.deletions (plant_id, deleted_by, idempotency_key, refused) VALUES (1, 'a', 'k', 40401)`, `DELETE FROM plantstore.deletions`, "plantstore.deletions has entries"},
 		{`INSERT INTO public.plants (name) VALUES ('fern')`, `DELETE FROM public.plants; DELETE FROM plantstore.deletions`, "public.plants has rows"},
 	} {
@@ -132,7 +133,7 @@ func TestAhead(t *testing.T) {
 		t.Errorf("the last state: got %+v, want an unknown version 99", last)
 	}
 	p, err := Plan(t.Context(), db.Owner)
-	if err != nil || !strings.Contains(p.Summary(), "is at version 99, this plantstore at 5: a newer plantstore has migrated it") {
+	if err != nil || !strings.Contains(p.Summary(), "is at version 99, this plantstore at 6: a newer plantstore has migrated it") {
 		t.Errorf("plan: got %v, %v, want it to say what is ahead", p, err)
 	}
 }
@@ -260,12 +261,13 @@ func TestPlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `database ` + db.Name + ` is at version 0, this plantstore at 5: pending are 5
+	want := `database ` + db.Name + ` is at version 0, this plantstore at 6: pending are 6
   00001_plants.sql               locks: none
   00002_ledger.sql               locks: none
   00003_principals.sql           locks: none
   00004_record_deletions.sql     locks: public.plants SHARE ROW EXCLUSIVE
-  00005_grants.sql               locks: public.plants ACCESS SHARE
+  00005_record_cascades.sql      locks: none
+  00006_grants.sql               locks: public.plants ACCESS SHARE
 role plantstore_owner will own what they create
 public.plants: about 1500 rows, SIZE
 advice: trigger "soft delete" fires before a plant is deleted: it can refuse, or handle the deletion in its own way, and the service then answers 409

@@ -190,6 +190,9 @@ func TestRightsOfTheService(t *testing.T) {
 		`INSERT INTO plantstore.deletions (plant_id, deleted_by, literal) VALUES (1, 'a', '')`,
 		`UPDATE plantstore.deletions SET deleted_by = ''`,
 		`DELETE FROM plantstore.deletions`,
+		`SELECT FROM plantstore.cascaded`,
+		`INSERT INTO plantstore.cascaded (deletion_id, relation, content, literal) VALUES (1, 'public.plants', '{}', '')`,
+		`SELECT plantstore.watch('public.plants')`, `SELECT plantstore.unwatch('public.plants')`,
 		`INSERT INTO plantstore.tokens (principal, digest, scopes) VALUES ('a', '', '{}')`,
 		`UPDATE plantstore.tokens SET expires_at = NULL`,
 		`DELETE FROM plantstore.tokens`,
@@ -199,11 +202,12 @@ func TestRightsOfTheService(t *testing.T) {
 		`UPDATE plantstore.principals SET budget_used = 0`,
 		`DELETE FROM plantstore.principals`,
 		`SELECT plantstore.charge('a', 1, 1, '1 day')`,
-		`INSERT INTO plantstore.goose_db_version (version_id, is_applied) VALUES (6, true)`,
+		`INSERT INTO plantstore.goose_db_version (version_id, is_applied) VALUES (7, true)`,
 		`CREATE OR REPLACE FUNCTION plantstore.record_deletion() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN END'`,
 		`CREATE TABLE public.t ()`, `CREATE TABLE plantstore.t ()`, `CREATE SCHEMA s`,
 		// A trigger of one's own on a table of one's own would forge entries.
 		`CREATE TEMP TABLE mine (id bigint); CREATE TRIGGER t AFTER DELETE ON mine REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION plantstore.record_deletion()`,
+		`CREATE TEMP TABLE mine (id bigint PRIMARY KEY); CREATE TRIGGER t AFTER DELETE ON mine REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION plantstore.record_cascade()`,
 		`SET session_replication_role = replica`, `SET ROLE plantstore_owner`,
 	)
 }

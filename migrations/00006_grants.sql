@@ -9,7 +9,7 @@ DO $$
 BEGIN
     IF to_regrole('plantstore_app') IS NULL THEN
         RAISE NOTICE 'there is no role plantstore_app: the service connects as the owner'
-            USING HINT = 'For two roles run deploy/postgres/roles.sql, plantstore migrate down --to 4, plantstore migrate up.';
+            USING HINT = 'For two roles run deploy/postgres/roles.sql, plantstore migrate down --to 5, plantstore migrate up.';
         RETURN;
     END IF;
     GRANT USAGE ON SCHEMA plantstore TO plantstore_app;

@@ -1,0 +1,87 @@
+//go:build unix
+
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"plantstore/internal/pgtest"
+)
+
+// What deletions took, through the service, by psql and in batches, is back after one command.
+func TestUndoWhole(t *testing.T) {
+	t.Parallel()
+	const plants, clients = 1000, 8
+	database := pgtest.New(t)
+	owner := pgtest.Connect(t, database.Owner)
+	expect := expecting(t, database.Owner)
+	for _, sql := range []string{
+		`CREATE TABLE order_items (id bigint PRIMARY KEY, plant_id bigint NOT NULL REFERENCES plants ON DELETE CASCADE, price numeric)`,
+		`CREATE TABLE pictures (id bigint PRIMARY KEY, item_id bigint NOT NULL REFERENCES order_items ON DELETE CASCADE, data bytea)`,
+		`CREATE TABLE stock (id bigint PRIMARY KEY, plant_id bigint REFERENCES plants ON DELETE SET NULL, amount int)`,
+		`CREATE INDEX ON order_items (plant_id)`, `CREATE INDEX ON pictures (item_id)`, `CREATE INDEX ON stock (plant_id)`,
+		`INSERT INTO plants (id, name) SELECT i, 'Fern ' || i FROM generate_series(1, 1100) i`,
+		`INSERT INTO order_items SELECT i, i % 1100 + 1, i * 0.10 FROM generate_series(1, 2200) i`,
+		`INSERT INTO pictures SELECT i, i % 2200 + 1, sha256(i::text::bytea) FROM generate_series(1, 4400) i`,
+		`INSERT INTO stock SELECT i, i, i FROM generate_series(1, 1100) i`,
+	} {
+		execute(t, owner, sql)
+	}
+	expect(1, "", `plantstore: there is no table nowhere\n`, "ledger", "watch", "nowhere")
+	expect(0, `watched: pictures\n`, "", "ledger", "watch", "pictures")
+	expect(0, `TABLE               FOREIGN KEY                ON DELETE  WATCHED
+public.order_items  order_items_plant_id_fkey  CASCADE    yes
+public.stock        stock_plant_id_fkey        SET NULL   no
+public.pictures     pictures_item_id_fkey      CASCADE    yes
+`, "", "ledger", "list")
+	expect(0, `watched: stock\n`, "", "ledger", "watch", "stock")
+	expect(0, `no longer watched: stock\n`, "", "ledger", "unwatch", "stock")
+	expect(0, `watched: public.stock\n`, "", "ledger", "watch", "public.stock")
+	expect(0, `\[\n.*"watched": true\n  \}\n\]\n`, "", "ledger", "list", "--json")
+
+	checksums := func() (sums map[string]string) {
+		t.Helper()
+		sums = make(map[string]string)
+		for _, table := range []string{"plants", "order_items", "pictures", "stock"} {
+			var sum string
+			if err := owner.QueryRow(t.Context(), `SELECT md5(string_agg(t::text, '|' ORDER BY id)) FROM `+table+` t`).Scan(&sum); err != nil {
+				t.Fatal(err)
+			}
+			sums[table] = sum
+		}
+		return sums
+	}
+	before := checksums()
+	s := serving(t, nil, "--database-url="+database.App)
+	s.waitFor(t, `"msg":"ready"`)
+	token := createToken(t, database.Owner, "undone")
+	var group sync.WaitGroup
+	for client := range clients {
+		group.Go(func() {
+			for id := client + 1; id <= plants/2; id += clients {
+				code, body, err := trySend(t.Context(), http.MethodDelete, fmt.Sprintf("%s/plants/%d", s.public, id), token)
+				if code != http.StatusNoContent {
+					t.Errorf("DELETE: got %d %s, %v, want 204", code, body, err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	for id := plants/2 + 1; id <= plants/2+100; id++ {
+		execute(t, owner, `DELETE FROM plants WHERE id = $1`, id)
+	}
+	execute(t, owner, `DELETE FROM plants WHERE id BETWEEN $1 AND $2`, plants/2+101, plants)
+
+	expect(0, `.*\n\d+ +500 .*deleted with 7 rows\n`, "", "deletions", "list", "--plant=500")
+	expect(0, `.*\nin other tables +7 rows\n.*`, "", "deletions", "show", "1")
+	expect(0, "restored 1000 plants and 7000 rows of other tables\n", `(plant [^\n]*\n){20}and 980 more
+with 2000 rows of public.order_items\nwith 4000 rows of public.pictures\nwith the column "plant_id" of 1000 rows of public.stock\n`, "deletions", "restore", "--since=1h", "--yes")
+	if diff := cmp.Diff(before, checksums()); diff != "" {
+		t.Errorf("checksums (-before +after):\n%s", diff)
+	}
+}

@@ -1,0 +1,293 @@
+package ledger_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/ledger"
+	"plantstore/internal/pgtest"
+)
+
+// watchedStore has tables that leave or change with plants, with rows that are hard to write.
+const watchedStore = `
+	CREATE TABLE suppliers (id int PRIMARY KEY);
+	CREATE TABLE order_items (gone int, id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, plant_id bigint REFERENCES plants ON DELETE CASCADE,
+		supplier_id int REFERENCES suppliers ON DELETE CASCADE, price float8, note json, twice float8 GENERATED ALWAYS AS (price * 2) STORED);
+	ALTER TABLE order_items DROP gone;
+	CREATE TABLE pictures (code uuid DEFAULT gen_random_uuid() PRIMARY KEY, item int NOT NULL REFERENCES order_items ON DELETE CASCADE, data bytea, seen timestamptz, age interval);
+	CREATE TABLE stock (shop text, bin int, plant bigint REFERENCES plants ON DELETE SET NULL, other bigint DEFAULT 0 REFERENCES plants ON DELETE SET DEFAULT, PRIMARY KEY (shop, bin));
+	CREATE TABLE sales (day date, plant_id bigint REFERENCES plants ON DELETE CASCADE, n int, PRIMARY KEY (day, plant_id)) PARTITION BY RANGE (day);
+	CREATE TABLE sales_old PARTITION OF sales FOR VALUES FROM (MINVALUE) TO ('2026-01-01'); CREATE TABLE sales_new (n int, plant_id bigint NOT NULL, day date NOT NULL);
+	ALTER TABLE sales ATTACH PARTITION sales_new DEFAULT;
+	CREATE INDEX ON order_items (plant_id); CREATE INDEX ON pictures (item); CREATE INDEX ON stock (plant); CREATE INDEX ON stock (other);
+	INSERT INTO plants (id, name) SELECT i, 'p' || i FROM generate_series(0, 9) i;
+	INSERT INTO suppliers VALUES (1);
+	INSERT INTO order_items (plant_id, price, note) SELECT i % 5, 0.1 + 0.2::float8, '{"a": 1, "a": 2, "nul": "\u0000", "lone": "\ud800"}' FROM generate_series(1, 20) i;
+	INSERT INTO pictures SELECT lpad(id || '0' || n, 32, '0')::uuid, id, '\x00ff5c27', '2026-07-01 12:00:00.000001+05:30', '1 year -2 days +03:04:05.000006' FROM order_items, generate_series(1, 2) n;
+	INSERT INTO stock SELECT 'say "a,b"', i, i, 9 - i FROM generate_series(0, 9) i;
+	INSERT INTO sales SELECT '2025-12-30'::date + i, i, i FROM generate_series(0, 4) i`
+
+const watchAll = `SELECT plantstore.watch('pictures'), plantstore.watch('stock'), plantstore.watch('sales')`
+
+// store returns all rows of the store.
+func store(t *testing.T, conn *pgx.Conn) map[string]string {
+	t.Helper()
+	rows := map[string]string{"plants": image(t, conn)}
+	for _, table := range []string{"order_items", "pictures", "stock", "sales"} {
+		rows[table] = value[string](t, conn, `SELECT query_to_xml('SELECT t::text FROM public.`+table+` t ORDER BY 1', true, false, '')::text`)
+	}
+	return rows
+}
+
+// cascaded returns what is recorded, as deleted plant, table, changed column and key, sorted.
+func cascaded(t *testing.T, conn *pgx.Conn) []string {
+	t.Helper()
+	rows, _ := conn.Query(t.Context(), `SELECT format('%s: %s', d.plant_id, concat_ws(' ', c.relation, c.changed, substring(c.content::text FROM '"(?:id|bin|code)":"?[0-]*(\d+)'))) FROM plantstore.cascaded c JOIN plantstore.deletions d ON d.id = c.deletion_id ORDER BY c.id`)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(all)
+	return all
+}
+
+func TestRestoreWhole(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	owner, deleter := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Super)
+	execute(t, owner, watchedStore)
+	execute(t, owner, watchAll)
+	before := store(t, owner)
+	execute(t, deleter, hostile)
+	// Two plants in a transaction, one of which comes back alone; others in other ways.
+	execute(t, deleter, `BEGIN READ WRITE; DELETE FROM public.plants WHERE id = 1; DELETE FROM public.plants WHERE id IN (2, 3); COMMIT`)
+	execute(t, deleter, `BEGIN READ WRITE; DELETE FROM public.plants WHERE id > 3; COMMIT`)
+	after := store(t, owner)
+
+	execute(t, owner, hostile+`; SET default_transaction_read_only = off; SET search_path = public`)
+	done := restore(t, owner, ledger.Selection{Plants: []int64{2}}, ledger.Options{})
+	if diff := cmp.Diff([]ledger.Cascaded{{Table: "public.order_items", Rows: 4}, {Table: "public.sales", Rows: 1}, {Table: "public.pictures", Rows: 8},
+		{Table: "public.stock", Changed: "other", Rows: 1}, {Table: "public.stock", Changed: "plant", Rows: 1}}, done.Cascaded); diff != "" || done.Notices != nil {
+		t.Errorf("restored (-want +got), with notices %q:\n%s", done.Notices, diff)
+	}
+	if got := value[int](t, owner, `SELECT count(*) FROM order_items WHERE plant_id IN (1, 3)`); got != 0 {
+		t.Errorf("rows of plants that stayed away: got %d, want 0", got)
+	}
+	restore(t, owner, ledger.Selection{ByRole: "postgres", Since: time.Unix(0, 0)}, ledger.Options{})
+	execute(t, owner, `RESET ALL`)
+	if diff := cmp.Diff(before, store(t, owner)); diff != "" {
+		t.Errorf("the store after the restore (-before +after):\n%s", diff)
+	}
+
+	// The rows left with both deletions; the newest ones come back.
+	execute(t, deleter, `BEGIN READ WRITE; DELETE FROM public.plants WHERE id > 0; COMMIT`)
+	restore(t, owner, ledger.Selection{Plants: []int64{1, 2, 3, 4, 5, 6, 7, 8, 9}}, ledger.Options{PlantsOnly: true})
+	for table, rows := range store(t, owner) {
+		if want := after[table]; table != "plants" && rows != want {
+			t.Errorf("%s after a restore of plants only: got %s, want %s", table, rows, want)
+		}
+	}
+}
+
+// What leaves or changes by itself is not recorded, also in the transaction of a deletion.
+func TestCascadesOfPlantsOnly(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	owner, app := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.App)
+	execute(t, owner, watchedStore)
+	execute(t, owner, watchAll)
+	execute(t, owner, `ALTER TABLE order_items DROP CONSTRAINT order_items_plant_id_fkey, ADD FOREIGN KEY (plant_id) REFERENCES plants ON DELETE CASCADE ON UPDATE CASCADE;
+		ALTER TABLE stock DROP CONSTRAINT stock_plant_fkey, DROP CONSTRAINT stock_other_fkey, ADD FOREIGN KEY (plant) REFERENCES plants ON DELETE SET NULL ON UPDATE CASCADE,
+			ADD FOREIGN KEY (other) REFERENCES plants ON DELETE SET DEFAULT ON UPDATE CASCADE;
+		UPDATE order_items SET supplier_id = 1 WHERE id IN (5, 10); DELETE FROM sales;
+		CREATE TABLE audit (id int); CREATE FUNCTION tidy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			DELETE FROM order_items WHERE id = 15; UPDATE stock SET plant = NULL WHERE bin = 4; RETURN NULL; END $$;
+		CREATE TRIGGER tidy AFTER INSERT ON audit FOR EACH STATEMENT EXECUTE FUNCTION tidy()`)
+	for _, test := range []struct {
+		name, sql string
+		app       bool // by the service's role
+		want      []string
+	}{
+		{name: "by itself", want: []string{}, sql: `DELETE FROM order_items WHERE id = 1; UPDATE stock SET plant = 4, other = 5; DELETE FROM suppliers; INSERT INTO audit VALUES (1); UPDATE plants SET id = 104 WHERE id = 4`},
+		{name: "beside a plant", sql: `DELETE FROM plants WHERE id = 8; DELETE FROM order_items WHERE id = 1; UPDATE stock SET plant = NULL WHERE bin = 2; DELETE FROM suppliers; INSERT INTO audit VALUES (1);
+				UPDATE plants SET id = 104 WHERE id = 4; DELETE FROM plants WHERE id = 9`,
+			want: []string{"8: stock other 1", "8: stock plant 8", "9: stock other 0", "9: stock plant 9"}},
+		{name: "a trigger that deletes a plant", sql: `CREATE FUNCTION drop_plant() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN DELETE FROM plants WHERE id = 7; RETURN NULL; END $$;
+				CREATE TRIGGER drop_plant AFTER DELETE ON suppliers FOR EACH STATEMENT EXECUTE FUNCTION drop_plant(); DELETE FROM suppliers`,
+			want: []string{"7: stock other 2", "7: stock plant 7"}},
+		{name: "a batch of the service", app: true, sql: `DELETE FROM public.plants WHERE id = ANY (ARRAY(SELECT unnest('{1,6}'::bigint[]))) AND (SELECT set_config('plantstore.asked', '{{1,6},{shop,shop},{r,s},{k,l}}', true)) <> ''`,
+			want: []string{"1: order_items 1", "1: order_items 11", "1: order_items 16", "1: order_items 6", "1: pictures 101", "1: pictures 102", "1: pictures 1101", "1: pictures 1102", "1: pictures 1601", "1: pictures 1602",
+				"1: pictures 601", "1: pictures 602", "1: stock other 8", "1: stock plant 1", "6: stock other 3", "6: stock plant 6"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if test.app { // it can't read the ledger
+				execute(t, app, test.sql)
+			} else {
+				execute(t, owner, `BEGIN; `+test.sql)
+				defer execute(t, owner, `ROLLBACK`)
+			}
+			if diff := cmp.Diff(test.want, cascaded(t, owner)); diff != "" {
+				t.Errorf("recorded (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestWatchRefusesTables(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	const orders = `CREATE TABLE orders (id int PRIMARY KEY, plant_id bigint REFERENCES plants ON DELETE CASCADE); `
+	for _, test := range []struct{ sql, table, want string }{
+		{`SELECT 1`, "nowhere", "there is no table nowhere"},
+		{orders + `CREATE TABLE t (id int PRIMARY KEY, o int REFERENCES orders)`, "t", "public.t loses and changes no rows when a plant is deleted"},
+		{`CREATE TABLE t (plant bigint REFERENCES plants ON DELETE CASCADE)`, "t", "public.t has no primary key"},
+		{`CREATE TABLE t (id bigint PRIMARY KEY REFERENCES plants ON DELETE CASCADE); ALTER TABLE t ENABLE ROW LEVEL SECURITY`, "t", "public.t has row level security"},
+		{`CREATE TABLE t (id bigint PRIMARY KEY REFERENCES plants ON DELETE CASCADE); CREATE RULE r AS ON DELETE TO t DO ALSO NOTHING`, "t", "public.t has a rule"},
+		{`CREATE TABLE t (id bigint PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE "P" PARTITION OF t DEFAULT; ALTER TABLE "P" ADD FOREIGN KEY (id) REFERENCES plants ON DELETE CASCADE`, `"P"`, `public."P" is a partition`},
+		{orders + `ALTER TABLE orders ADD part_of int REFERENCES orders ON DELETE CASCADE`, "orders",
+			"public.orders refers to public.orders by orders_part_of_fkey, which a deletion reaches on paths of different lengths"},
+		{orders + `ALTER TABLE plants ADD mother bigint REFERENCES plants ON DELETE CASCADE`, "orders",
+			"public.orders refers to public.plants by orders_plant_id_fkey, which a deletion reaches on paths of different lengths"},
+		{orders + `CREATE TABLE t (id int PRIMARY KEY REFERENCES orders ON DELETE CASCADE, plant bigint REFERENCES plants ON DELETE CASCADE); CREATE TABLE u (id int PRIMARY KEY REFERENCES t ON DELETE SET NULL)`, "u",
+			"public.u refers to public.t by u_id_fkey, which a deletion reaches on paths of different lengths"},
+		{orders + `ALTER TABLE orders ADD UNIQUE (id, plant_id); CREATE TABLE t (id int PRIMARY KEY, o int, p bigint, FOREIGN KEY (o, p) REFERENCES orders (id, plant_id) ON DELETE CASCADE)`, "t",
+			"public.t refers to public.orders by t_o_p_fkey, but not to a primary key of one column"},
+		{`CREATE TABLE orders (id numeric PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); CREATE TABLE t (id int PRIMARY KEY, o numeric REFERENCES orders ON DELETE CASCADE)`, "t",
+			"public.t refers to public.orders by t_o_fkey, a key that is no integer, uuid or text"},
+		{orders + `ALTER TABLE orders ENABLE ROW LEVEL SECURITY; CREATE TABLE t (id int PRIMARY KEY, o int REFERENCES orders ON DELETE CASCADE)`, "t", "public.orders has row level security"},
+		{orders + `REVOKE UPDATE ON orders FROM plantstore_owner`, "orders", "first run GRANT SELECT, INSERT, UPDATE, TRIGGER ON public.orders TO plantstore_owner;"},
+	} {
+		execute(t, owner, `BEGIN`)
+		execute(t, owner, test.sql)
+		if err := ledger.Watch(t.Context(), owner, test.table); err == nil || err.Error() != test.want {
+			t.Errorf("%s: got %v, want %s", test.sql, err, test.want)
+		}
+		execute(t, owner, `ROLLBACK`)
+	}
+}
+
+func TestWatchAndUnwatch(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	execute(t, owner, watchedStore)
+	watched := func() (names []string) {
+		t.Helper()
+		keys, err := ledger.ForeignKeys(t.Context(), owner)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, k := range keys {
+			names = append(names, fmt.Sprintf("%s %s %v", k.Table, k.OnDelete, k.Watched))
+		}
+		return names
+	}
+	for range 2 {
+		if err := ledger.Watch(t.Context(), owner, "pictures"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff([]string{"public.order_items CASCADE true", "public.sales CASCADE false", "public.stock SET DEFAULT false", "public.stock SET NULL false", "public.pictures CASCADE true"}, watched()); diff != "" {
+		t.Errorf("watched (-want +got):\n%s", diff)
+	}
+	if err := ledger.Unwatch(t.Context(), owner, "public.pictures"); err != nil {
+		t.Fatal(err)
+	}
+	if got := watched(); got[len(got)-1] != "public.pictures CASCADE false" {
+		t.Errorf("after unwatch: got %s", got[len(got)-1])
+	}
+	execute(t, owner, `DELETE FROM plants WHERE id = 1`)
+	if got := cascaded(t, owner); len(got) != 4 || got[0] != "1: order_items 1" {
+		t.Errorf("recorded: got %q, want the four items of plant 1", got)
+	}
+	entry := list(t, owner, ledger.Filter{})[0]
+	if entry.Cascaded != 4 {
+		t.Errorf("rows of the entry: got %d, want 4", entry.Cascaded)
+	}
+	execute(t, owner, `UPDATE plantstore.deletions SET deleted_at = now() - interval '9 days'`)
+	if n, err := ledger.Purge(t.Context(), owner, ledger.MinAge, nil); n != 1 || err != nil {
+		t.Fatalf("purge: got %d, %v, want 1 entry", n, err)
+	}
+	if got := value[int](t, owner, `SELECT count(*) FROM plantstore.cascaded`); got != 0 {
+		t.Errorf("rows after the purge: got %d, want 0", got)
+	}
+}
+
+// A restore names what is in its way, and does what flags allow.
+func TestRestoreWholeIsRefused(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	execute(t, owner, watchedStore)
+	execute(t, owner, watchAll)
+	execute(t, owner, `UPDATE order_items SET supplier_id = 1; DELETE FROM plants WHERE id = 1`)
+	const bin = `say "a,b", `
+	for _, test := range []struct {
+		name, sql string
+		refused   string // one reason a line, with its flag
+		options   ledger.Options
+		notices   string
+		rows      int // that come back
+	}{
+		{name: "nothing in the way", rows: 4 + 8 + 1 + 2},
+		{name: "plants only", options: ledger.Options{PlantsOnly: true}, sql: `DROP TABLE pictures, sales`},
+		{name: "taken", sql: `INSERT INTO order_items (id, price) OVERRIDING SYSTEM VALUE VALUES (6, 1), (16, 1)`, refused: "public.order_items: keys that are taken: 6; 16 [--skip-existing]"},
+		{name: "taken, skipped", sql: `INSERT INTO order_items (id, price) OVERRIDING SYSTEM VALUE VALUES (6, 1), (16, 1)`, options: ledger.Options{SkipExisting: true},
+			notices: "left out, public.order_items: keys that are taken: 6; 16", rows: 13},
+		{name: "changed since", sql: `UPDATE stock SET plant = 2 WHERE bin = 1; DELETE FROM stock WHERE bin = 8`,
+			refused: "public.stock: rows that are gone, or whose column \"other\" has another value since: " + bin + "8 [--skip-existing]\n" +
+				"public.stock: rows that are gone, or whose column \"plant\" has another value since: " + bin + "1 [--skip-existing]"},
+		{name: "changed since, skipped", sql: `UPDATE stock SET plant = 2 WHERE bin = 1`, options: ledger.Options{SkipExisting: true},
+			notices: "left out, public.stock: rows that are gone, or whose column \"plant\" has another value since: " + bin + "1", rows: 14},
+		{name: "another parent gone", sql: `DELETE FROM suppliers`,
+			refused: "insert or update on table \"order_items\" violates foreign key constraint \"order_items_supplier_id_fkey\": Key (supplier_id)=(1) is not present in table \"suppliers\". [--plants-only]"},
+		{name: "a table gone", sql: `DROP TABLE sales`, refused: "a table (once number N) that rows left with the plants is gone [--plants-only]"},
+		{name: "a column gone", sql: `ALTER TABLE pictures DROP data; ALTER TABLE pictures ADD title text DEFAULT 'x'`,
+			refused: "column \"data\" of public.pictures is gone, with the values of 8 rows [--lossy]\ncolumn \"title\" of public.pictures is new and takes its default"},
+		{name: "a column gone, lossy", sql: `ALTER TABLE pictures DROP data`, options: ledger.Options{Lossy: true}, notices: "column \"data\" of public.pictures is gone, with the values of 8 rows", rows: 15},
+		{name: "a value changed", sql: `ALTER TABLE order_items DROP twice, ALTER price TYPE float4`,
+			refused: "column \"twice\" of public.order_items is gone, with the values of 4 rows [--lossy]"},
+		{name: "a changed column renamed", sql: `ALTER TABLE stock RENAME plant TO plants`, refused: "column \"plant\" of public.stock is gone, and it was set to null or its default [--plants-only]"},
+		{name: "no primary key", sql: `ALTER TABLE stock DROP CONSTRAINT stock_pkey`, refused: "public.stock has no primary key any more [--plants-only]\npublic.stock has no primary key any more [--plants-only]"},
+		{name: "triggers", sql: `CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+				CREATE TRIGGER i BEFORE INSERT ON pictures FOR EACH ROW EXECUTE FUNCTION veto(); CREATE TRIGGER u BEFORE UPDATE ON order_items FOR EACH ROW EXECUTE FUNCTION veto()`,
+			refused: "inserting fires the store's trigger i (function public.veto) of public.pictures [--fire-triggers]"},
+		{name: "triggers, fired", sql: `CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$; CREATE TRIGGER i BEFORE INSERT ON sales FOR EACH ROW EXECUTE FUNCTION veto()`,
+			options: ledger.Options{FireTriggers: true}, refused: "public.sales: rows that a trigger did not let in, or gave another key: 2025-12-31, 1 [--skip-existing]"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			execute(t, owner, `BEGIN; `+test.sql)
+			number := value[string](t, owner, `SELECT relation::oid::text FROM plantstore.cascaded WHERE literal LIKE '(2025-%'`)
+			test.options.DryRun = true
+			done, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{1}}, test.options)
+			var lines []string
+			if refused, ok := err.(*ledger.RefusedError); ok {
+				for _, r := range refused.Reasons {
+					lines = append(lines, strings.TrimSuffix(r.Text+" ["+r.Flag+"]", " []"))
+				}
+				lines, err = append(lines, refused.Notices...), nil
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(strings.ReplaceAll(test.refused, "number N", "number "+number), strings.Join(lines, "\n")); diff != "" {
+				t.Errorf("refused (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(test.notices, strings.Join(done.Notices, "\n")); diff != "" {
+				t.Errorf("notices (-want +got):\n%s", diff)
+			}
+			rows := 0
+			for _, c := range done.Cascaded {
+				rows += c.Rows
+			}
+			if rows != test.rows {
+				t.Errorf("rows that came back: got %d, want %d", rows, test.rows)
+			}
+			execute(t, owner, `ROLLBACK`)
+		})
+	}
+}

@@ -1,0 +1,77 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Watch has the rows of a table recorded that leave or change with a plant. Tables between it
+// and plants are watched, too.
+func Watch(ctx context.Context, conn *pgx.Conn, table string) error {
+	return change(ctx, conn, `SELECT plantstore.watch($1::oid::regclass)`, table)
+}
+
+// Unwatch ends a watch. What was recorded stays.
+func Unwatch(ctx context.Context, conn *pgx.Conn, table string) error {
+	return change(ctx, conn, `SELECT plantstore.unwatch($1::oid::regclass)`, table)
+}
+
+func change(ctx context.Context, conn *pgx.Conn, sql, table string) error {
+	var oid *uint32
+	if err := conn.QueryRow(ctx, `SELECT to_regclass($1)::oid`, table).Scan(&oid); err != nil {
+		return err
+	}
+	if oid == nil {
+		return fmt.Errorf("there is no table %s", printable(table))
+	}
+	err := qualified(ctx, conn, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, sql, *oid)
+		return err
+	})
+	pg, _ := errors.AsType[*pgconn.PgError](err)
+	switch {
+	case pg == nil:
+		return err
+	case pg.Code == "P0001": // why the table can't be watched
+		return errors.New(pg.Message)
+	case pg.Code == "42501":
+		return fmt.Errorf("%s: only its owner can drop the triggers record_cascade and record_change", pg.Message)
+	case pg.Code == "55P03":
+		return fmt.Errorf("%s is locked by another transaction: try again", printable(table))
+	}
+	return err
+}
+
+// qualified runs do in a transaction in which PostgreSQL writes the schema in front of names.
+// It waits for a lock 1.2 s at most, as others wait behind it.
+func qualified(ctx context.Context, conn *pgx.Conn, do func(pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', '1200ms', true), set_config('search_path', 'pg_catalog, pg_temp', true)`); err != nil {
+			return err
+		}
+		return do(tx)
+	})
+}
+
+// A ForeignKey is one by which a deletion of a plant removes or changes rows of a table.
+type ForeignKey struct {
+	Table    string `json:"table"`
+	Name     string `json:"foreign_key"`
+	OnDelete string `json:"on_delete"`
+	Watched  bool   `json:"watched"`
+}
+
+// ForeignKeys returns all of them, those to plants first.
+func ForeignKeys(ctx context.Context, conn *pgx.Conn) (keys []ForeignKey, err error) {
+	err = qualified(ctx, conn, func(tx pgx.Tx) error {
+		rows, _ := tx.Query(ctx, `SELECT relation::text, name, CASE action WHEN 'c' THEN 'CASCADE' WHEN 'n' THEN 'SET NULL' ELSE 'SET DEFAULT' END, watched
+			FROM plantstore.foreign_keys ORDER BY parent <> 'public.plants'::regclass, 1, 2`)
+		keys, err = pgx.CollectRows(rows, pgx.RowToStructByPos[ForeignKey])
+		return err
+	})
+	return keys, err
+}

@@ -63,7 +63,11 @@ func run(ctx context.Context, c config) (_ *report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := witness.Execute(ctx, owner(), `CREATE TABLE public.chaos_orders (plant_id bigint PRIMARY KEY REFERENCES public.plants)`); err != nil {
+	if err := witness.Execute(ctx, owner(), `
+		CREATE TABLE public.chaos_orders (plant_id bigint PRIMARY KEY REFERENCES public.plants);
+		CREATE TABLE public.chaos_pictures (plant_id bigint PRIMARY KEY REFERENCES public.plants ON DELETE CASCADE);
+		INSERT INTO public.chaos_pictures SELECT id FROM public.plants;
+		SELECT plantstore.watch('public.chaos_pictures')`); err != nil {
 		return nil, err
 	}
 	service, err := launch(ctx, c, cluster.proxied())
@@ -84,13 +88,37 @@ func run(ctx context.Context, c config) (_ *report, err error) {
 	if err == nil {
 		state, err = rest(ctx, service, cluster)
 	}
+	var lost []int64
+	if err == nil {
+		lost, err = witness.Value[[]int64](ctx, cluster.url(super), lostPictures)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w; the service logged last: %s", err, service.log)
 	}
 	return &report{
 		config: c, took: took, kinds: kinds, events: happened, state: state,
-		violations: check(happened, state, -bystanders, plants),
+		violations: append(check(happened, state, -bystanders, plants), pictures(lost)...),
 	}, nil
+}
+
+// lostPictures returns the plants whose picture is neither there nor in the ledger with a
+// deletion that is not undone, or is more than once. In the beginning each has one.
+const lostPictures = `
+	SELECT coalesce(array_agg(plant_id), '{}') FROM (
+		SELECT plant_id FROM (
+			SELECT plant_id, 1 AS n FROM public.chaos_pictures
+			UNION ALL SELECT d.plant_id, 1 FROM plantstore.cascaded c JOIN plantstore.deletions d ON d.id = c.deletion_id WHERE d.restored_at IS NULL
+			UNION ALL SELECT id, 0 FROM public.plants
+			UNION ALL SELECT plant_id, 0 FROM plantstore.deletions WHERE refused IS NULL
+		) p GROUP BY plant_id HAVING sum(n) <> 1
+	) lost`
+
+// pictures returns the violations of rule i.
+func pictures(lost []int64) (found []witness.Violation) {
+	for _, id := range lost {
+		found = append(found, witness.Violation{Rule: "i", Plant: id, Text: "its picture is neither there nor in the ledger, or is there more than once"})
+	}
+	return found
 }
 
 // storm runs clients and faults for the duration, and returns when the faults are over and

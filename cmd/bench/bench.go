@@ -78,6 +78,11 @@ func (b *bench) measure(ctx context.Context) (*report, error) {
 			return nil, err
 		}
 	}
+	if b.beside != "" && b.watch {
+		if err := errors.Join(b.ledgered.addItems(ctx, false), b.other.addItems(ctx, true)); err != nil {
+			return nil, err
+		}
+	}
 	for _, d := range b.distances {
 		s, err := b.measureAt(ctx, d)
 		if err != nil {

@@ -54,6 +54,7 @@ type config struct {
 	distances []*distance
 	quick     bool
 	beside    string
+	watch     bool
 	pool      int
 	out       string
 }
@@ -72,6 +73,7 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 	distances := flags.String("distance", "0s,1ms,5ms,commits", "round trips to the database, separated by commas; commits: no delay, but slow commits")
 	flags.BoolVar(&c.quick, "quick", false, "one short round, without the open loop; other flags override its defaults")
 	flags.StringVar(&c.beside, "beside", "", "path of another build of the service, to be measured in the same rounds")
+	flags.BoolVar(&c.watch, "watch", false, "with -beside: each plant takes a row of another table along, which the other build's database watches")
 	flags.IntVar(&c.pool, "pool", 0, "database connections of the bare handler; 0: the fastest of 8, 16, 32 and 64")
 	plants := flags.Float64("plants", 4e6, "number of plants")
 	flags.StringVar(&c.out, "out", "", "file whose report to replace, such as cmd/bench/README.md")

@@ -71,6 +71,7 @@ type store struct {
 	control    *pgx.Conn // as the superuser
 	postmaster int       // process id
 	token      string    // for the service
+	items      bool      // each plant takes a row along
 }
 
 const stride, maxPlants = 2_654_435_761, 1_000_000_000
@@ -99,6 +100,24 @@ func newStore(ctx context.Context, server *localpg.Server, name, program string,
 	}
 	_, err = s.control.Exec(ctx, `VACUUM ANALYZE`)
 	return s, err
+}
+
+const fillItems = `INSERT INTO public.items (id, plant_id, price, note) SELECT p.id, p.id, 9.90, 'note' FROM public.plants p ON CONFLICT DO NOTHING`
+
+// addItems gives each plant a row that a deletion takes along.
+func (s *store) addItems(ctx context.Context, watched bool) error {
+	s.items = true
+	statements := []string{`CREATE TABLE public.items (id bigint PRIMARY KEY, plant_id bigint REFERENCES public.plants ON DELETE CASCADE, price numeric, note text)`,
+		fillItems, `CREATE INDEX ON public.items (plant_id)`, `VACUUM ANALYZE public.items`}
+	if watched {
+		statements = append(statements, `SELECT plantstore.watch('public.items')`)
+	}
+	for _, sql := range statements {
+		if _, err := s.control.Exec(ctx, sql); err != nil {
+			return fmt.Errorf("add items: %w", err)
+		}
+	}
+	return nil
 }
 
 // command runs a command of the service as the database's owner and returns its
@@ -164,6 +183,11 @@ func (s *store) refill(ctx context.Context, first int64) (int64, error) {
 		ON CONFLICT DO NOTHING`, first, s.next, int64(stride), s.plants)
 	if err != nil {
 		return 0, fmt.Errorf("refill: %w", err)
+	}
+	if s.items {
+		if _, err := s.control.Exec(ctx, fillItems); err != nil {
+			return 0, fmt.Errorf("refill items: %w", err)
+		}
 	}
 	return tag.RowsAffected(), nil
 }

@@ -126,8 +126,8 @@ func TestSIGTERMUnderLoad(t *testing.T) {
 	var group sync.WaitGroup
 	for range clients {
 		group.Go(func() {
-			for {
-				code, body, err := trySend(t.Context(), http.MethodDelete, fmt.Sprintf("%s/plants/%d", s.public, next.Add(1)), token)
+			for id := next.Add(1); ; id = next.Add(1) {
+				code, body, err := trySend(t.Context(), http.MethodDelete, fmt.Sprintf("%s/plants/%d", s.public, id), token)
 				if err != nil {
 					return // the listener is closed
 				}

@@ -2,7 +2,6 @@ package ledger_test
 
 import (
 	"bytes"
-	"context"
 	"os"
 	"testing"
 
@@ -72,23 +71,9 @@ func restore(t *testing.T, conn *pgx.Conn, s ledger.Selection, o ledger.Options)
 	return done
 }
 
-// waitForWaiters returns when n sessions wait for locks that conn has, directly or not.
-func waitForWaiters(ctx context.Context, conn, watcher *pgx.Conn, n int) error {
-	for {
-		var waiting int
-		if err := watcher.QueryRow(ctx, `
-			WITH RECURSIVE w (pid) AS (
-				SELECT $1::int UNION SELECT a.pid FROM w, pg_stat_activity a WHERE w.pid = ANY (pg_blocking_pids(a.pid))
-			) SELECT count(*) - 1 FROM w`, conn.PgConn().PID()).Scan(&waiting); err != nil || waiting >= n {
-			return err
-		}
-	}
-}
-
 // waitForHorizon returns when all transactions before xid have ended, those of other
 // databases too.
 func waitForHorizon(t *testing.T, conn *pgx.Conn, xid uint64) {
 	t.Helper()
-	for value[uint64](t, conn, `SELECT pg_snapshot_xmin(pg_current_snapshot())`) < xid {
-	}
+	pgtest.Await(t, conn, `SELECT pg_snapshot_xmin(pg_current_snapshot()) >= $1`, xid)
 }

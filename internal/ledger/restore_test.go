@@ -356,16 +356,16 @@ func TestRestoreTakenMeanwhile(t *testing.T) {
 	owner, other, watcher := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Super)
 	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%[1]d, 'old'), (%[1]d + 1, 'old'); DELETE FROM plants WHERE id IN (%[1]d, %[1]d + 1)`, id))
 	execute(t, other, fmt.Sprintf(`BEGIN; INSERT INTO plants (id, name) VALUES (%d, 'new')`, id))
-	committed := make(chan error, 1)
+	var done ledger.Restored
+	restored := make(chan error, 1)
 	go func() {
-		err := waitForWaiters(t.Context(), other, watcher, 1)
-		if err == nil {
-			_, err = other.Exec(t.Context(), `COMMIT`)
-		}
-		committed <- err
+		var err error
+		done, err = ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{id, id + 1}}, ledger.Options{SkipExisting: true, LockTimeout: time.Hour})
+		restored <- err
 	}()
-	done, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{id, id + 1}}, ledger.Options{SkipExisting: true, LockTimeout: time.Hour})
-	if err := errors.Join(err, <-committed); err != nil {
+	pgtest.AwaitBlocked(t, watcher, other.PgConn().PID(), 1)
+	execute(t, other, `COMMIT`)
+	if err := <-restored; err != nil {
 		t.Fatal(err)
 	}
 	if len(done.Plants) != 1 || len(done.Taken) != 1 || done.Taken[0].PlantID != id {
@@ -445,9 +445,7 @@ func TestRestoreTwiceAtOnce(t *testing.T) {
 			results <- err
 		}()
 	}
-	if err := waitForWaiters(t.Context(), holder, watcher, 2); err != nil {
-		t.Fatal(err)
-	}
+	pgtest.AwaitBlocked(t, watcher, holder.PgConn().PID(), 2)
 	execute(t, holder, `COMMIT`)
 	first, second := <-results, <-results
 	if first != nil {

@@ -1,8 +1,10 @@
 package localpg
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"os/user"
@@ -12,7 +14,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
@@ -86,23 +87,19 @@ func TestDataSurviveEveryStop(t *testing.T) {
 
 func TestStandby(t *testing.T) {
 	t.Parallel()
-	primary := startServer(t)
+	primary := startServer(t, "synchronous_standby_names", "*", "synchronous_commit", "local")
 	query(t, primary, `CREATE TABLE t (n int)`)
 	standby, err := primary.Standby(t.Context(), Options{Settings: map[string]string{"work_mem": "5MB"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { closeServer(t, standby) })
-	query(t, primary, `INSERT INTO t VALUES (42)`)
-
+	query(t, primary, `SET synchronous_commit = remote_apply; INSERT INTO t VALUES (42)`) // waits for the standby
+	var recovering bool
 	var n int
-	for n == 0 {
-		var recovering bool
-		query(t, standby, `SELECT pg_is_in_recovery(), coalesce((SELECT n FROM t), 0)`, &recovering, &n)
-		if !recovering {
-			t.Fatal("the standby is no standby")
-		}
-		time.Sleep(5 * time.Millisecond)
+	query(t, standby, `SELECT pg_is_in_recovery(), n FROM t`, &recovering, &n)
+	if !recovering || n != 42 {
+		t.Errorf("the standby is in recovery: %t, with row %d; want true and 42", recovering, n)
 	}
 
 	if err := primary.Stop(t.Context(), Immediate); err != nil {
@@ -132,11 +129,18 @@ func TestStartFailures(t *testing.T) {
 		writeProgram(t, filepath.Join(broken, name), []byte("#!/bin/sh\necho share is missing >&2; exit 1\n"))
 	}
 
+	// Programs whose initdb says to a pipe what it does.
+	heard := folder(t)
+	pipe := filepath.Join(heard, "pipe")
+	if err := errors.Join(syscall.Mkfifo(pipe, 0o666), os.Chmod(pipe, 0o666)); err != nil { // whatever the umask
+		t.Fatal(err)
+	}
+	writeProgram(t, filepath.Join(heard, "postgres"), fmt.Appendf(nil, "#!/bin/sh\nexec '%s/postgres' \"$@\"\n", found[0]))
+	writeProgram(t, filepath.Join(heard, "initdb"), fmt.Appendf(nil, "#!/bin/sh\nexec '%s/initdb' \"$@\" >'%s'\n", found[0], pipe))
+
 	for _, test := range []struct {
-		name string
-		// until is a file in the server's folder that ends the context when it is
-		// there, "." for a context that is over, empty for one that goes on.
-		until   string
+		name    string
+		until   string // the context ends: at once, amid initdb, or not
 		o       Options
 		folders []string
 		is      error
@@ -144,8 +148,8 @@ func TestStartFailures(t *testing.T) {
 	}{
 		{"no binaries", "", Options{}, nil, ErrNoBinaries, "apt-get install postgresql"},
 		{"binaries that don't work", "", Options{}, []string{broken}, nil, "share is missing"},
-		{"context over", ".", Options{}, found, context.Canceled, ""},
-		{"context ends amid initdb", "data/PG_VERSION", Options{}, found, context.Canceled, ""},
+		{"context over", "over", Options{}, found, context.Canceled, ""},
+		{"context ends amid initdb", "amid", Options{}, []string{heard}, context.Canceled, ""},
 		{"no such folder", "", Options{Dir: "/no/such/folder"}, found, os.ErrNotExist, ""},
 		{"long path", "", Options{Dir: long}, found, nil, "choose a shorter Dir"},
 		{"bad setting", "", Options{Settings: map[string]string{"fsync": "perhaps"}}, found, nil,
@@ -159,16 +163,21 @@ func TestStartFailures(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			switch test.until {
-			case "":
-			case ".":
+			case "over":
 				cancel()
-			default:
+			case "amid":
 				go func() {
-					for ctx.Err() == nil {
-						if there, _ := filepath.Glob(filepath.Join(test.o.Dir, "*", test.until)); len(there) > 0 {
+					out, err := os.Open(pipe)
+					if err != nil {
+						t.Error(err)
+						cancel()
+						return
+					}
+					defer out.Close()
+					for lines := bufio.NewScanner(out); lines.Scan(); {
+						if strings.HasPrefix(lines.Text(), "creating configuration files") {
 							cancel()
 						}
-						time.Sleep(time.Millisecond)
 					}
 				}()
 			}
@@ -336,9 +345,14 @@ func entries(t *testing.T, dir string) []string {
 	return found
 }
 
-func startServer(t *testing.T) *Server {
+// startServer starts a server with settings, each a name and a value.
+func startServer(t *testing.T, settings ...string) *Server {
 	t.Helper()
-	s, err := Start(t.Context(), Options{Settings: map[string]string{"fsync": "off"}})
+	all := map[string]string{"fsync": "off"}
+	for pair := range slices.Chunk(settings, 2) {
+		all[pair[0]] = pair[1]
+	}
+	s, err := Start(t.Context(), Options{Settings: all})
 	if err != nil {
 		t.Fatal(err)
 	}

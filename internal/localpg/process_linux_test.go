@@ -1,12 +1,12 @@
 package localpg
 
 import (
+	"io"
 	"os"
 	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // TestProcessEndsWithItsParent runs itself as the parent, which starts a process
@@ -18,13 +18,16 @@ func TestProcessEndsWithItsParent(t *testing.T) {
 		// The signal can come twice: Linux gives the process to another thread of
 		// its parent's first, and that one ends, too.
 		cmd := exec.Command("sh", "-c", `trap "trap '' USR1; echo told; exit" USR1; echo ready >&2; for i in $(seq 2000); do sleep 0.01; done`)
-		var log Tail
-		cmd.Stdout, cmd.Stderr = os.Stdout, &log
+		log, err := cmd.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Stdout = os.Stdout
 		if _, err := StartProcess(cmd, syscall.SIGUSR1); err != nil {
 			t.Fatal(err)
 		}
-		for log.String() != "ready" {
-			time.Sleep(time.Millisecond)
+		if _, err := io.ReadFull(log, make([]byte, len("ready"))); err != nil {
+			t.Fatal(err)
 		}
 		os.Exit(0)
 	}

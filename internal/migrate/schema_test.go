@@ -410,9 +410,7 @@ func TestOutcome(t *testing.T) {
 		}
 		answer := make(chan string)
 		go func() { answer <- outcome(id, "r", "k", 40901) }()
-		for waits := "f"; waits == "f"; {
-			waits = lines(t, super, `SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)`, app.PgConn().PID())[0]
-		}
+		pgtest.AwaitBlocked(t, super, late.PgConn().PID(), 1)
 		mustExec(t, late, end.sql)
 		check("after "+end.sql+" of an attempt under way", <-answer, end.want)
 	}

@@ -131,6 +131,35 @@ func Connect(t testing.TB, url string) *pgx.Conn {
 	return conn
 }
 
+// Await returns when a query, run again and again, returns true: a server does not announce
+// its locks. No test repeats anything else.
+func Await(t testing.TB, conn *pgx.Conn, sql string, args ...any) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), timeout)
+	defer cancel()
+	for {
+		var is bool
+		if err := conn.QueryRow(ctx, sql, args...).Scan(&is); err != nil {
+			t.Fatalf("wait until %s: %v", sql, err)
+		}
+		if is {
+			return
+		}
+		if _, err := conn.Exec(ctx, `SELECT pg_sleep(0.002)`); err != nil {
+			t.Fatalf("wait until %s: %v", sql, err)
+		}
+	}
+}
+
+// AwaitBlocked returns when n sessions wait for locks of a process, directly or not.
+func AwaitBlocked(t testing.TB, conn *pgx.Conn, by uint32, n int) {
+	t.Helper()
+	Await(t, conn, `
+		WITH RECURSIVE waiting (pid) AS (
+			SELECT $1::int UNION SELECT a.pid FROM waiting w, pg_stat_activity a WHERE w.pid = ANY (pg_blocking_pids(a.pid))
+		) SELECT count(*) > $2 FROM waiting`, int32(by), n)
+}
+
 // WithParameters adds parameters, such as "pool_max_conns=1", to a database's URL.
 func WithParameters(url, parameters string) string {
 	if strings.Contains(url, "?") {

@@ -45,13 +45,6 @@ func holder(t *testing.T, database pgtest.Database, sql string, args ...any) (pi
 	}
 }
 
-// awaitBlocked returns when so many sessions wait for a lock of a process.
-func (s *store) awaitBlocked(t *testing.T, by uint32, sessions int) {
-	t.Helper()
-	for value[int](t, s, `SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))`, int32(by)) < sessions {
-	}
-}
-
 // all deletes plants with a number of clients, and returns the result of each.
 func (s *store) all(clients int, first plant.ID, n int) []string {
 	results := make([]string, n)
@@ -107,7 +100,7 @@ func TestNobodyWaitsForTheLockOfAnother(t *testing.T) {
 					t.Errorf("plant %d: %s; want deleted", n, got)
 				}
 			}
-			s.awaitBlocked(t, pid, 1)
+			pgtest.AwaitBlocked(t, s.admin, pid, 1)
 			select {
 			case got := <-victim:
 				t.Errorf("the locked plant: %s, while it was locked", got)
@@ -134,7 +127,7 @@ func TestALockedTableIsWaitedFor(t *testing.T) {
 		pid, release := holder(t, database, `LOCK TABLE public.`+table)
 		results := make(chan []string)
 		go func() { results <- s.all(16, first, 32) }()
-		s.awaitBlocked(t, pid, 2)
+		pgtest.AwaitBlocked(t, s.admin, pid, 2)
 		release()
 		for n, got := range <-results {
 			if got != "deleted" {
@@ -195,7 +188,7 @@ func TestRequestsThatEnd(t *testing.T) {
 					}
 				})
 			}
-			s.awaitBlocked(t, pid, c.blocked)
+			pgtest.AwaitBlocked(t, s.admin, pid, c.blocked)
 			end()
 			all.Wait()
 			release()
@@ -226,7 +219,7 @@ func TestOverloaded(t *testing.T) {
 		_, err := plants.Delete(context.Background(), s.of(first, "waits"))
 		waiting <- err
 	}()
-	s.awaitBlocked(t, pid, 1)
+	pgtest.AwaitBlocked(t, s.admin, pid, 1)
 	if r, err := plants.Delete(t.Context(), s.of(first+1, "is too much")); !errors.Is(err, plant.ErrOverloaded) || !s.lives(t, first+1) {
 		t.Errorf("Delete beside the one that may be in flight: %+v, %v; want ErrOverloaded", r, err)
 	}
@@ -562,8 +555,7 @@ func TestACutShortWaitForTheStandby(t *testing.T) {
 	require := func(standby string) {
 		s.exec(t, `ALTER SYSTEM SET synchronous_standby_names = '`+standby+`'`)
 		s.exec(t, `SELECT pg_reload_conf()`)
-		for value[string](t, s, `SHOW synchronous_standby_names`) != standby {
-		}
+		pgtest.Await(t, s.admin, `SELECT current_setting('synchronous_standby_names') = $1`, standby)
 		s.exec(t, `CHECKPOINT`)
 	}
 	require("nobody")
@@ -574,16 +566,9 @@ func TestACutShortWaitForTheStandby(t *testing.T) {
 	}()
 	var last time.Time
 	for n := range 4 { // the deletion's commit, and then those of the question
-		var began time.Time
-		for !began.After(last) {
-			select {
-			case err := <-result:
-				t.Fatalf("Delete: %v, after %d waits were cut short", err, n)
-			default:
-			}
-			began = value[time.Time](t, s, `SELECT coalesce(max(query_start), 'epoch') FROM pg_stat_activity WHERE wait_event = 'SyncRep'`)
-		}
-		if last = began; n < 3 {
+		pgtest.Await(t, s.admin, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query_start > $1)`, last)
+		last = value[time.Time](t, s, `SELECT max(query_start) FROM pg_stat_activity WHERE wait_event = 'SyncRep'`)
+		if n < 3 {
 			s.exec(t, `SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'`)
 		}
 	}

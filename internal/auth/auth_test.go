@@ -100,6 +100,7 @@ func TestHasToken(t *testing.T) {
 	token, jwt := NewToken(), "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJzaG9wIn0.c2lnbmF0dXJl"
 	for text, want := range map[string]bool{
 		token: true, "/plants/" + token + "?": true, jwt: true, "Bearer " + jwt: true, jwt + ".": true,
+		"eyJhbGciOiJFUzI1NiJ9": false, "eyJhbGciOiJFUzI1NiJ9.e30": false,
 		"": false, "1": false, "1.2.3": false, "192.0.2.7": false, "build.2026.11": false, "DELETE": false,
 		"4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7": false,
 	} {

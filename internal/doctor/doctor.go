@@ -210,7 +210,7 @@ func (c check) query(ctx context.Context, tx pgx.Tx, arguments pgx.NamedArgs) ([
 		err := row.Scan(&f.Level, &f.Message, &f.Remedy)
 		return f, err
 	})
-	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && c.name == schemaCheck && (pg.Code == "42P01" || pg.Code == "3F000") { // no such table, no such schema
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && c.name == schemaCheck && pg.Code == "42P01" { // no such table
 		return []Finding{{c.name, Problem, "no migration is applied", "plantstore migrate up"}}, nil
 	}
 	return found, err

@@ -103,6 +103,9 @@ func TestRefusals(t *testing.T) {
 				}
 			}
 			ask("without a key", s.of(id, "made"), c.want, false)
+			if n := value[int](t, s, `SELECT count(*) FROM plantstore.deletions WHERE refused IS NOT NULL`); n != 0 && name != "trigger keeps the row" {
+				t.Errorf("without a key, %d refusals are recorded; want none", n)
+			}
 			ask("with a key", s.sent(id, "sent"), c.want, false)
 			if c.mend != "" {
 				s.exec(t, c.mend)

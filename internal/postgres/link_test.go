@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"io"
@@ -42,6 +43,8 @@ type link struct {
 	passed    [2]int      // messages since the last of them, by direction
 	exchanges int         // that ended since the last of them
 	mute      []*linkConn // connections that fell silent, until finish
+
+	log bytes.Buffer // the service's
 }
 
 type direction int
@@ -92,7 +95,7 @@ func linked(t *testing.T, database pgtest.Database, l limits) (*DB, *link) {
 	query.Set("pool_max_conns", "8")
 	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20")
 	db, err := Open(t.Context(), Config{URL: u.String(), Setting: "DATABASE_URL",
-		RequestTimeout: time.Hour, MaxInFlight: 512, Log: slog.New(slog.DiscardHandler), limits: &l, dial: k.dial})
+		RequestTimeout: time.Hour, MaxInFlight: 512, Log: slog.New(slog.NewTextHandler(&k.log, nil)), limits: &l, dial: k.dial})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -121,6 +122,10 @@ func TestTokensWithoutDatabase(t *testing.T) {
 		}
 		l.setDown(false)
 		authenticate(t, db, "known, database back", token, defaults.poll, nil)
+		synctest.Wait()
+		if n := strings.Count(l.log.String(), "tokens cannot be read"); n != 1 {
+			t.Errorf("the log has %d lines of the outage; want 1:\n%s", n, &l.log)
+		}
 	})
 }
 

@@ -14,7 +14,7 @@ func TestCORS(t *testing.T) {
 	t.Parallel()
 	const ours, foreign, deleting = "Origin: https://shop.example", "Origin: https://shop.example.evil.example", "Access-Control-Request-Method: DELETE"
 	c := testConfig()
-	c.CORSOrigins = []string{"https://office.example:8443", "https://shop.example"}
+	c.CORSOrigins = []string{"https://shop.example"}
 	s, off := New(c), New(testConfig())
 	preflight := []string{"Access-Control-Allow-Headers: Authorization,Idempotency-Key,X-Request-Id,Content-Type", "Access-Control-Allow-Methods: DELETE",
 		"Access-Control-Allow-Origin: https://shop.example", "Access-Control-Max-Age: 600",

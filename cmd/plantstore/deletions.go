@@ -227,7 +227,7 @@ func (c *deletionsPurge) Run(ctx context.Context, console *console) error {
 			what = "would purge"
 			n, err = ledger.Older(ctx, conn, age)
 		} else {
-			n, err = ledger.Purge(ctx, conn, age, nil)
+			n, err = ledger.Purge(ctx, conn, age)
 		}
 		switch {
 		case errors.Is(err, ledger.ErrTooYoung):

@@ -150,4 +150,8 @@ func TestDeletionsPurge(t *testing.T) {
 	expect(0, "would purge 3 entries older than 365d\n", "", "deletions", "purge", "--older-than=365d", "--dry-run")
 	expect(0, "purged 3 entries older than 365d\n", "", "deletions", "purge", "--older-than=365d")
 	expect(0, `\{\n  "dry_run": false,\n  "entries": 0\n\}\n`, "", "deletions", "purge", "--older-than=8760h", "--json")
+	execute(t, owner, `INSERT INTO plantstore.deletions (plant_id, deleted_at, deleted_by) SELECT i, now() - interval '8 days', 'script' FROM generate_series(1, 20000) i;
+		CREATE FUNCTION plantstore.keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$;
+		CREATE TRIGGER keep BEFORE DELETE ON plantstore.deletions FOR EACH ROW WHEN (OLD.plant_id = 20000) EXECUTE FUNCTION plantstore.keep()`)
+	expect(1, "", `plantstore: .*no.*; \d+ entries purged, run the command again for the rest\n`, "deletions", "purge", "--older-than=7d")
 }

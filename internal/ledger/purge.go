@@ -28,9 +28,8 @@ func Older(ctx context.Context, conn *pgx.Conn, age time.Duration) (n int64, err
 
 // Purge removes entries older than age, refusals too, oldest first, and returns how many. The
 // rows of watched tables go with them. Each batch is a transaction. After it, Purge pauses for
-// as long as it took. Entries that a
-// restore has locked stay. progress, unless nil, is called with the sum so far.
-func Purge(ctx context.Context, conn *pgx.Conn, age time.Duration, progress func(purged int64)) (purged int64, err error) {
+// as long as it took. Entries that a restore has locked stay.
+func Purge(ctx context.Context, conn *pgx.Conn, age time.Duration) (purged int64, err error) {
 	if age < MinAge {
 		return 0, ErrTooYoung
 	}
@@ -57,9 +56,6 @@ func Purge(ctx context.Context, conn *pgx.Conn, age time.Duration, progress func
 			return purged, err
 		}
 		purged += gone
-		if progress != nil {
-			progress(purged)
-		}
 		if old == 0 {
 			return purged, nil
 		}

@@ -243,13 +243,7 @@ func untilUnlocked(ctx context.Context, conn *pgx.Conn, m Migration, up bool, o 
 			return nil
 		}
 		pg, ok := errors.AsType[*pgconn.PgError](err)
-		switch {
-		case !ok:
-			return fmt.Errorf("%s: %w", m.Name, err)
-		case pg.Code != lockNotAvailable && pg.Code != deadlockDetected:
-			if pg.Hint != "" {
-				return fmt.Errorf("%s: %w\n%s", m.Name, err, pg.Hint)
-			}
+		if !ok || pg.Code != lockNotAvailable && pg.Code != deadlockDetected {
 			return fmt.Errorf("%s: %w", m.Name, err)
 		}
 		blockers, lookErr := tableBlockers(ctx, conn, up)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,6 +32,7 @@ func TestADeletionIsRecordedAndReplayed(t *testing.T) {
 		t.Errorf("the second request with the key: %+v, %v; want a replay", r, err)
 	}
 	s.exec(t, `INSERT INTO public.plants (id, name) VALUES ($1, 'back again')`, int64(id))
+	s.exec(t, `UPDATE plantstore.deletions SET restored_at = now() WHERE plant_id = $1`, int64(id))
 	if r, err := s.Delete(t.Context(), d); err != nil || !r.Replayed || !s.lives(t, id) {
 		t.Errorf("a late retry: %+v, %v, and the plant that came back is there: %t; want a replay that deletes nothing", r, err, s.lives(t, id))
 	}
@@ -158,6 +160,7 @@ func TestWhatIsNoRefusal(t *testing.T) {
 		"trigger disabled":          `ALTER TABLE public.plants DISABLE TRIGGER record_deletion`,
 		"trigger dropped":           `DROP TRIGGER record_deletion ON public.plants`,
 		"trigger for replicas only": `ALTER TABLE public.plants ENABLE REPLICA TRIGGER record_deletion`,
+		"session as a replica's":    `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET session_replication_role = replica', current_database()); END $$`,
 		"right taken away":          `REVOKE DELETE ON public.plants FROM plantstore_app`,
 		"function of a trigger":     trigger(`PERFORM missing()`),
 		"lock of a trigger's table": trigger(`RAISE EXCEPTION 'out of disk' USING ERRCODE = '58030'`),
@@ -180,32 +183,42 @@ func TestWhatIsNoRefusal(t *testing.T) {
 	}
 }
 
+// Requests with one key get one answer, also where the cause of a refusal goes meanwhile.
 func TestOneKeyAtOnce(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
-	another := s.DB.Plants() // as a second replica, which has no part in the first one's queues
-	id := s.plant(t, 1)
-	var all sync.WaitGroup
-	var mu sync.Mutex
-	fresh := 0
-	for n := range 32 {
-		all.Go(func() {
-			d := s.sent(id, "one")
-			d.RequestID = fmt.Sprint(n)
-			r, err := []*Plants{s.Plants, another}[n%2].Delete(t.Context(), d)
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				t.Errorf("request %d: %v; want deleted or replayed", n, err)
+	s := newStore(t, pgtest.New(t))
+	s.exec(t, `CREATE TABLE public.orders (plant bigint REFERENCES public.plants)`)
+	for _, mended := range []bool{false, true} {
+		another := s.DB.Plants() // as a second replica, which has no part in the first one's queues
+		id := s.plant(t, 1)
+		if mended {
+			s.exec(t, `INSERT INTO public.orders VALUES ($1)`, int64(id))
+		}
+		answers := make(chan string)
+		var fresh atomic.Int64
+		for n := range 32 {
+			go func() {
+				d := s.sent(id, "one")
+				d.RequestID = fmt.Sprint(n)
+				r, err := []*Plants{s.Plants, another}[n%2].Delete(context.Background(), d)
+				if !r.Replayed {
+					fresh.Add(1)
+				}
+				answers <- strings.TrimSuffix(outcomeOf(err), " orders") // a replay does not know the table
+			}()
+		}
+		want := map[bool]string{false: "deleted", true: "referenced"}[mended]
+		for n := range 32 {
+			if got := <-answers; got != want {
+				t.Errorf("cause removed: %t, answer %d: %s; want %s", mended, n+1, got, want)
 			}
-			if !r.Replayed {
-				fresh++
+			if n == 0 {
+				s.exec(t, `DELETE FROM public.orders`)
 			}
-		})
-	}
-	all.Wait()
-	if fresh != 1 {
-		t.Errorf("%d requests deleted the plant; want 1", fresh)
+		}
+		if n := fresh.Load(); n != 1 || s.lives(t, id) != mended {
+			t.Errorf("cause removed: %t: %d answers are no replays, and the plant is there: %t; want 1, %t", mended, n, s.lives(t, id), mended)
+		}
 	}
 }
 

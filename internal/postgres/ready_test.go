@@ -54,3 +54,22 @@ func TestReady(t *testing.T) {
 	check(newStore(t, pgtest.Empty(t)).DB, "no migration", SchemaBehind, "plantstore migrate up")
 	check(storeOn(t, database, "postgres://nobody@127.0.0.1:1/none?sslmode=disable", patient).DB, "no server", Unreachable, "127.0.0.1")
 }
+
+// The schema's owner and a superuser can serve, too.
+func TestOneRoleServes(t *testing.T) {
+	t.Parallel()
+	database := pgtest.Shared(t)
+	for _, url := range []string{database.Owner, database.Super} {
+		s := storeOn(t, database, url, patient)
+		if err := s.Ready(t.Context(), migrate.Versions()); err != nil {
+			t.Errorf("%s: %v; want that it is ready", url, err)
+		}
+		id := s.plant(t, 1)
+		if _, err := s.Delete(t.Context(), s.sent(id, "key")); err != nil {
+			t.Errorf("%s: %v", url, err)
+		}
+		if r, err := s.Delete(t.Context(), s.sent(id, "key")); err != nil || !r.Replayed {
+			t.Errorf("%s, again: %+v, %v; want a replay", url, r, err)
+		}
+	}
+}

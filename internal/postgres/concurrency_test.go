@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
@@ -382,6 +383,59 @@ func TestADemotedPrimary(t *testing.T) {
 	s.exec(t, `ALTER DATABASE `+database.Name+` RESET default_transaction_read_only`)
 	if r, err := plants.Delete(t.Context(), s.sent(id, "key")); err != nil || r.Attempts != 1 {
 		t.Errorf("Delete afterwards: %+v, %v; want it deleted at once", r, err)
+	}
+}
+
+// Of several servers, the one that takes writes is found.
+func TestAStandbyIsPassedOver(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	id := s.plant(t, 1)
+	u, err := url.Parse(pgtest.Pooler(t, pgtest.WithParameters(s.url, "default_transaction_read_only=on")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := pgx.ParseConfig(s.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Host += "," + address(c.Host, c.Port)
+	r, err := opened(t, Config{URL: pgtest.WithParameters(u.String(), "default_query_exec_mode=exec"), limits: hasty()}).Plants().Delete(t.Context(), s.of(id, "key"))
+	if err != nil || r.Attempts != 1 {
+		t.Errorf("Delete: %+v, %v; want it deleted by the first attempt", r, err)
+	}
+}
+
+// A principal's locked plants leave connections for the plants of others.
+func TestAPrincipalHasAThirdOfAPool(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	for _, pool := range []*pgxpool.Pool{s.solo, s.batch} {
+		most := pool.Config().MaxConns
+		for n := range most {
+			go func() {
+				d := s.of(s.first+plant.ID(n), "key")
+				_, release, err := s.acquire(t.Context(), pool, &d)
+				if err == nil {
+					<-t.Context().Done()
+					release()
+				}
+			}()
+		}
+		var waiting int32
+		for waiting+pool.Stat().AcquiredConns() < most {
+			waiting = 0
+			s.slots.mu.Lock()
+			for slot, queue := range s.slots.waiters {
+				if slot.pool == pool {
+					waiting += int32(len(queue))
+				}
+			}
+			s.slots.mu.Unlock()
+		}
+		if got, want := most-waiting, max(2, most/3); got != want {
+			t.Errorf("a principal has %d of %d connections; want %d", got, most, want)
+		}
 	}
 }
 

@@ -314,7 +314,7 @@ func (s *stage) request(t *testing.T, p play, ids []int64, name string, keySent 
 	results := make([]string, len(ids))
 	plants := s.DB.Plants()
 	b := plants.batches
-	b.running, b.armed = 1, true // as if a batch were under way
+	b.slots, b.running = 1, 1 // as if the only batch were under way
 	var all sync.WaitGroup
 	for n, id := range ids {
 		d := plant.Deletion{Plant: plant.ID(id), Principal: fmt.Sprint("client-", ids[0]), RequestID: name, Key: fmt.Sprint("key-", n), KeySent: keySent}
@@ -329,9 +329,6 @@ func (s *stage) request(t *testing.T, p play, ids []int64, name string, keySent 
 		})
 		synctest.Wait() // the batch has them in order
 	}
-	b.mu.Lock()
-	b.armed = false
-	b.mu.Unlock()
 	b.run()
 	all.Wait()
 	return results

@@ -261,6 +261,81 @@ func TestABatchOfAllKinds(t *testing.T) {
 	}
 }
 
+// together sends deletions that would be one batch, and returns their results in order.
+func (s *store) together(deletions ...plant.Deletion) []<-chan string {
+	b := s.batches
+	b.slots, b.running = 1, 1 // as if the only batch were under way
+	results := make([]<-chan string, len(deletions))
+	for n, d := range deletions {
+		result := make(chan string, 1)
+		results[n] = result
+		go func() {
+			r, err := s.Delete(context.Background(), d)
+			result <- strings.Join(append(r.Failed, outcomeOf(err)), ", ")
+		}()
+		for arrived := 0; arrived <= n; {
+			b.mu.Lock()
+			arrived = len(b.queue)
+			b.mu.Unlock()
+			s.plants.mu.Lock()
+			for _, queue := range s.plants.waiters {
+				arrived += len(queue)
+			}
+			s.plants.mu.Unlock()
+		}
+	}
+	b.run()
+	return results
+}
+
+// A locked plant leaves its batch, and takes along only its own principal.
+func TestABatchWithALockedPlant(t *testing.T) {
+	t.Parallel()
+	l := patient
+	l.batchLock = 10 * time.Millisecond // by the server
+	database := pgtest.New(t)
+	s := storeOn(t, database, database.App, l)
+	id := s.plant(t, 3)
+	_, release := holder(t, database, `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, int64(id)+1)
+	locked := s.of(id+1, "locked")
+	locked.Principal += "-locked"
+	results := s.together(s.of(id, "1"), locked, s.of(id+2, "3"))
+	for _, n := range []int{0, 2} {
+		if got, want := <-results[n], "batch_busy, deleted"; got != want {
+			t.Errorf("plant %d: %s; want %s", n, got, want)
+		}
+	}
+	for slow, failing := false, false; !slow && !failing; {
+		_, slow = s.slow.get(locked.Plant)
+		_, failing = s.failing.get(locked.Principal)
+	}
+	release()
+	if got, want := <-results[1], "batch_busy, busy, deleted"; got != want {
+		t.Errorf("the locked plant: %s; want %s", got, want)
+	}
+	for n, want := range []bool{false, true, false} {
+		if _, slow := s.slow.get(id + plant.ID(n)); slow != want {
+			t.Errorf("plant %d is slow: %t; want %t", n, slow, want)
+		}
+	}
+	for principal, want := range map[string]bool{s.who: false, locked.Principal: true} {
+		if _, failing := s.failing.get(principal); failing != want {
+			t.Errorf("principal %s is failing: %t; want %t", principal, failing, want)
+		}
+	}
+}
+
+// Two requests for a plant are never in one batch: both would be told that they deleted it.
+func TestOnePlantAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	id := s.plant(t, 1)
+	results := s.together(s.of(id, "1"), s.of(id, "2"))
+	if one, two := <-results[0], <-results[1]; one != "deleted" || two != "deleted earlier" {
+		t.Errorf("%s and %s; want deleted and deleted earlier", one, two)
+	}
+}
+
 func TestManyAtOnceAreBatches(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)

@@ -193,9 +193,9 @@ func TestManyIdleConnections(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := testConfig()
-		c.MaxConnections = 201
+		c.MaxConnections = 2001
 		s := run(t, c)
-		conns := make([]net.Conn, 200)
+		conns := make([]net.Conn, 2000)
 		for i := range conns {
 			conns[i] = s.public.dial(t)
 			if got := send(t, conns[i], del()).status; got != 204 {

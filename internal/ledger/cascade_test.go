@@ -210,7 +210,7 @@ func TestWatchAndUnwatch(t *testing.T) {
 		t.Errorf("rows of the entry: got %d, want 4", entry.Cascaded)
 	}
 	execute(t, owner, `UPDATE plantstore.deletions SET deleted_at = now() - interval '9 days'`)
-	if n, err := ledger.Purge(t.Context(), owner, ledger.MinAge, nil); n != 1 || err != nil {
+	if n, err := ledger.Purge(t.Context(), owner, ledger.MinAge); n != 1 || err != nil {
 		t.Fatalf("purge: got %d, %v, want 1 entry", n, err)
 	}
 	if got := value[int](t, owner, `SELECT count(*) FROM plantstore.cascaded`); got != 0 {

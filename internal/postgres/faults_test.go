@@ -188,9 +188,8 @@ type stage struct {
 }
 
 func newStage(t *testing.T, database pgtest.Database) *stage {
-	l := defaults
+	l := simulable()
 	l.batchLock, l.soloLock = 10*time.Millisecond, 10*time.Millisecond // by the server, in real time, where an attempt is open
-	l.batchStatement, l.soloStatement = time.Hour, time.Hour
 	db, k := linked(t, database, l)
 	return &stage{DB: db, link: k, admin: pgtest.Connect(t, database.Super), next: pgtest.IDs(t)}
 }
@@ -340,7 +339,7 @@ func TestAPlantThatComesAndGoes(t *testing.T) {
 	t.Parallel()
 	database := pgtest.Shared(t)
 	simulated(t, func(t *testing.T) {
-		db, l := linked(t, database, defaults)
+		db, l := linked(t, database, simulable())
 		admin, id := pgtest.Connect(t, database.Super), pgtest.IDs(t)
 		l.arm(false)
 		for _, sql := range []string{`INSERT INTO public.plants (id, name) VALUES ($1, 'fern')`, `DELETE FROM public.plants WHERE id = $1`,

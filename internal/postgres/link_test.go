@@ -81,6 +81,13 @@ const afterAnswer = -1
 
 func (b *breach) mute() bool { return b != nil && (b.way == bySilence || b.way == byHolding) }
 
+// simulable are the product's limits without those that the server keeps in real time.
+func simulable() limits {
+	l := defaults
+	l.batchLock, l.batchStatement, l.soloLock, l.soloStatement = time.Hour, time.Hour, time.Hour, time.Hour
+	return l
+}
+
 // linked opens a service behind a link.
 func linked(t *testing.T, database pgtest.Database, l limits) (*DB, *link) {
 	t.Helper()

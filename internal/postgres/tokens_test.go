@@ -23,7 +23,7 @@ import (
 func withTokens(t *testing.T, database pgtest.Database, test func(t *testing.T, db *DB, l *link, owner *pgx.Conn)) {
 	t.Helper()
 	simulated(t, func(t *testing.T) {
-		db, l := linked(t, database, defaults)
+		db, l := linked(t, database, simulable())
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		go db.Run(ctx)

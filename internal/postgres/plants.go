@@ -322,7 +322,7 @@ func (e *execution) deleteOn(ctx context.Context, pool *pgxpool.Pool, timeout, l
 // acquire takes a connection of a pool that other principals need, too: each may have a
 // third, but at least two.
 func (p *Plants) acquire(ctx context.Context, pool *pgxpool.Pool, d *plant.Deletion) (conn *pgx.Conn, release func(), err error) {
-	slot := slot{pool, d.Principal, uint64(d.Plant) % p.quotas[pool]}
+	slot := p.slot(pool, d)
 	if !p.slots.lock(ctx, slot) {
 		return nil, nil, ctx.Err()
 	}
@@ -342,6 +342,10 @@ type slot struct {
 	pool      *pgxpool.Pool
 	principal string
 	number    uint64
+}
+
+func (p *Plants) slot(pool *pgxpool.Pool, d *plant.Deletion) slot {
+	return slot{pool, d.Principal, uint64(d.Plant) % p.quotas[pool]}
 }
 
 // note remembers what would hold up the deletions of others. Three refusals in a short time

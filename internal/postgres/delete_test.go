@@ -325,6 +325,28 @@ func TestABatchWithALockedPlant(t *testing.T) {
 	}
 }
 
+// A deletion that is slow alone made its batch slow, and its principal goes without batches.
+func TestASlowDeletionLeavesItsBatch(t *testing.T) {
+	t.Parallel()
+	l := patient
+	l.batchLock, l.batchStatement = 10*time.Millisecond, time.Nanosecond // the server has no limit below 1 ms
+	database := pgtest.New(t)
+	s := storeOn(t, database, database.App, l)
+	id := s.plant(t, 2)
+	_, release := holder(t, database, `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, int64(id)+1)
+	locked := s.of(id+1, "locked")
+	locked.Principal += "-locked"
+	results := s.together(s.of(id, "1"), locked)
+	if got, want := <-results[0], "batch_busy, deleted"; got != want {
+		t.Errorf("the slow plant: %s; want %s", got, want)
+	}
+	if _, failing := s.failing.get(s.who); !failing {
+		t.Error("its principal goes on in batches")
+	}
+	release()
+	<-results[1]
+}
+
 // Two requests for a plant are never in one batch: both would be told that they deleted it.
 func TestOnePlantAtOnce(t *testing.T) {
 	t.Parallel()

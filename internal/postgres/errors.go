@@ -27,7 +27,7 @@ const (
 	conflict              // an outcome of the key is recorded
 	unexpectedRow         // the batch would delete a plant that none of its deletions named
 	referenced            // rows of a table refer to the plant
-	refused               // a rule of the store's keeps the plant
+	storeRule             // a trigger or constraint of the store's keeps the plant
 	overBudget            // the principal's budget is used up
 	busy                  // a lock was not acquired in time, or the statement took too long
 	batchBusy             // the same for a batch: each of its deletions has to go alone
@@ -38,7 +38,7 @@ const (
 )
 
 // reasons are the labels and log words of attempts that did not bring an outcome.
-var reasons = [...]string{conflict: "conflict", unexpectedRow: "unexpected_row", referenced: "referenced", refused: "refused", overBudget: "over_budget",
+var reasons = [...]string{conflict: "conflict", unexpectedRow: "unexpected_row", referenced: "referenced", storeRule: "store_rule", overBudget: "over_budget",
 	busy: "busy", batchBusy: "batch_busy", unreachable: "unreachable", lost: "lost", misconfigured: "misconfigured",
 	overloaded: ""} // nothing was tried
 
@@ -79,5 +79,5 @@ func classify(err error) meaning {
 		// be recorded as a refusal.
 		return misconfigured
 	}
-	return refused
+	return storeRule
 }

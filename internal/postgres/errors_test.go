@@ -14,7 +14,7 @@ func TestClassify(t *testing.T) {
 	t.Parallel()
 	for want, codes := range map[meaning]string{
 		referenced:    "23503 23001",
-		refused:       "23502 23505 23514 23P01 P0001 MY001 22012",
+		storeRule:     "23502 23505 23514 23P01 P0001 MY001 22012",
 		overBudget:    budgetUsedUp,
 		busy:          "55P03 57014 40001 40P01",
 		unreachable:   "25006 53100 53200 53300",
@@ -39,8 +39,8 @@ func TestClassify(t *testing.T) {
 			t.Errorf("%s of the ledger: got %v, want %v", c, got, want)
 		}
 		err.SchemaName = "public"
-		if got := classify(&err); got != refused {
-			t.Errorf("%s of a table of the store's: got %v, want %v", c, got, refused)
+		if got := classify(&err); got != storeRule {
+			t.Errorf("%s of a table of the store's: got %v, want %v", c, got, storeRule)
 		}
 	}
 	if got := classify(errors.New("EOF")); got != lost {

@@ -30,8 +30,8 @@ type Plants struct {
 	// failing are principals whose deletions were locked, slow or often refused a moment ago.
 	// All of theirs go alone, so that they hold up nobody else's.
 	failing recent[string, struct{}]
-	// refusals are the times of a principal's last two.
-	refusals recent[string, [2]time.Time]
+	// lastRefusals are the times of a principal's last two.
+	lastRefusals recent[string, [2]time.Time]
 	// usedUp are principals whose budget was used up a moment ago, with the end of its period.
 	usedUp recent[string, time.Time]
 }
@@ -111,7 +111,7 @@ func (e *execution) run(ctx context.Context) error {
 			return e.fail(plant.ErrMisconfigured, err)
 		case lost:
 			e.lost = true
-		case referenced, refused, overBudget:
+		case referenced, storeRule, overBudget:
 			if !e.isOpen() {
 				return e.unrecorded(m, err)
 			}
@@ -128,8 +128,8 @@ func (e *execution) run(ctx context.Context) error {
 			return e.fail(plant.ErrMisconfigured, errTriggerOff)
 		case o.code != codeThere:
 			e.Replayed = e.isReplay(o)
-			if ours := (m == referenced || m == refused) && !e.Replayed; !ours {
-				err = nil
+			if refusals[m] == 0 || e.Replayed {
+				err = nil // it is not the cause of this refusal
 			}
 			return errorOf(o.code, o.at, err)
 		case m == overBudget && e.lost:
@@ -148,6 +148,9 @@ func (e *execution) run(ctx context.Context) error {
 // isOpen reports whether another attempt of the key may be committed yet.
 func (e *execution) isOpen() bool { return e.lost || e.KeySent }
 
+// refusals are the codes of refusals that an attempt's error proves, to record and to answer.
+var refusals = [...]int{referenced: codeReferenced, storeRule: codeStoreRule, overloaded: 0}
+
 // refusal is the code that the ledger has to record before an attempt's result can be
 // returned, or 0.
 func (e *execution) refusal(m meaning) int {
@@ -156,10 +159,8 @@ func (e *execution) refusal(m meaning) int {
 		return codeStoreRule
 	case !e.isOpen():
 		return 0
-	case m == referenced:
-		return codeReferenced
-	case m == refused:
-		return codeStoreRule
+	case refusals[m] != 0:
+		return refusals[m]
 	}
 	return codeNotFound
 }
@@ -172,13 +173,10 @@ var errTriggerOff = errors.New("the trigger record_deletion on public.plants doe
 
 // unrecorded is the error of a refusal that needs no record.
 func (e *execution) unrecorded(m meaning, err error) error {
-	switch m {
-	case referenced:
-		return errorOf(codeReferenced, time.Time{}, err)
-	case refused:
-		return errorOf(codeStoreRule, time.Time{}, err)
+	if m == overBudget {
+		return e.overBudget(err)
 	}
-	return e.overBudget(err)
+	return errorOf(refusals[m], time.Time{}, err)
 }
 
 // isReplay reports whether the entry of an outcome is an earlier request's, and not that of
@@ -227,9 +225,10 @@ func errorOf(code int, at time.Time, cause error) error {
 		return &plant.ReferencedError{Table: pg.TableName, Cause: cause}
 	case codeStoreRule:
 		return &plant.StoreRuleError{Constraint: pg.ConstraintName, Cause: cause}
-	default:
+	case codeNotFound:
 		return plant.ErrNotFound
 	}
+	return fmt.Errorf("the ledger has a refusal with the unknown code %d", code) // of a newer plantstore
 }
 
 // A serverError is an error of the server's with where it was raised, for the log.
@@ -258,7 +257,12 @@ func (e *execution) attempt(ctx context.Context) (m meaning, err error) {
 	case slow:
 		m, err = e.attemptSolo(ctx)
 	case e.alone || failing || e.Budget != (plant.Budget{}):
+		began, queued := time.Now(), e.Queued
 		m, err = e.attemptAlone(ctx)
+		if took := time.Since(began) - (e.Queued - queued); e.alone && took > e.db.limits.batchStatement/8 {
+			// It made its batch slow, as where a foreign key has no index, and would the next.
+			e.failing.add(e.Principal, struct{}{}, time.Now().Add(e.db.limits.failing))
+		}
 	default:
 		m, err = e.attemptInBatch(ctx)
 	}
@@ -359,9 +363,9 @@ func (e *execution) note(m meaning, err error) {
 	case busy:
 		e.slow.add(e.Plant, struct{}{}, now.Add(e.db.limits.recent))
 		e.failing.add(e.Principal, struct{}{}, now.Add(e.db.limits.failing))
-	case conflict, referenced, refused:
-		last, _ := e.refusals.get(e.Principal)
-		e.refusals.add(e.Principal, [2]time.Time{last[1], now}, now.Add(e.db.limits.often))
+	case conflict, referenced, storeRule:
+		last, _ := e.lastRefusals.get(e.Principal)
+		e.lastRefusals.add(e.Principal, [2]time.Time{last[1], now}, now.Add(e.db.limits.often))
 		if now.Sub(last[0]) < e.db.limits.often {
 			e.failing.add(e.Principal, struct{}{}, now.Add(e.db.limits.failing))
 		}

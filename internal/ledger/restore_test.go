@@ -189,7 +189,7 @@ func TestRestoreAfterTheTableChanged(t *testing.T) {
 		},
 		"renamed, not null": {
 			change: `RENAME price TO cost; ALTER TABLE plants ALTER cost SET NOT NULL`, options: ledger.Options{Lossy: true},
-			refused: "column \"cost\" is NOT NULL without a default, and deleted plants have no value for it; if it was renamed: --rename OLD=cost\ncolumn \"price\" (numeric) is gone, with the values of 1 plant",
+			refused: "column \"cost\" is NOT NULL without a default, and deleted plants have no value for it: give it a default until they are restored; if it was renamed: --rename OLD=cost\ncolumn \"price\" (numeric) is gone, with the values of 1 plant",
 		},
 		"renamed to the name of another": {
 			change: `DROP height; ALTER TABLE plants RENAME sku TO height`, options: ledger.Options{Rename: map[string]string{"sku": "height"}},

@@ -193,7 +193,9 @@ func (r *restore) plan(ctx context.Context, s *shape) error {
 		switch {
 		case c.generated != "":
 		case c.required && !r.options.FireTriggers: // which may fill it
-			r.refuse("", "%s is NOT NULL without a default, and deleted %ss have no value for it%s", s.of.column(c.name), s.of.row, s.of.renamed("OLD", c.name))
+			r.refuse("", "%s is NOT NULL without a default, and deleted %ss have no value for it: give it a default until they are restored%s", s.of.column(c.name), s.of.row, s.of.renamed("OLD", c.name))
+		case c.required:
+			r.notice("%s is new, and the triggers have to fill it", s.of.column(c.name))
 		default:
 			r.notice("%s is new and takes its default", s.of.column(c.name))
 		}

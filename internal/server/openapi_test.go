@@ -142,6 +142,18 @@ func TestCatalogueTakesTheFirstRowThatFits(t *testing.T) {
 	}
 }
 
+// A deletion that is tried can end with every error but these.
+func TestOutcomesOfDeletionsAreCounted(t *testing.T) {
+	t.Parallel()
+	before := []string{"malformed_credentials", "bad_id", "bad_key", "no_credentials", "invalid_token", "scope_missing", "no_route", "bad_method",
+		"precondition_failed", "body_too_large", "too_many_failures", "too_fast", "keys_unknown"}
+	for outcome := range causes {
+		if got, want := slices.Contains(outcomes[:], outcome), !slices.Contains(before, outcome); got != want {
+			t.Errorf("%s is among the outcomes of metrics.go: %t; want %t", outcome, got, want)
+		}
+	}
+}
+
 // Answers that net/http gives by itself are documented, too.
 func TestOpenAPIHasTheAnswersOfNetHTTP(t *testing.T) {
 	t.Parallel()

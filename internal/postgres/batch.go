@@ -64,6 +64,7 @@ type batcher struct {
 	mu           sync.Mutex
 	queue        []*batchItem
 	running      int           // batches under way
+	underWay     int           // deletions in them
 	began        time.Time     // when the newest of them began
 	meanDuration time.Duration // how long a batch takes, on average
 	timer        *time.Timer   // begins the next batch where the newest is late
@@ -108,34 +109,32 @@ func (b *batcher) delete(ctx context.Context, d *plant.Deletion) batchResult {
 	return batchResult{meaning: lost, err: ctx.Err(), batch: 1}
 }
 
-// mayBegin reports whether another batch may begin: none is under way, or the newest is late.
+// mayBegin reports whether another batch may begin: none is under way, enough wait, or the
+// newest is late. Enough is as many as are under way, so that two batches of one size wait for
+// their commits at the same time. Where the way to the database takes longer than its work, a
+// part of them is enough, so that as many batches are on the way as fit.
 func (b *batcher) mayBegin(now time.Time) bool {
-	if b.running == 0 || b.running < b.slots && now.Sub(b.began) >= b.spacing() {
+	if b.running == 0 {
 		return true
 	}
-	if b.running < b.slots && !b.armed {
+	if b.running == b.slots {
+		return false
+	}
+	roundTrip := time.Duration(b.db.roundTrip.Load())
+	work := max(b.meanDuration-roundTrip, 1)
+	late := 2*work - now.Sub(b.began)
+	if late <= 0 || float64(len(b.queue))*(1+float64(roundTrip)/float64(work)) >= float64(b.underWay) {
+		return true
+	}
+	if !b.armed {
 		b.armed = true
-		wait := b.spacing() - now.Sub(b.began)
 		if b.timer == nil {
-			b.timer = time.AfterFunc(wait, b.late)
+			b.timer = time.AfterFunc(late, b.late)
 		} else {
-			b.timer.Reset(wait)
+			b.timer.Reset(late)
 		}
 	}
 	return false
-}
-
-// spacing is how long a batch is under way before the next may begin beside it. Where the way
-// to the database takes longer than its work, that is half of the work, so that the way is
-// never empty. Elsewhere it is twice the work: two batches that work at the same time gain
-// nothing, but one that is late must not hold up the next.
-func (b *batcher) spacing() time.Duration {
-	roundTrip := time.Duration(b.db.roundTrip.Load())
-	work := b.meanDuration - roundTrip
-	if roundTrip > work {
-		return max(roundTrip/8, work/2)
-	}
-	return 2 * work
 }
 
 // late begins the next batch where the newest is still under way.
@@ -157,6 +156,7 @@ func (b *batcher) late() {
 func (b *batcher) run() {
 	b.mu.Lock()
 	items := b.take()
+	b.underWay += len(items)
 	b.mu.Unlock()
 	began := time.Now()
 	clean := true
@@ -168,10 +168,12 @@ func (b *batcher) run() {
 	if clean && len(items) > 0 {
 		b.meanDuration += (time.Since(began) - b.meanDuration) / 8
 	}
-	if len(b.queue) == 0 {
-		b.running--
+	b.underWay -= len(items)
+	b.running--
+	if len(b.queue) == 0 || !b.mayBegin(time.Now()) {
 		return
 	}
+	b.running++
 	b.began = time.Now()
 	go func() {
 		runtime.Gosched() // clients that were just answered come back, and make one batch and not two

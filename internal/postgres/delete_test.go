@@ -439,3 +439,31 @@ func TestPrincipalsThatFail(t *testing.T) {
 		}
 	}
 }
+
+func TestWhenAnotherBatchBegins(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name                           string
+		waiting, underWay, running     int
+		roundTrip, ofOne, sinceTheLast time.Duration
+		want                           bool
+	}{
+		{"none is under way", 1, 0, 0, 0, time.Hour, 0, true},
+		{"fewer wait", 3, 4, 1, 0, time.Hour, 0, false},
+		{"as many wait", 4, 4, 1, 0, time.Hour, 0, true},
+		{"the way takes as long as the work", 2, 4, 1, time.Hour, 2 * time.Hour, 0, true},
+		{"the newest is late", 1, 4, 1, 0, time.Hour, 2 * time.Hour, true},
+		{"as many as may be are under way", 9, 4, 3, 0, time.Hour, 2 * time.Hour, false},
+	} {
+		now := time.Now()
+		b := &batcher{db: new(DB), slots: 3, queue: make([]*batchItem, test.waiting), underWay: test.underWay, running: test.running,
+			meanDuration: test.ofOne, began: now.Add(-test.sinceTheLast)}
+		b.db.roundTrip.Store(int64(test.roundTrip))
+		if got := b.mayBegin(now); got != test.want {
+			t.Errorf("%s: another batch may begin: %t; want %t", test.name, got, test.want)
+		}
+		if b.timer != nil {
+			b.timer.Stop()
+		}
+	}
+}

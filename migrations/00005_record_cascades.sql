@@ -7,7 +7,7 @@ CREATE TABLE plantstore.cascaded (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     deletion_id bigint NOT NULL,
     relation regclass NOT NULL,
-    key text,
+    key text COLLATE "C", -- as the names in the catalogue, so that the index serves
     changed text,
     content json NOT NULL,
     literal text NOT NULL
@@ -76,7 +76,7 @@ CREATE FUNCTION plantstore.record_cascade() RETURNS trigger
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off -- a plan is made for few rows and used for many
+SET enable_seqscan = off -- a plan is made for few rows and used for many; each OFFSET 0 keeps the order of joins
 SET enable_hashjoin = off
 SET enable_mergejoin = off
 -- As in record_deletion().
@@ -111,7 +111,10 @@ BEGIN
                 SELECT j, CASE WHEN strpos(j::text, '\u') = 0 THEN j ELSE regexp_replace(j::text, '\\u(0000|[dD][89a-fA-F][0-9a-fA-F]{2})', '\\u0001', 'g')::json END
                 FROM row_to_json(g.*) j OFFSET 0
             ) r (content, readable)
-            JOIN plantstore.deletions d ON d.plant_id = (r.readable ->> k.name)::bigint AND d.refused IS NULL AND d.transaction_id = pg_current_xact_id();
+            CROSS JOIN LATERAL (
+                SELECT t.id FROM plantstore.deletions t
+                WHERE t.plant_id = (r.readable ->> k.name)::bigint AND t.refused IS NULL AND t.transaction_id = pg_current_xact_id() OFFSET 0
+            ) d;
         ELSE
             INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, content, literal)
             SELECT d.id, TG_RELID, r.readable ->> own, CASE TG_OP WHEN 'UPDATE' THEN k.name END, r.content, (g.*)::record::text
@@ -119,8 +122,11 @@ BEGIN
                 SELECT j, CASE WHEN strpos(j::text, '\u') = 0 THEN j ELSE regexp_replace(j::text, '\\u(0000|[dD][89a-fA-F][0-9a-fA-F]{2})', '\\u0001', 'g')::json END
                 FROM row_to_json(g.*) j OFFSET 0
             ) r (content, readable)
-            JOIN plantstore.cascaded c ON c.key = r.readable ->> k.name AND c.relation = k.parent AND c.changed IS NULL
-            JOIN plantstore.deletions d ON d.id = c.deletion_id AND d.transaction_id = pg_current_xact_id();
+            CROSS JOIN LATERAL (
+                SELECT c.deletion_id FROM plantstore.cascaded c
+                WHERE c.key = r.readable ->> k.name AND c.relation = k.parent AND c.changed IS NULL
+                    AND (SELECT t.transaction_id FROM plantstore.deletions t WHERE t.id = c.deletion_id) = pg_current_xact_id() OFFSET 0
+            ) d (id);
         END IF;
     END LOOP;
     RETURN NULL;

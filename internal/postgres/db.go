@@ -78,6 +78,7 @@ type DB struct {
 	server      string       // or servers, for messages
 	roundTrip   atomic.Int64 // nanoseconds, the shortest seen
 	warnSession sync.Once
+	warnRole    sync.Once
 	metrics     *metrics
 	tokens      *Tokens
 }
@@ -236,6 +237,11 @@ var settings = [...]struct{ name, value string }{
 func (db *DB) prepare(ctx context.Context, c *pgx.Conn, lock, statement time.Duration) error {
 	if err := c.PgConn().Conn().SetDeadline(time.Time{}); err != nil {
 		return fmt.Errorf("prepare session: %w", err)
+	}
+	if c.PgConn().ParameterStatus("is_superuser") == "on" {
+		db.warnRole.Do(func() {
+			db.Log.Warn("the service connects as a superuser: its password opens the whole server", "role", c.Config().User)
+		})
 	}
 	ctx, cancel := context.WithTimeout(ctx, db.limits.connect)
 	defer cancel()

@@ -139,6 +139,23 @@ func TestCascadesOfPlantsOnly(t *testing.T) {
 	}
 }
 
+// The work of a large deletion grows with its rows, not with their square.
+func TestLargeCascades(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	execute(t, owner, watchedStore)
+	execute(t, owner, watchAll)
+	const n = 500
+	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) SELECT i, 'p' FROM generate_series(1001, 1000 + %[1]d) i; INSERT INTO order_items (plant_id) SELECT generate_series(1001, 1000 + %[1]d);
+		INSERT INTO pictures (item) SELECT id FROM order_items WHERE plant_id > 1000; BEGIN; DELETE FROM plants WHERE id > 1000`, n))
+	// For each item its deletion, for each picture its item and then its deletion.
+	for table, want := range map[string]int{"deletions": 2 * n, "cascaded": n} {
+		if got := value[int](t, owner, `SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = $1`, table); got != want {
+			t.Errorf("rows of %s that were read: got %d, want %d", table, got, want)
+		}
+	}
+}
+
 func TestWatchRefusesTables(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)

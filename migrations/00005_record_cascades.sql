@@ -16,14 +16,15 @@ CREATE INDEX cascaded_by_deletion ON plantstore.cascaded (deletion_id);
 CREATE INDEX cascaded_by_key ON plantstore.cascaded (key, relation) WHERE key IS NOT NULL;
 COMMENT ON TABLE plantstore.cascaded IS 'Rows of watched tables that left or changed with a deleted plant.';
 COMMENT ON COLUMN plantstore.cascaded.deletion_id IS 'The deletion in plantstore.deletions.';
-COMMENT ON COLUMN plantstore.cascaded.key IS 'The primary key, where a watched table refers to it.';
+COMMENT ON COLUMN plantstore.cascaded.key IS 'The primary key, if it is one column.';
 COMMENT ON COLUMN plantstore.cascaded.changed IS 'The column that was set to null or its default. Null: the row was removed.';
 COMMENT ON COLUMN plantstore.cascaded.content IS 'The row before, to read and search.';
 COMMENT ON COLUMN plantstore.cascaded.literal IS 'The row as PostgreSQL writes it, to restore it exactly.';
 
 -- The foreign keys by which a deletion of a plant removes or changes rows of other tables.
--- levels counts the lengths of the paths on which deletions reach the parent, and missing is
--- what the current role lacks to watch the table and to restore its rows.
+-- levels counts the lengths of the paths on which deletions reach the parent, depth is the
+-- shortest, and missing is what the current role lacks to watch the table and to restore its
+-- rows.
 CREATE VIEW plantstore.foreign_keys AS
     WITH RECURSIVE enforced AS ( -- before PostgreSQL 18, all are
         SELECT * FROM pg_catalog.pg_constraint f WHERE f.contype = 'f' AND f.conparentid = 0 AND to_jsonb(f) ->> 'conenforced' IS DISTINCT FROM 'false'
@@ -33,6 +34,7 @@ CREATE VIEW plantstore.foreign_keys AS
     ) CYCLE relid SET again USING path
     SELECT f.conrelid::regclass AS relation, f.conname AS name, f.confrelid::regclass AS parent, f.confdeltype AS action, f.conkey AS columns, f.confkey AS parent_columns,
         (SELECT count(DISTINCT r.depth) FROM reached r WHERE r.relid = f.confrelid) AS levels,
+        (SELECT min(r.depth) FROM reached r WHERE r.relid = f.confrelid) AS depth,
         CASE WHEN NOT (has_table_privilege(f.conrelid, 'SELECT') AND has_table_privilege(f.conrelid, 'INSERT')
                 AND has_table_privilege(f.conrelid, 'UPDATE') AND has_table_privilege(f.conrelid, 'TRIGGER'))
             THEN format('GRANT SELECT, INSERT, UPDATE, TRIGGER ON %s TO %I;', f.conrelid::regclass, current_user) END AS missing,
@@ -62,7 +64,8 @@ CREATE FUNCTION plantstore.unwatchable(target regclass) RETURNS SETOF text LANGU
         (cardinality(k.columns) > 1 OR NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = k.parent AND i.indisprimary AND i.indnkeyatts = 1 AND i.indkey[0] = b.attnum),
             'but not to a primary key of one column'),
         (NOT (a.atttypid = ANY ('{int2,int4,int8}'::regtype[]) AND b.atttypid = ANY ('{int2,int4,int8}'::regtype[])
-            OR a.atttypid = b.atttypid AND a.atttypid = ANY ('{uuid,text,varchar}'::regtype[])), 'a key that is no integer, uuid or text')
+            OR a.atttypid = b.atttypid AND a.atttypid = ANY ('{uuid,text,varchar}'::regtype[])), 'a key that is no integer, uuid or text'),
+        (EXISTS (SELECT FROM pg_collation c WHERE c.oid IN (a.attcollation, b.attcollation) AND NOT c.collisdeterministic), 'a key with a nondeterministic collation')
     ) v (holds, problem) WHERE k.relation = target AND v.holds
 $$;
 -- +goose StatementEnd
@@ -96,12 +99,13 @@ BEGIN
     IF NOT EXISTS (SELECT FROM gone) THEN
         RETURN NULL;
     END IF;
-    IF TG_NARGS > 0 THEN -- other watched tables refer to this one, by its primary key
-        own := (SELECT a.attname FROM pg_constraint c JOIN pg_attribute a ON a.attrelid = TG_RELID AND a.attnum = c.conkey[1] WHERE c.conrelid = TG_RELID AND c.contype = 'p');
-    END IF;
+    own := (SELECT a.attname FROM pg_constraint c JOIN pg_attribute a ON a.attrelid = TG_RELID AND a.attnum = c.conkey[1]
+        WHERE c.conrelid = TG_RELID AND c.contype = 'p' AND cardinality(c.conkey) = 1);
     FOR k IN
         SELECT c.confrelid AS parent, a.attname::text AS name FROM pg_constraint c JOIN pg_attribute a ON a.attrelid = TG_RELID AND a.attnum = c.conkey[1]
         WHERE c.conrelid = TG_RELID AND c.contype = 'f' AND c.confdeltype IN ('c', 'n', 'd') AND (c.confdeltype = 'c') = (TG_OP = 'DELETE')
+            -- A foreign key that was added since and is not as unwatchable() asks counts for nothing.
+            AND cardinality(c.conkey) = 1 AND EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.confrelid AND i.indisprimary AND i.indnkeyatts = 1 AND i.indkey[0] = c.confkey[1])
     LOOP
         -- json takes escapes that its functions refuse. They are in values, never in keys.
         IF k.parent = 'public.plants'::regclass THEN
@@ -134,27 +138,34 @@ END
 $$;
 -- +goose StatementEnd
 
--- Watches a table, and those between it and plants, which learn that it refers to them.
+-- Watches a table and those between it and plants, in the order in which deletions lock them.
 -- +goose StatementBegin
 CREATE FUNCTION plantstore.watch(target regclass) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     problem text;
+    t regclass;
     trigger text;
 BEGIN
-    SELECT string_agg(p, E'\n') INTO problem FROM plantstore.unwatchable(target) p;
-    IF problem IS NULL THEN
-        SELECT 'first run ' || k.missing INTO problem FROM plantstore.foreign_keys k WHERE k.relation = target AND k.missing IS NOT NULL LIMIT 1;
-    END IF;
-    IF problem IS NOT NULL THEN
-        RAISE EXCEPTION '%', problem;
-    END IF;
-    FOR trigger IN SELECT DISTINCT CASE k.action WHEN 'c' THEN 'record_cascade AFTER DELETE' ELSE 'record_change AFTER UPDATE' END
-        FROM plantstore.foreign_keys k WHERE k.relation = target
+    FOR t IN
+        WITH RECURSIVE above (relation) AS (
+            SELECT target
+            UNION SELECT k.parent FROM above a JOIN plantstore.foreign_keys k ON k.relation = a.relation AND k.parent <> 'public.plants'::regclass
+        )
+        SELECT a.relation FROM above a ORDER BY (SELECT min(k.depth) FROM plantstore.foreign_keys k WHERE k.relation = a.relation), a.relation
     LOOP
-        EXECUTE format('CREATE OR REPLACE TRIGGER %s ON %s REFERENCING OLD TABLE AS gone FOR EACH STATEMENT WHEN (pg_trigger_depth() > 0) EXECUTE FUNCTION plantstore.record_cascade(%s)',
-            trigger, target, (SELECT '''is referred to''' WHERE EXISTS (SELECT FROM plantstore.foreign_keys k WHERE k.parent = target AND k.watched)));
+        problem := (SELECT string_agg(p, E'\n') FROM plantstore.unwatchable(t) p);
+        IF problem IS NULL THEN
+            problem := (SELECT 'first run ' || min(k.missing) FROM plantstore.foreign_keys k WHERE k.relation = t);
+        END IF;
+        IF problem IS NOT NULL THEN
+            RAISE EXCEPTION '%', problem;
+        END IF;
+        FOR trigger IN SELECT DISTINCT CASE k.action WHEN 'c' THEN 'record_cascade AFTER DELETE' ELSE 'record_change AFTER UPDATE' END
+            FROM plantstore.foreign_keys k WHERE k.relation = t
+        LOOP
+            EXECUTE format('CREATE OR REPLACE TRIGGER %s ON %s REFERENCING OLD TABLE AS gone FOR EACH STATEMENT WHEN (pg_trigger_depth() > 0) EXECUTE FUNCTION plantstore.record_cascade()', trigger, t);
+        END LOOP;
     END LOOP;
-    PERFORM plantstore.watch(k.parent) FROM plantstore.foreign_keys k WHERE k.relation = target AND k.parent <> 'public.plants'::regclass;
 END
 $$;
 -- +goose StatementEnd

@@ -73,8 +73,18 @@ func (r *restore) prepare(ctx context.Context, c *cascade) ([]shape, error) {
 		return nil, nil
 	}
 	c.of.label, c.of.join = "concat_ws(', ', "+strings.Join(labels, ", ")+")", strings.Join(joins, " AND ")
+	var otherKey bool
+	err := r.QueryRow(ctx, `SELECT EXISTS (SELECT FROM plantstore.cascaded e WHERE id = ANY ($1)
+		GROUP BY deletion_id, `+strings.Join(labels, ", ")+` HAVING $2 AND count(DISTINCT literal) > 1 OR num_nulls(`+strings.Join(labels, ", ")+`) > 0)`, c.ids, c.changed == "").Scan(&otherKey)
+	if err != nil {
+		return nil, err
+	}
+	if otherKey {
+		r.refuse(plantsOnly, "%s has another primary key than when its rows left", c.of.name)
+		return nil, nil
+	}
 	// A row that left twice comes back as it was the last time.
-	err := r.QueryRow(ctx, `SELECT array_agg(id ORDER BY id) FROM (SELECT max(id) AS id FROM plantstore.cascaded e WHERE id = ANY ($1) GROUP BY `+strings.Join(labels, ", ")+`) e`, c.ids).Scan(&c.ids)
+	err = r.QueryRow(ctx, `SELECT array_agg(id ORDER BY id) FROM (SELECT max(id) AS id FROM plantstore.cascaded e WHERE id = ANY ($1) GROUP BY `+strings.Join(labels, ", ")+`) e`, c.ids).Scan(&c.ids)
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +103,8 @@ func (r *restore) prepare(ctx context.Context, c *cascade) ([]shape, error) {
 	return r.shapes(ctx, c.of, c.ids)
 }
 
-// leaveOut leaves rows out that meet a condition, and refuses or notes them.
+// leaveOut leaves rows out that meet a condition, and refuses or notes them. Removed rows are
+// never skipped: those that refer to them would come back as rows of whoever has their key now.
 func (r *restore) leaveOut(ctx context.Context, c *cascade, condition, text string) error {
 	rows, _ := r.Query(ctx, `SELECT e.id, `+c.of.label+` FROM plantstore.cascaded e WHERE e.id = ANY ($1) AND `+condition+` ORDER BY e.id`, c.ids)
 	left := make(map[int64]bool)
@@ -112,9 +123,12 @@ func (r *restore) leaveOut(ctx context.Context, c *cascade, condition, text stri
 		keys = append(keys[:MaxListed], fmt.Sprintf("and %d more", n-MaxListed))
 	}
 	text += ": " + strings.Join(keys, "; ")
-	if r.options.SkipExisting {
+	switch {
+	case c.changed == "":
+		r.refuse(plantsOnly, "%s", text)
+	case r.options.SkipExisting:
 		r.notice("left out, %s", text)
-	} else {
+	default:
 		r.refuse(skipExisting, "%s", text)
 	}
 	return nil

@@ -235,6 +235,34 @@ func TestWatchAndUnwatch(t *testing.T) {
 	}
 }
 
+// Foreign keys of other kinds may be there, or come later, and tables get other parents: the
+// deletion goes on, and its rows are recorded.
+func TestWatchedTablesChange(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	execute(t, owner, `
+		INSERT INTO plants (id, name) VALUES (1, 'Fern'), (2, 'Ivy');
+		CREATE TABLE orders (id bigint PRIMARY KEY, plant_id bigint REFERENCES plants ON DELETE CASCADE, replaces bigint REFERENCES orders ON DELETE SET NULL);
+		CREATE TABLE pictures (id bigint PRIMARY KEY, order_id bigint REFERENCES orders ON DELETE CASCADE);
+		CREATE TABLE albums (id bigint PRIMARY KEY, plant_id bigint REFERENCES plants ON DELETE CASCADE);
+		ALTER TABLE orders ADD main_picture bigint REFERENCES pictures ON DELETE SET NULL;
+		CREATE TABLE thumbs (id bigint PRIMARY KEY, picture_id bigint REFERENCES pictures ON DELETE CASCADE);
+		SELECT plantstore.watch('thumbs'), plantstore.watch('albums');
+		ALTER TABLE plants ADD sku text UNIQUE; UPDATE plants SET sku = 's' || id;
+		ALTER TABLE orders ADD sku text REFERENCES plants (sku) ON DELETE CASCADE;
+		ALTER TABLE thumbs DROP CONSTRAINT thumbs_picture_id_fkey, ADD album_id bigint REFERENCES albums ON DELETE CASCADE;
+		INSERT INTO orders VALUES (1, 1, NULL, NULL, 's1'), (2, 2, 1, NULL, NULL); INSERT INTO pictures VALUES (1, 1); UPDATE orders SET main_picture = 1 WHERE id = 1;
+		INSERT INTO albums VALUES (1, 1); INSERT INTO thumbs VALUES (1, NULL, 1);
+		DELETE FROM plants WHERE id = 1`)
+	got := value[string](t, owner, `SELECT string_agg(relation::text || coalesce('.' || changed, ''), ' ' ORDER BY relation::text, changed) FROM plantstore.cascaded WHERE key IS NOT NULL`)
+	if want := "albums orders orders.replaces pictures thumbs"; !strings.HasPrefix(got, "albums orders") || !strings.HasSuffix(got, "pictures thumbs") {
+		t.Errorf("recorded: got %s, want %s", got, want)
+	}
+	if err := ledger.Watch(t.Context(), owner, "albums"); err != nil {
+		t.Errorf("watch again: %v", err)
+	}
+}
+
 // A restore names what is in its way, and does what flags allow.
 func TestRestoreWholeIsRefused(t *testing.T) {
 	t.Parallel()
@@ -252,9 +280,9 @@ func TestRestoreWholeIsRefused(t *testing.T) {
 	}{
 		{name: "nothing in the way", rows: 4 + 8 + 1 + 2},
 		{name: "plants only", options: ledger.Options{PlantsOnly: true}, sql: `DROP TABLE pictures, sales`},
-		{name: "taken", sql: `INSERT INTO order_items (id, price) OVERRIDING SYSTEM VALUE VALUES (6, 1), (16, 1)`, refused: "public.order_items: keys that are taken: 6; 16 [--skip-existing]"},
+		{name: "taken", sql: `INSERT INTO order_items (id, price) OVERRIDING SYSTEM VALUE VALUES (6, 1), (16, 1)`, refused: "public.order_items: keys that are taken: 6; 16 [--plants-only]"},
 		{name: "taken, skipped", sql: `INSERT INTO order_items (id, price) OVERRIDING SYSTEM VALUE VALUES (6, 1), (16, 1)`, options: ledger.Options{SkipExisting: true},
-			notices: "left out, public.order_items: keys that are taken: 6; 16", rows: 13},
+			refused: "public.order_items: keys that are taken: 6; 16 [--plants-only]"},
 		{name: "changed since", sql: `UPDATE stock SET plant = 2 WHERE bin = 1; DELETE FROM stock WHERE bin = 8`,
 			refused: "public.stock: rows that are gone, or whose column \"other\" has another value since: " + bin + "8 [--skip-existing]\n" +
 				"public.stock: rows that are gone, or whose column \"plant\" has another value since: " + bin + "1 [--skip-existing]"},
@@ -270,11 +298,13 @@ func TestRestoreWholeIsRefused(t *testing.T) {
 			refused: "column \"twice\" of public.order_items is gone, with the values of 4 rows [--lossy]"},
 		{name: "a changed column renamed", sql: `ALTER TABLE stock RENAME plant TO plants`, refused: "column \"plant\" of public.stock is gone, and it was set to null or its default [--plants-only]"},
 		{name: "no primary key", sql: `ALTER TABLE stock DROP CONSTRAINT stock_pkey`, refused: "public.stock has no primary key any more [--plants-only]\npublic.stock has no primary key any more [--plants-only]"},
+		{name: "another primary key", sql: `ALTER TABLE pictures DROP CONSTRAINT pictures_pkey CASCADE, ADD number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY`,
+			refused: "public.pictures has another primary key than when its rows left [--plants-only]"},
 		{name: "triggers", sql: `CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 				CREATE TRIGGER i BEFORE INSERT ON pictures FOR EACH ROW EXECUTE FUNCTION veto(); CREATE TRIGGER u BEFORE UPDATE ON order_items FOR EACH ROW EXECUTE FUNCTION veto()`,
 			refused: "inserting fires the store's trigger i (function public.veto) of public.pictures [--fire-triggers]"},
 		{name: "triggers, fired", sql: `CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$; CREATE TRIGGER i BEFORE INSERT ON sales FOR EACH ROW EXECUTE FUNCTION veto()`,
-			options: ledger.Options{FireTriggers: true}, refused: "public.sales: rows that a trigger did not let in, or gave another key: 2025-12-31, 1 [--skip-existing]"},
+			options: ledger.Options{FireTriggers: true}, refused: "public.sales: rows that a trigger did not let in, or gave another key: 2025-12-31, 1 [--plants-only]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			execute(t, owner, `BEGIN; `+test.sql)

@@ -292,7 +292,7 @@ func (s *store) together(deletions ...plant.Deletion) []<-chan string {
 func TestABatchWithALockedPlant(t *testing.T) {
 	t.Parallel()
 	l := patient
-	l.batchLock = 10 * time.Millisecond // by the server
+	l.batchLock = time.Second // by the server
 	database := pgtest.New(t)
 	s := storeOn(t, database, database.App, l)
 	id := s.plant(t, 3)
@@ -329,7 +329,7 @@ func TestABatchWithALockedPlant(t *testing.T) {
 func TestASlowDeletionLeavesItsBatch(t *testing.T) {
 	t.Parallel()
 	l := patient
-	l.batchLock, l.batchStatement = 10*time.Millisecond, time.Nanosecond // the server has no limit below 1 ms
+	l.batchLock, l.batchStatement = time.Second, time.Nanosecond // the server has no limit below 1 ms
 	database := pgtest.New(t)
 	s := storeOn(t, database, database.App, l)
 	id := s.plant(t, 2)

@@ -108,30 +108,23 @@ BEGIN
             AND cardinality(c.conkey) = 1 AND EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.confrelid AND i.indisprimary AND i.indnkeyatts = 1 AND i.indkey[0] = c.confkey[1])
     LOOP
         -- json takes escapes that its functions refuse. They are in values, never in keys.
-        IF k.parent = 'public.plants'::regclass THEN
-            INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, content, literal)
-            SELECT d.id, TG_RELID, r.readable ->> own, CASE TG_OP WHEN 'UPDATE' THEN k.name END, r.content, (g.*)::record::text
-            FROM gone g CROSS JOIN LATERAL (
-                SELECT j, CASE WHEN strpos(j::text, '\u') = 0 THEN j ELSE regexp_replace(j::text, '\\u(0000|[dD][89a-fA-F][0-9a-fA-F]{2})', '\\u0001', 'g')::json END
-                FROM row_to_json(g.*) j OFFSET 0
-            ) r (content, readable)
-            CROSS JOIN LATERAL (
-                SELECT t.id FROM plantstore.deletions t
-                WHERE t.plant_id = (r.readable ->> k.name)::bigint AND t.refused IS NULL AND t.transaction_id = pg_current_xact_id() OFFSET 0
-            ) d;
-        ELSE
-            INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, content, literal)
-            SELECT d.id, TG_RELID, r.readable ->> own, CASE TG_OP WHEN 'UPDATE' THEN k.name END, r.content, (g.*)::record::text
-            FROM gone g CROSS JOIN LATERAL (
-                SELECT j, CASE WHEN strpos(j::text, '\u') = 0 THEN j ELSE regexp_replace(j::text, '\\u(0000|[dD][89a-fA-F][0-9a-fA-F]{2})', '\\u0001', 'g')::json END
-                FROM row_to_json(g.*) j OFFSET 0
-            ) r (content, readable)
-            CROSS JOIN LATERAL (
-                SELECT c.deletion_id FROM plantstore.cascaded c
-                WHERE c.key = r.readable ->> k.name AND c.relation = k.parent AND c.changed IS NULL
-                    AND (SELECT t.transaction_id FROM plantstore.deletions t WHERE t.id = c.deletion_id) = pg_current_xact_id() OFFSET 0
-            ) d (id);
-        END IF;
+        INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, content, literal)
+        SELECT d.id, TG_RELID, r.readable ->> own, CASE TG_OP WHEN 'UPDATE' THEN k.name END, r.content, (g.*)::record::text
+        FROM gone g CROSS JOIN LATERAL (
+            SELECT j, CASE WHEN strpos(j::text, '\u') = 0 THEN j ELSE regexp_replace(j::text, '\\u(0000|[dD][89a-fA-F][0-9a-fA-F]{2})', '\\u0001', 'g')::json END
+            FROM row_to_json(g.*) j OFFSET 0
+        ) r (content, readable)
+        CROSS JOIN LATERAL (
+            SELECT t.id FROM plantstore.deletions t
+            WHERE k.parent = 'public.plants'::regclass
+                AND t.plant_id = (r.readable ->> k.name)::bigint AND t.refused IS NULL AND t.transaction_id = pg_current_xact_id()
+            UNION ALL
+            SELECT c.deletion_id FROM plantstore.cascaded c
+            WHERE k.parent <> 'public.plants'::regclass
+                AND c.key = r.readable ->> k.name AND c.relation = k.parent AND c.changed IS NULL
+                AND (SELECT t.transaction_id FROM plantstore.deletions t WHERE t.id = c.deletion_id) = pg_current_xact_id()
+            OFFSET 0
+        ) d;
     END LOOP;
     RETURN NULL;
 END

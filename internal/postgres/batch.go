@@ -109,10 +109,10 @@ func (b *batcher) delete(ctx context.Context, d *plant.Deletion) batchResult {
 	return batchResult{meaning: lost, err: ctx.Err(), batch: 1}
 }
 
-// mayBegin reports whether another batch may begin: none is under way, enough wait, or the
-// newest is late. Enough is as many as are under way, so that two batches of one size wait for
-// their commits at the same time. Where the way to the database takes longer than its work, a
-// part of them is enough, so that as many batches are on the way as fit.
+// mayBegin reports whether another batch may begin: none is under way, enough deletions wait,
+// or the newest batch is late. As many as are under way are enough: then two batches of one
+// size wait for their commits at the same time. The longer the round trip to the database is,
+// compared with its work, the fewer are enough.
 func (b *batcher) mayBegin(now time.Time) bool {
 	if b.running == 0 {
 		return true

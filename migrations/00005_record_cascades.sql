@@ -1,5 +1,6 @@
 -- Rows of other tables that leave or change with a plant, by ON DELETE CASCADE, SET NULL or
--- SET DEFAULT. A table is recorded once it is watched. Nothing else pays for this.
+-- SET DEFAULT. A table is recorded once it is watched: it gets triggers, and a function that
+-- is written for it. Nothing else pays for this.
 -- locks: none
 
 -- +goose Up
@@ -37,9 +38,7 @@ CREATE VIEW plantstore.foreign_keys AS
         (SELECT min(r.depth) FROM reached r WHERE r.relid = f.confrelid) AS depth,
         CASE WHEN NOT (has_table_privilege(f.conrelid, 'SELECT') AND has_table_privilege(f.conrelid, 'INSERT')
                 AND has_table_privilege(f.conrelid, 'UPDATE') AND has_table_privilege(f.conrelid, 'TRIGGER'))
-            THEN format('GRANT SELECT, INSERT, UPDATE, TRIGGER ON %s TO %I;', f.conrelid::regclass, current_user) END AS missing,
-        EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = f.conrelid AND t.tgenabled IN ('O', 'A')
-            AND t.tgname = CASE f.confdeltype WHEN 'c' THEN 'record_cascade' ELSE 'record_change' END) AS watched
+            THEN format('GRANT SELECT, INSERT, UPDATE, TRIGGER ON %s TO %I;', f.conrelid::regclass, current_user) END AS missing
     FROM enforced f
     WHERE f.confrelid IN (SELECT r.relid FROM reached r) AND f.confdeltype IN ('c', 'n', 'd')
         AND NOT (f.confdeltype = 'c' AND f.conrelid = to_regclass('public.plants')); -- the ledger has those
@@ -52,6 +51,7 @@ CREATE FUNCTION plantstore.unwatchable(target regclass) RETURNS SETOF text LANGU
         (NOT EXISTS (SELECT FROM plantstore.foreign_keys k WHERE k.relation = target), 'loses and changes no rows when a plant is deleted'),
         (c.relispartition, 'is a partition'),
         (NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary), 'has no primary key'),
+        (octet_length('record ' || target) > 63, 'has a name of more than 56 bytes'),
         (c.relrowsecurity, 'has row level security'),
         (EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid), 'has a rule')
     ) v (holds, problem) WHERE c.oid = target AND v.holds
@@ -70,70 +70,59 @@ CREATE FUNCTION plantstore.unwatchable(target regclass) RETURNS SETOF text LANGU
 $$;
 -- +goose StatementEnd
 
--- Runs for statements within another trigger, as those of foreign keys are, and records the
--- rows whose foreign key names a row that this transaction deleted, and recorded. The
--- trigger of plants runs first, then those of the tables that refer to them, and so on.
--- Names come from the catalogue each time: columns may be renamed.
+-- Returns the body of the trigger function of a table. It runs for statements within another
+-- trigger, as those of foreign keys are, and records the rows whose foreign key names a row
+-- that this transaction deleted, and recorded. The trigger of plants runs first, then those
+-- of the tables that refer to them, and so on.
+--
+-- After a column was renamed or dropped, the table has to be watched again. Until then its
+-- rows leave without a record, as before it was watched.
 -- +goose StatementBegin
-CREATE FUNCTION plantstore.record_cascade() RETURNS trigger
-LANGUAGE plpgsql
-SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off -- a plan is made for few rows and used for many; each OFFSET 0 keeps the order of joins
-SET enable_hashjoin = off
-SET enable_mergejoin = off
--- As in record_deletion().
-SET datestyle = 'ISO, YMD'
-SET intervalstyle = 'postgres'
-SET extra_float_digits = 1
-SET bytea_output = 'hex'
-SET timezone = 'UTC'
-SET lc_monetary = 'C'
-SET xmlbinary = 'base64'
-SET quote_all_identifiers = off
-AS $$
-DECLARE
-    own text;
-    k record;
+CREATE FUNCTION plantstore.recorder(target regclass) RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT format($body$
+#variable_conflict use_variable -- the table may name its columns like these
 BEGIN
-    IF NOT EXISTS (SELECT FROM gone) THEN
-        RETURN NULL;
-    END IF;
-    own := (SELECT a.attname FROM pg_constraint c JOIN pg_attribute a ON a.attrelid = TG_RELID AND a.attnum = c.conkey[1]
-        WHERE c.conrelid = TG_RELID AND c.contype = 'p' AND cardinality(c.conkey) = 1);
-    FOR k IN
-        SELECT c.confrelid AS parent, a.attname::text AS name FROM pg_constraint c JOIN pg_attribute a ON a.attrelid = TG_RELID AND a.attnum = c.conkey[1]
-        WHERE c.conrelid = TG_RELID AND c.contype = 'f' AND c.confdeltype IN ('c', 'n', 'd') AND (c.confdeltype = 'c') = (TG_OP = 'DELETE')
-            -- A foreign key that was added since and is not as unwatchable() asks counts for nothing.
-            AND cardinality(c.conkey) = 1 AND EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.confrelid AND i.indisprimary AND i.indnkeyatts = 1 AND i.indkey[0] = c.confkey[1])
-    LOOP
-        -- json takes escapes that its functions refuse. They are in values, never in keys.
-        INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, content, literal)
-        SELECT d.id, TG_RELID, r.readable ->> own, CASE TG_OP WHEN 'UPDATE' THEN k.name END, r.content, (g.*)::record::text
-        FROM gone g CROSS JOIN LATERAL (
-            SELECT j, CASE WHEN strpos(j::text, '\u') = 0 THEN j ELSE regexp_replace(j::text, '\\u(0000|[dD][89a-fA-F][0-9a-fA-F]{2})', '\\u0001', 'g')::json END
-            FROM row_to_json(g.*) j OFFSET 0
-        ) r (content, readable)
-        CROSS JOIN LATERAL (
-            SELECT t.id FROM plantstore.deletions t
-            WHERE k.parent = 'public.plants'::regclass
-                AND t.plant_id = (r.readable ->> k.name)::bigint AND t.refused IS NULL AND t.transaction_id = pg_current_xact_id()
-            UNION ALL
-            SELECT c.deletion_id FROM plantstore.cascaded c
-            WHERE k.parent <> 'public.plants'::regclass
-                AND c.key = r.readable ->> k.name AND c.relation = k.parent AND c.changed IS NULL
-                AND (SELECT t.transaction_id FROM plantstore.deletions t WHERE t.id = c.deletion_id) = pg_current_xact_id()
-            OFFSET 0
-        ) d;
-    END LOOP;
+%s    RETURN NULL;
+EXCEPTION WHEN undefined_column OR undefined_table THEN
+    RAISE WARNING 'rows of %% that left or changed with plants were not recorded: %%', TG_RELID::regclass, SQLERRM
+        USING HINT = format('Run SELECT plantstore.watch(%%L);', TG_RELID::regclass);
     RETURN NULL;
 END
+$body$, string_agg(format($insert$    IF TG_OP = %L THEN
+        INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, content, literal)
+        SELECT d.id, TG_RELID, %s, %s, row_to_json(g.*), (g.*)::record::text
+        FROM gone g CROSS JOIN LATERAL (%s OFFSET 0) d (id);
+    END IF;
+$insert$,
+        CASE k.action WHEN 'c' THEN 'DELETE' ELSE 'UPDATE' END,
+        coalesce((SELECT format('g.%I::text', o.attname) FROM pg_index i JOIN pg_attribute o ON o.attrelid = target AND o.attnum = i.indkey[0]
+            WHERE i.indrelid = target AND i.indisprimary AND i.indnkeyatts = 1), 'NULL'),
+        CASE k.action WHEN 'c' THEN 'NULL' ELSE quote_literal(a.attname) END,
+        CASE k.parent WHEN 'public.plants'::regclass
+            THEN format('SELECT t.id FROM plantstore.deletions t WHERE t.plant_id = g.%I AND t.refused IS NULL AND t.transaction_id = pg_current_xact_id()', a.attname)
+            ELSE format('SELECT c.deletion_id FROM plantstore.cascaded c WHERE c.key = g.%I::text COLLATE "C" AND c.relation = %L::regclass AND c.changed IS NULL
+            AND (SELECT t.transaction_id FROM plantstore.deletions t WHERE t.id = c.deletion_id) = pg_current_xact_id()', a.attname, k.parent) END), '' ORDER BY k.name))
+    FROM plantstore.foreign_keys k JOIN pg_attribute a ON a.attrelid = target AND a.attnum = k.columns[1]
+    -- A foreign key that was added since and is not as unwatchable() asks counts for nothing.
+    WHERE k.relation = target AND cardinality(k.columns) = 1
+        AND EXISTS (SELECT FROM pg_index i WHERE i.indrelid = k.parent AND i.indisprimary AND i.indnkeyatts = 1 AND i.indkey[0] = k.parent_columns[1])
+$$;
+-- +goose StatementEnd
+
+-- Reports whether a foreign key's rows are recorded: its action has a trigger, which is on,
+-- and the function is that of today's columns and foreign keys.
+-- +goose StatementBegin
+CREATE FUNCTION plantstore.is_watched(target regclass, action "char") RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+        WHERE t.tgrelid = target AND t.tgname = CASE action WHEN 'c' THEN 'record_cascade' ELSE 'record_change' END
+            AND t.tgenabled IN ('O', 'A') AND p.prosrc = plantstore.recorder(target))
 $$;
 -- +goose StatementEnd
 
 -- Watches a table and those between it and plants, in the order in which deletions lock them.
+-- Whoever calls it: the ledger's owner owns the functions.
 -- +goose StatementBegin
-CREATE FUNCTION plantstore.watch(target regclass) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION plantstore.watch(target regclass) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     problem text;
     t regclass;
@@ -153,25 +142,46 @@ BEGIN
         IF problem IS NOT NULL THEN
             RAISE EXCEPTION '%', problem;
         END IF;
+        EXECUTE format($create$
+            CREATE OR REPLACE FUNCTION plantstore.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+            SET search_path = pg_catalog, pg_temp
+            SET enable_seqscan = off -- a plan is made for few rows and used for many
+            -- As in record_deletion().
+            SET datestyle = 'ISO, YMD'
+            SET intervalstyle = 'postgres'
+            SET extra_float_digits = 1
+            SET bytea_output = 'hex'
+            SET timezone = 'UTC'
+            SET lc_monetary = 'C'
+            SET xmlbinary = 'base64'
+            SET quote_all_identifiers = off
+            AS %L$create$, 'record ' || t, plantstore.recorder(t));
+        EXECUTE format('REVOKE EXECUTE ON FUNCTION plantstore.%I() FROM PUBLIC', 'record ' || t);
         FOR trigger IN SELECT DISTINCT CASE k.action WHEN 'c' THEN 'record_cascade AFTER DELETE' ELSE 'record_change AFTER UPDATE' END
             FROM plantstore.foreign_keys k WHERE k.relation = t
         LOOP
-            EXECUTE format('CREATE OR REPLACE TRIGGER %s ON %s REFERENCING OLD TABLE AS gone FOR EACH STATEMENT WHEN (pg_trigger_depth() > 0) EXECUTE FUNCTION plantstore.record_cascade()', trigger, t);
+            EXECUTE format('CREATE OR REPLACE TRIGGER %s ON %s REFERENCING OLD TABLE AS gone FOR EACH STATEMENT WHEN (pg_trigger_depth() > 0) EXECUTE FUNCTION plantstore.%I()', trigger, t, 'record ' || t);
         END LOOP;
     END LOOP;
 END
 $$;
 -- +goose StatementEnd
 
+-- Drops the function of a table and its triggers.
 -- +goose StatementBegin
-CREATE FUNCTION plantstore.unwatch(target regclass) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION plantstore.unwatch(target regclass) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    f regprocedure;
 BEGIN
-    EXECUTE format('DROP TRIGGER IF EXISTS record_cascade ON %s', target);
-    EXECUTE format('DROP TRIGGER IF EXISTS record_change ON %s', target);
+    FOR f IN SELECT DISTINCT t.tgfoid FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+        WHERE t.tgrelid = target AND t.tgname IN ('record_cascade', 'record_change') AND p.pronamespace = 'plantstore'::regnamespace
+    LOOP
+        EXECUTE format('DROP FUNCTION %s CASCADE', f);
+    END LOOP;
 END
 $$;
 -- +goose StatementEnd
-REVOKE EXECUTE ON FUNCTION plantstore.record_cascade(), plantstore.unwatchable(regclass), plantstore.watch(regclass), plantstore.unwatch(regclass) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION plantstore.recorder(regclass), plantstore.is_watched(regclass, "char"), plantstore.unwatchable(regclass), plantstore.watch(regclass), plantstore.unwatch(regclass) FROM PUBLIC;
 
 -- +goose Down
 -- +goose StatementBegin
@@ -185,7 +195,17 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-DROP FUNCTION plantstore.record_cascade() CASCADE; -- and its triggers
-DROP FUNCTION plantstore.unwatchable(regclass), plantstore.watch(regclass), plantstore.unwatch(regclass);
+-- +goose StatementBegin
+DO $$
+DECLARE
+    f regprocedure;
+BEGIN
+    FOR f IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'plantstore'::regnamespace AND starts_with(p.proname, 'record ') LOOP
+        EXECUTE format('DROP FUNCTION %s CASCADE', f); -- and its triggers
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+DROP FUNCTION plantstore.watch(regclass), plantstore.unwatch(regclass), plantstore.is_watched(regclass, "char"), plantstore.recorder(regclass), plantstore.unwatchable(regclass);
 DROP VIEW plantstore.foreign_keys;
 DROP TABLE plantstore.cascaded;

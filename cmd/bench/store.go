@@ -110,7 +110,7 @@ func (s *store) addItems(ctx context.Context, watched bool) error {
 	statements := []string{`CREATE TABLE public.items (id bigint PRIMARY KEY, plant_id bigint REFERENCES public.plants ON DELETE CASCADE, price numeric, note text)`,
 		fillItems, `CREATE INDEX ON public.items (plant_id)`, `VACUUM ANALYZE public.items`}
 	if watched {
-		statements = append(statements, `SELECT plantstore.watch('public.items')`)
+		statements = append(statements, `GRANT ALL ON public.items TO plantstore_owner`, `SELECT plantstore.watch('public.items')`)
 	}
 	for _, sql := range statements {
 		if _, err := s.control.Exec(ctx, sql); err != nil {

@@ -123,10 +123,11 @@ func TestAccidents(t *testing.T) {
 				GRANT SELECT, INSERT, UPDATE, TRIGGER ON orders TO plantstore_owner`, want: []string{
 			`advice: a deletion from public.orders changes rows of public."Notes" (foreign key "Notes_o_fkey"), and a restore does not bring that back`,
 			"advice: a deletion from public.plants removes rows of public.orders (foreign key orders_plant_fkey), and a restore does not bring that back"}},
-		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); SELECT plantstore.watch('orders'); ALTER TABLE orders DISABLE TRIGGER record_cascade;
-				GRANT SELECT, INSERT, UPDATE, TRIGGER ON orders TO plantstore_owner`,
+		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); GRANT SELECT, INSERT, UPDATE, TRIGGER ON orders TO plantstore_owner;
+				SELECT plantstore.watch('orders'); ALTER TABLE orders DISABLE TRIGGER record_cascade`,
 			want: []string{"advice: a deletion from public.plants removes rows of public.orders (foreign key orders_plant_fkey), and a restore does not bring that back"}},
-		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); SELECT plantstore.watch('orders'); ALTER TABLE orders ENABLE ROW LEVEL SECURITY`,
+		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); GRANT SELECT, INSERT, UPDATE, TRIGGER ON orders TO plantstore_owner;
+				SELECT plantstore.watch('orders'); ALTER TABLE orders ENABLE ROW LEVEL SECURITY`,
 			want:  []string{"problem: public.orders is watched, and a restore may not bring its rows back: public.orders has row level security"},
 			other: `SELECT plantstore.unwatch('public.orders');`},
 

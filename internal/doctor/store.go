@@ -33,10 +33,10 @@ const cascades = `
 				regexp_replace(pg_get_constraintdef(c.oid), ' ON DELETE (CASCADE|SET NULL|SET DEFAULT)( \([^)]*\))?', '')) END
 	FROM plantstore.foreign_keys k JOIN pg_constraint c ON c.conrelid = k.relation AND c.conname = k.name,
 		LATERAL (SELECT string_agg(r, '; ') FROM plantstore.unwatchable(k.relation) r) u (reasons)
-	WHERE NOT k.watched
+	WHERE NOT plantstore.is_watched(k.relation, k.action)
 	UNION ALL
 	SELECT 'problem', format('%s is watched, and a restore may not bring its rows back: %s', k.relation, u.reasons), format('SELECT plantstore.unwatch(%L);', k.relation)
-	FROM (SELECT DISTINCT relation FROM plantstore.foreign_keys WHERE watched) k,
+	FROM (SELECT DISTINCT relation FROM plantstore.foreign_keys WHERE plantstore.is_watched(relation, action)) k,
 		LATERAL (SELECT string_agg(r, '; ') FROM plantstore.unwatchable(k.relation) r) u (reasons)
 	WHERE u.reasons IS NOT NULL) f (level, message, remedy)
 	ORDER BY message COLLATE "C"`

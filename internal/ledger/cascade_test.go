@@ -25,21 +25,23 @@ const watchedStore = `
 	CREATE TABLE sales (day date, plant_id bigint REFERENCES plants ON DELETE CASCADE, n int, PRIMARY KEY (day, plant_id)) PARTITION BY RANGE (day);
 	CREATE TABLE sales_old PARTITION OF sales FOR VALUES FROM (MINVALUE) TO ('2026-01-01'); CREATE TABLE sales_new (n int, plant_id bigint NOT NULL, day date NOT NULL);
 	ALTER TABLE sales ATTACH PARTITION sales_new DEFAULT;
+	CREATE TABLE "Odd %s" (tg_relid int PRIMARY KEY, d int DEFAULT 7, "pl'a""nt %I" bigint REFERENCES plants ON DELETE CASCADE);
 	CREATE INDEX ON order_items (plant_id); CREATE INDEX ON pictures (item); CREATE INDEX ON stock (plant); CREATE INDEX ON stock (other);
 	INSERT INTO plants (id, name) SELECT i, 'p' || i FROM generate_series(0, 9) i;
 	INSERT INTO suppliers VALUES (1);
 	INSERT INTO order_items (plant_id, price, note) SELECT i % 5, 0.1 + 0.2::float8, '{"a": 1, "a": 2, "nul": "\u0000", "lone": "\ud800"}' FROM generate_series(1, 20) i;
 	INSERT INTO pictures SELECT lpad(id || '0' || n, 32, '0')::uuid, id, '\x00ff5c27', '2026-07-01 12:00:00.000001+05:30', '1 year -2 days +03:04:05.000006' FROM order_items, generate_series(1, 2) n;
 	INSERT INTO stock SELECT 'say "a,b"', i, i, 9 - i FROM generate_series(0, 9) i;
-	INSERT INTO sales SELECT '2025-12-30'::date + i, i, i FROM generate_series(0, 4) i`
+	INSERT INTO sales SELECT '2025-12-30'::date + i, i, i FROM generate_series(0, 4) i;
+	INSERT INTO "Odd %s" VALUES (1, NULL, 2)`
 
-const watchAll = `SELECT plantstore.watch('pictures'), plantstore.watch('stock'), plantstore.watch('sales')`
+const watchAll = `SELECT plantstore.watch('pictures'), plantstore.watch('stock'), plantstore.watch('sales'), plantstore.watch('"Odd %s"')`
 
 // store returns all rows of the store.
 func store(t *testing.T, conn *pgx.Conn) map[string]string {
 	t.Helper()
 	rows := map[string]string{"plants": image(t, conn)}
-	for _, table := range []string{"order_items", "pictures", "stock", "sales"} {
+	for _, table := range []string{"order_items", "pictures", "stock", "sales", `"Odd %s"`} {
 		rows[table] = value[string](t, conn, `SELECT query_to_xml('SELECT t::text FROM public.`+table+` t ORDER BY 1', true, false, '')::text`)
 	}
 	return rows
@@ -72,7 +74,7 @@ func TestRestoreWhole(t *testing.T) {
 
 	execute(t, owner, hostile+`; SET default_transaction_read_only = off; SET search_path = public`)
 	done := restore(t, owner, ledger.Selection{Plants: []int64{2}}, ledger.Options{})
-	if diff := cmp.Diff([]ledger.Cascaded{{Table: "public.order_items", Rows: 4}, {Table: "public.sales", Rows: 1}, {Table: "public.pictures", Rows: 8},
+	if diff := cmp.Diff([]ledger.Cascaded{{Table: "public.order_items", Rows: 4}, {Table: "public.sales", Rows: 1}, {Table: `public."Odd %s"`, Rows: 1}, {Table: "public.pictures", Rows: 8},
 		{Table: "public.stock", Changed: "other", Rows: 1}, {Table: "public.stock", Changed: "plant", Rows: 1}}, done.Cascaded); diff != "" || done.Notices != nil {
 		t.Errorf("restored (-want +got), with notices %q:\n%s", done.Notices, diff)
 	}
@@ -164,6 +166,7 @@ func TestWatchRefusesTables(t *testing.T) {
 		{`SELECT 1`, "nowhere", "there is no table nowhere"},
 		{orders + `CREATE TABLE t (id int PRIMARY KEY, o int REFERENCES orders)`, "t", "public.t loses and changes no rows when a plant is deleted"},
 		{`CREATE TABLE t (plant bigint REFERENCES plants ON DELETE CASCADE)`, "t", "public.t has no primary key"},
+		{`CREATE TABLE ` + strings.Repeat("t", 50) + ` (id bigint PRIMARY KEY REFERENCES plants ON DELETE CASCADE)`, strings.Repeat("t", 50), "public." + strings.Repeat("t", 50) + " has a name of more than 56 bytes"},
 		{`CREATE TABLE t (id bigint PRIMARY KEY REFERENCES plants ON DELETE CASCADE); ALTER TABLE t ENABLE ROW LEVEL SECURITY`, "t", "public.t has row level security"},
 		{`CREATE TABLE t (id bigint PRIMARY KEY REFERENCES plants ON DELETE CASCADE); CREATE RULE r AS ON DELETE TO t DO ALSO NOTHING`, "t", "public.t has a rule"},
 		{`CREATE TABLE t (id bigint PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE "P" PARTITION OF t DEFAULT; ALTER TABLE "P" ADD FOREIGN KEY (id) REFERENCES plants ON DELETE CASCADE`, `"P"`, `public."P" is a partition`},
@@ -209,7 +212,7 @@ func TestWatchAndUnwatch(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if diff := cmp.Diff([]string{"public.order_items CASCADE true", "public.sales CASCADE false", "public.stock SET DEFAULT false", "public.stock SET NULL false", "public.pictures CASCADE true"}, watched()); diff != "" {
+	if diff := cmp.Diff([]string{`public."Odd %s" CASCADE false`, "public.order_items CASCADE true", "public.sales CASCADE false", "public.stock SET DEFAULT false", "public.stock SET NULL false", "public.pictures CASCADE true"}, watched()); diff != "" {
 		t.Errorf("watched (-want +got):\n%s", diff)
 	}
 	if err := ledger.Unwatch(t.Context(), owner, "public.pictures"); err != nil {
@@ -235,8 +238,8 @@ func TestWatchAndUnwatch(t *testing.T) {
 	}
 }
 
-// Foreign keys of other kinds may be there, or come later, and tables get other parents: the
-// deletion goes on, and its rows are recorded.
+// Foreign keys of other kinds may be there, or come later, and tables get other parents and
+// columns: the deletion goes on, and whoever asks is told what is not recorded.
 func TestWatchedTablesChange(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
@@ -250,16 +253,30 @@ func TestWatchedTablesChange(t *testing.T) {
 		SELECT plantstore.watch('thumbs'), plantstore.watch('albums');
 		ALTER TABLE plants ADD sku text UNIQUE; UPDATE plants SET sku = 's' || id;
 		ALTER TABLE orders ADD sku text REFERENCES plants (sku) ON DELETE CASCADE;
-		ALTER TABLE thumbs DROP CONSTRAINT thumbs_picture_id_fkey, ADD album_id bigint REFERENCES albums ON DELETE CASCADE;
 		INSERT INTO orders VALUES (1, 1, NULL, NULL, 's1'), (2, 2, 1, NULL, NULL); INSERT INTO pictures VALUES (1, 1); UPDATE orders SET main_picture = 1 WHERE id = 1;
-		INSERT INTO albums VALUES (1, 1); INSERT INTO thumbs VALUES (1, NULL, 1);
-		DELETE FROM plants WHERE id = 1`)
-	got := value[string](t, owner, `SELECT string_agg(relation::text || coalesce('.' || changed, ''), ' ' ORDER BY relation::text, changed) FROM plantstore.cascaded WHERE key IS NOT NULL`)
-	if want := "albums orders.replaces orders pictures thumbs"; got != want {
-		t.Errorf("recorded: got %s, want %s", got, want)
-	}
-	if err := ledger.Watch(t.Context(), owner, "albums"); err != nil {
-		t.Errorf("watch again: %v", err)
+		ALTER TABLE thumbs DROP CONSTRAINT thumbs_picture_id_fkey, ADD album_id bigint REFERENCES albums ON DELETE CASCADE;
+		INSERT INTO albums VALUES (1, 1); INSERT INTO thumbs VALUES (1, NULL, 1)`)
+	const recorded = `SELECT string_agg(relation::text || coalesce('.' || changed, ''), ' ' ORDER BY relation::text, changed) FROM plantstore.cascaded WHERE key IS NOT NULL`
+	const unwatched = `SELECT coalesce(string_agg(name, ' ' ORDER BY name), '') FROM plantstore.foreign_keys WHERE NOT plantstore.is_watched(relation, action)`
+	for _, test := range []struct{ name, sql, unwatched, recorded string }{
+		{"another parent", ``, "thumbs_album_id_fkey", "albums orders.replaces orders pictures"},
+		{"watched again", `SELECT plantstore.watch('thumbs')`, "", "albums orders.replaces orders pictures thumbs"},
+		{"columns dropped and renamed", `SELECT plantstore.watch('thumbs'); ALTER TABLE thumbs DROP picture_id; ALTER TABLE albums RENAME plant_id TO plant`,
+			"albums_plant_id_fkey", "orders.replaces orders pictures"},
+		{"tables renamed", `SELECT plantstore.watch('thumbs'); ALTER TABLE albums RENAME TO books; ALTER TABLE orders RENAME TO sales`,
+			"orders_main_picture_fkey orders_plant_id_fkey orders_replaces_fkey orders_sku_fkey pictures_order_id_fkey thumbs_album_id_fkey", "books sales"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			execute(t, owner, `BEGIN; `+test.sql)
+			defer execute(t, owner, `ROLLBACK`)
+			if got := value[string](t, owner, unwatched); got != test.unwatched {
+				t.Errorf("not watched: got %q, want %q", got, test.unwatched)
+			}
+			execute(t, owner, `DELETE FROM plants WHERE id = 1`)
+			if got := value[string](t, owner, recorded); got != test.recorded {
+				t.Errorf("recorded: got %s, want %s", got, test.recorded)
+			}
+		})
 	}
 }
 

@@ -387,7 +387,7 @@ const (
 func (r *restore) triggers(ctx context.Context, table string, kind int16) ([]string, error) {
 	rows, _ := r.Query(ctx, `SELECT format('%I (function %s)', tgname, tgfoid::regproc) FROM pg_trigger
 		WHERE tgrelid = $1::text::regclass AND NOT tgisinternal AND tgtype & $2 <> 0 AND tgenabled IN ('O', 'A')
-			AND tgfoid <> 'plantstore.record_cascade()'::regprocedure ORDER BY tgname`, table, kind)
+			AND tgfoid IN (SELECT oid FROM pg_proc WHERE pronamespace <> 'plantstore'::regnamespace) ORDER BY tgname`, table, kind)
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 

@@ -38,8 +38,6 @@ func change(ctx context.Context, conn *pgx.Conn, sql, table string) error {
 		return err
 	case pg.Code == "P0001": // why the table can't be watched
 		return errors.New(pg.Message)
-	case pg.Code == "42501":
-		return fmt.Errorf("%s: only its owner can drop the triggers record_cascade and record_change", pg.Message)
 	case pg.Code == "55P03":
 		return fmt.Errorf("%s is locked by another transaction: try again", printable(table))
 	}
@@ -68,7 +66,7 @@ type ForeignKey struct {
 // ForeignKeys returns all of them, those to plants first.
 func ForeignKeys(ctx context.Context, conn *pgx.Conn) (keys []ForeignKey, err error) {
 	err = qualified(ctx, conn, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, `SELECT relation::text, name, CASE action WHEN 'c' THEN 'CASCADE' WHEN 'n' THEN 'SET NULL' ELSE 'SET DEFAULT' END, watched
+		rows, _ := tx.Query(ctx, `SELECT relation::text, name, CASE action WHEN 'c' THEN 'CASCADE' WHEN 'n' THEN 'SET NULL' ELSE 'SET DEFAULT' END, plantstore.is_watched(relation, action)
 			FROM plantstore.foreign_keys ORDER BY parent <> 'public.plants'::regclass, 1, 2`)
 		keys, err = pgx.CollectRows(rows, pgx.RowToStructByPos[ForeignKey])
 		return err

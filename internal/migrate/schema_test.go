@@ -152,7 +152,9 @@ func TestUnfitTableIsRefused(t *testing.T) {
 // What a stolen password of the service can do, and can't.
 func TestRightsOfTheService(t *testing.T) {
 	t.Parallel()
-	conn := pgtest.Connect(t, pgtest.Shared(t).App)
+	db := pgtest.New(t)
+	mustExec(t, pgtest.Connect(t, db.Owner), `CREATE TABLE public.watched (id bigint PRIMARY KEY REFERENCES public.plants ON DELETE CASCADE); SELECT plantstore.watch('public.watched')`)
+	conn := pgtest.Connect(t, db.App)
 	check := func(want string, statements ...string) {
 		t.Helper()
 		for _, sql := range statements {
@@ -207,7 +209,7 @@ func TestRightsOfTheService(t *testing.T) {
 		`CREATE TABLE public.t ()`, `CREATE TABLE plantstore.t ()`, `CREATE SCHEMA s`,
 		// A trigger of one's own on a table of one's own would forge entries.
 		`CREATE TEMP TABLE mine (id bigint); CREATE TRIGGER t AFTER DELETE ON mine REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION plantstore.record_deletion()`,
-		`CREATE TEMP TABLE mine (id bigint PRIMARY KEY); CREATE TRIGGER t AFTER DELETE ON mine REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION plantstore.record_cascade()`,
+		`CREATE TEMP TABLE mine (id bigint PRIMARY KEY); CREATE TRIGGER t AFTER DELETE ON mine REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION plantstore."record public.watched"()`,
 		`SET session_replication_role = replica`, `SET ROLE plantstore_owner`,
 	)
 }

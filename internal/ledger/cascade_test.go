@@ -229,6 +229,16 @@ func TestWatchAndUnwatch(t *testing.T) {
 	if entry.Cascaded != 4 {
 		t.Errorf("rows of the entry: got %d, want 4", entry.Cascaded)
 	}
+	number := value[string](t, owner, `SELECT 'order_items'::regclass::oid::text`)
+	for table, sql := range map[string]string{"public.order_items": `SELECT 1`, number: `DROP TABLE order_items CASCADE`} {
+		execute(t, owner, `BEGIN; `+sql)
+		var script strings.Builder
+		err := ledger.Script(t.Context(), owner, ledger.Selection{IDs: []int64{entry.ID}}, &script)
+		if want := "\n-- without what left with them in " + table + "\n"; err != nil || !strings.Contains(script.String(), want) {
+			t.Errorf("script after %s: got %v and %s, want a line%s", sql, err, script.String(), want)
+		}
+		execute(t, owner, `ROLLBACK`)
+	}
 	execute(t, owner, `UPDATE plantstore.deletions SET deleted_at = now() - interval '9 days'`)
 	if n, err := ledger.Purge(t.Context(), owner, ledger.MinAge); n != 1 || err != nil {
 		t.Fatalf("purge: got %d, %v, want 1 entry", n, err)

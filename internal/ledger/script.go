@@ -57,7 +57,8 @@ func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error
 	if err != nil {
 		return err
 	}
-	cascades, err := r.cascades(ctx, entries)
+	rows, _ := r.Query(ctx, `SELECT DISTINCT relation::text FROM plantstore.cascaded WHERE deletion_id = ANY ($1) ORDER BY 1`, idsOf(entries))
+	cascaded, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return err
 	}
@@ -71,11 +72,11 @@ func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error
 	for _, t := range triggers {
 		fmt.Fprintf(out, "-- fires the trigger %q\n", t)
 	}
-	for _, c := range cascades {
-		fmt.Fprintf(out, "-- without what left with them in %s\n", c.of.name)
+	for _, table := range cascaded {
+		fmt.Fprintf(out, "-- without what left with them in %s\n", table)
 	}
 	fmt.Fprintf(out, "INSERT INTO public.plants (%s) OVERRIDING SYSTEM VALUE\nSELECT %s\nFROM (VALUES\n", strings.Join(inserted, ", "), strings.Join(values, ", "))
-	rows, err := r.Query(ctx, `SELECT literal FROM plantstore.deletions WHERE id = ANY ($1) ORDER BY id`, idsOf(entries))
+	rows, err = r.Query(ctx, `SELECT literal FROM plantstore.deletions WHERE id = ANY ($1) ORDER BY id`, idsOf(entries))
 	if err != nil {
 		return err
 	}

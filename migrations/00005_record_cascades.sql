@@ -70,10 +70,10 @@ CREATE FUNCTION plantstore.unwatchable(target regclass) RETURNS SETOF text LANGU
 $$;
 -- +goose StatementEnd
 
--- Returns the body of the trigger function of a table. It runs for statements within another
--- trigger, as those of foreign keys are, and records the rows whose foreign key names a row
--- that this transaction deleted, and recorded. The trigger of plants runs first, then those
--- of the tables that refer to them, and so on.
+-- Returns the body of the trigger function of a table. The function runs for statements within
+-- another trigger, as those of foreign keys are, and records the rows whose foreign key names
+-- a row that this transaction deleted, and recorded. The trigger of plants runs first, then
+-- those of the tables that refer to them, and so on. OFFSET 0 keeps the order of the joins.
 --
 -- After a column was renamed or dropped, the table has to be watched again. Until then its
 -- rows leave without a record, as before it was watched.
@@ -109,8 +109,8 @@ $insert$,
 $$;
 -- +goose StatementEnd
 
--- Reports whether a foreign key's rows are recorded: its action has a trigger, which is on,
--- and the function is that of today's columns and foreign keys.
+-- Reports whether the rows of a table's foreign keys with this action are recorded: the
+-- trigger is on, and its function is what recorder() returns today.
 -- +goose StatementBegin
 CREATE FUNCTION plantstore.is_watched(target regclass, action "char") RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid

@@ -261,6 +261,18 @@ func TestABatchOfAllKinds(t *testing.T) {
 	}
 }
 
+// An observed context closes waits when somebody first waits for its end.
+type observed struct {
+	context.Context
+	once  sync.Once
+	waits chan struct{}
+}
+
+func (c *observed) Done() <-chan struct{} {
+	c.once.Do(func() { close(c.waits) })
+	return c.Context.Done()
+}
+
 // together sends deletions that would be one batch, and returns their results in order.
 func (s *store) together(deletions ...plant.Deletion) []<-chan string {
 	b := s.batches
@@ -269,46 +281,51 @@ func (s *store) together(deletions ...plant.Deletion) []<-chan string {
 	for n, d := range deletions {
 		result := make(chan string, 1)
 		results[n] = result
+		ctx, end := context.WithTimeout(context.Background(), time.Hour)
+		queued := &observed{Context: ctx, waits: make(chan struct{})}
 		go func() {
-			r, err := s.Delete(context.Background(), d)
+			defer end()
+			r, err := s.Delete(queued, d)
 			result <- strings.Join(append(r.Failed, outcomeOf(err)), ", ")
 		}()
-		for arrived := 0; arrived <= n; {
-			b.mu.Lock()
-			arrived = len(b.queue)
-			b.mu.Unlock()
-			s.plants.mu.Lock()
-			for _, queue := range s.plants.waiters {
-				arrived += len(queue)
-			}
-			s.plants.mu.Unlock()
-		}
+		<-queued.waits // in the batch's queue, or in the plant's
 	}
-	b.run()
+	go b.run()
 	return results
+}
+
+// blocked waits until a session, other than an earlier one, waits for locks of a process.
+func (s *store) blocked(t *testing.T, by uint32, earlier int32) (session int32) {
+	t.Helper()
+	const sql = ` FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid)) AND pid <> $2`
+	pgtest.Await(t, s.admin, `SELECT EXISTS (SELECT`+sql+`)`, int32(by), earlier)
+	return value[int32](t, s, `SELECT pid`+sql, int32(by), earlier)
+}
+
+// cancel ends a session's statement, as its limits would.
+func (s *store) cancel(t *testing.T, session int32) {
+	t.Helper()
+	s.exec(t, `SELECT pg_cancel_backend($1)`, session)
 }
 
 // A locked plant leaves its batch, and takes along only its own principal.
 func TestABatchWithALockedPlant(t *testing.T) {
 	t.Parallel()
-	l := patient
-	l.batchLock = time.Second // by the server
-	database := pgtest.New(t)
-	s := storeOn(t, database, database.App, l)
+	s := newStore(t)
 	id := s.plant(t, 3)
-	_, release := holder(t, database, `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, int64(id)+1)
+	pid, release := holder(t, pgtest.Shared(t), `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, int64(id)+1)
 	locked := s.of(id+1, "locked")
 	locked.Principal += "-locked"
 	results := s.together(s.of(id, "1"), locked, s.of(id+2, "3"))
+	s.cancel(t, s.blocked(t, pid, 0))
 	for _, n := range []int{0, 2} {
 		if got, want := <-results[n], "batch_busy, deleted"; got != want {
 			t.Errorf("plant %d: %s; want %s", n, got, want)
 		}
 	}
-	for slow, failing := false, false; !slow && !failing; {
-		_, slow = s.slow.get(locked.Plant)
-		_, failing = s.failing.get(locked.Principal)
-	}
+	alone := s.blocked(t, pid, 0)
+	s.cancel(t, alone)
+	s.blocked(t, pid, alone) // the patient pool's
 	release()
 	if got, want := <-results[1], "batch_busy, busy, deleted"; got != want {
 		t.Errorf("the locked plant: %s; want %s", got, want)
@@ -329,14 +346,14 @@ func TestABatchWithALockedPlant(t *testing.T) {
 func TestASlowDeletionLeavesItsBatch(t *testing.T) {
 	t.Parallel()
 	l := patient
-	l.batchLock, l.batchStatement = time.Second, time.Nanosecond // the server has no limit below 1 ms
-	database := pgtest.New(t)
-	s := storeOn(t, database, database.App, l)
+	l.batchStatement = time.Nanosecond // the server has no limit below 1 ms
+	s := storeOn(t, pgtest.Shared(t), pgtest.Shared(t).App, l)
 	id := s.plant(t, 2)
-	_, release := holder(t, database, `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, int64(id)+1)
+	pid, release := holder(t, pgtest.Shared(t), `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, int64(id)+1)
 	locked := s.of(id+1, "locked")
 	locked.Principal += "-locked"
 	results := s.together(s.of(id, "1"), locked)
+	s.cancel(t, s.blocked(t, pid, 0))
 	if got, want := <-results[0], "batch_busy, deleted"; got != want {
 		t.Errorf("the slow plant: %s; want %s", got, want)
 	}

@@ -82,8 +82,11 @@ func waits(code ast.Node, bubble bool) (all []wait) {
 		case *ast.ForStmt:
 			// Arithmetic, and what reads to an end, is no question.
 			questions := without(calls(n.Cond), "len", "min", "max", "int", "int64", "Next", "Scan")
-			reads := n.Cond != nil || n.Post != nil || len(calls(n.Body)) > len(without(calls(n.Body), "Accept", "Decode", "Read", "Wait"))
-			if len(questions) > 0 || !reads {
+			all := append(calls(n.Cond), calls(n.Body)...)
+			reads := len(all) > len(without(all, "Accept", "Decode", "Next", "Read", "Scan", "Wait")) || receives(n.Body)
+			// So is what counts, what makes a slice shorter, and what calls nothing.
+			ends := n.Post != nil || n.Cond != nil && (slices.Contains(calls(n.Cond), "len") || len(n.Body.List) > 0 && calls(n.Body) == nil)
+			if len(questions) > 0 || !reads && !ends {
 				add(n, "a loop that asks again")
 			}
 		case *ast.RangeStmt:
@@ -121,6 +124,20 @@ func without(names []string, some ...string) []string {
 	return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(some, name) })
 }
 
+// receives reports whether a loop's body waits for a channel.
+func receives(body ast.Node) (does bool) {
+	ast.Inspect(body, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.SelectStmt: // with a default, it waits for nothing
+			return !slices.ContainsFunc(n.Body.List, func(s ast.Stmt) bool { return s.(*ast.CommClause).Comm == nil })
+		case *ast.UnaryExpr:
+			does = does || n.Op == token.ARROW
+		}
+		return true
+	})
+	return does
+}
+
 // leaves reports whether a loop's body may end the loop.
 func leaves(body ast.Node) (may bool) {
 	ast.Inspect(body, func(n ast.Node) bool {
@@ -141,17 +158,23 @@ func TestWaitsAreFound(t *testing.T) {
 	t.Parallel()
 	for code, want := range map[string][]string{
 		`time.Sleep(d)`: {"time.Sleep"},
-		`select { case <-time.After(d): case <-done: }`:               {"time.After"},
-		`q("SELECT pg_` + `sleep(1)")`:                                {"pg_" + "sleep"},
-		`for !there() { }`:                                            {"a loop that asks again"},
-		`for time.Now().Before(end) { try() }`:                        {"a loop that asks again"},
-		`for { if there() { break } }`:                                {"a loop that asks again"},
-		`for range 10 { if there() { return } }`:                      {"a loop that tries again"},
-		`for range 10 { try() }`:                                      nil,
-		`for i := next(); i < n; i = next() { try(i) }`:               nil,
-		`for rows.Next() { rows.Scan(&x) }`:                           nil,
-		`for len(rest) > 0 { rest = rest[1:] }`:                       nil,
-		`for { c, err := l.Accept(); if err != nil { return }; c() }`: nil,
+		`select { case <-time.After(d): case <-done: }`:                {"time.After"},
+		`q("SELECT pg_` + `sleep(1)")`:                                 {"pg_" + "sleep"},
+		`for !there() { }`:                                             {"a loop that asks again"},
+		`for time.Now().Before(end) { try() }`:                         {"a loop that asks again"},
+		`for { if there() { break } }`:                                 {"a loop that asks again"},
+		`for slow := false; !slow; { _, slow = s.slow.get(id) }`:       {"a loop that asks again"},
+		`for n := 0; n < 3; { mu.Lock(); n = len(q); mu.Unlock() }`:    {"a loop that asks again"},
+		`for !done { }`:                                                {"a loop that asks again"},
+		`for !done { select { case <-c: done = true; default: f() } }`: {"a loop that asks again"},
+		`for range 10 { if there() { return } }`:                       {"a loop that tries again"},
+		`for !done { <-c; done = there() }`:                            nil,
+		`for n > 1 { n /= 2 }`:                                         nil,
+		`for range 10 { try() }`:                                       nil,
+		`for i := next(); i < n; i = next() { try(i) }`:                nil,
+		`for rows.Next() { rows.Scan(&x) }`:                            nil,
+		`for len(rest) > 0 { rest = rest[1:] }`:                        nil,
+		`for { c, err := l.Accept(); if err != nil { return }; c() }`:  nil,
 	} {
 		file, err := parser.ParseFile(token.NewFileSet(), "", "package p; func f() {"+code+"}", 0)
 		if err != nil {

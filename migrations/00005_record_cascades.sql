@@ -23,9 +23,9 @@ COMMENT ON COLUMN plantstore.cascaded.content IS 'The row before, to read and se
 COMMENT ON COLUMN plantstore.cascaded.literal IS 'The row as PostgreSQL writes it, to restore it exactly.';
 
 -- The foreign keys by which a deletion of a plant removes or changes rows of other tables.
--- levels counts the lengths of the paths on which deletions reach the parent, depth is the
--- shortest, and missing is what the current role lacks to watch the table and to restore its
--- rows.
+-- depth is the length of the shortest path from plants to the parent, and levels is how many
+-- different lengths there are. missing is the GRANT that the current role needs to watch the
+-- table and to restore its rows.
 CREATE VIEW plantstore.foreign_keys AS
     WITH RECURSIVE enforced AS ( -- before PostgreSQL 18, all are
         SELECT * FROM pg_catalog.pg_constraint f WHERE f.contype = 'f' AND f.conparentid = 0 AND to_jsonb(f) ->> 'conenforced' IS DISTINCT FROM 'false'
@@ -36,31 +36,40 @@ CREATE VIEW plantstore.foreign_keys AS
     SELECT f.conrelid::regclass AS relation, f.conname AS name, f.confrelid::regclass AS parent, f.confdeltype AS action, f.conkey AS columns, f.confkey AS parent_columns,
         (SELECT count(DISTINCT r.depth) FROM reached r WHERE r.relid = f.confrelid) AS levels,
         (SELECT min(r.depth) FROM reached r WHERE r.relid = f.confrelid) AS depth,
-        CASE WHEN NOT (has_table_privilege(f.conrelid, 'SELECT') AND has_table_privilege(f.conrelid, 'INSERT')
+        CASE WHEN NOT (has_schema_privilege(c.relnamespace, 'USAGE') AND has_table_privilege(f.conrelid, 'SELECT') AND has_table_privilege(f.conrelid, 'INSERT')
                 AND has_table_privilege(f.conrelid, 'UPDATE') AND has_table_privilege(f.conrelid, 'TRIGGER'))
-            THEN format('GRANT SELECT, INSERT, UPDATE, TRIGGER ON %s TO %I;', f.conrelid::regclass, current_user) END AS missing
-    FROM enforced f
+            THEN format('GRANT USAGE ON SCHEMA %1$s TO %2$I; GRANT SELECT, INSERT, UPDATE, TRIGGER ON %3$s TO %2$I;', c.relnamespace::regnamespace, current_user, f.conrelid::regclass) END AS missing
+    FROM enforced f JOIN pg_catalog.pg_class c ON c.oid = f.conrelid
     WHERE f.confrelid IN (SELECT r.relid FROM reached r) AND f.confdeltype IN ('c', 'n', 'd')
         AND NOT (f.confdeltype = 'c' AND f.conrelid = to_regclass('public.plants')); -- the ledger has those
 
--- Why a table can't be watched, one sentence a row. A row is recorded because the row that
--- it refers to was recorded before it, which paths of different lengths do not ensure.
+-- Why a table can't be watched, one sentence a row. A row is recorded only after its parent
+-- row. If paths of different lengths lead to the parent, PostgreSQL does not keep that order.
 -- +goose StatementBegin
 CREATE FUNCTION plantstore.unwatchable(target regclass) RETURNS SETOF text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT format('%s %s', target, v.problem) FROM pg_class c, LATERAL (VALUES
+    SELECT format('%s %s', target, v.problem) FROM pg_class c, LATERAL (
+        SELECT min(t.tgrelid::regclass::text) FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+        WHERE t.tgrelid <> c.oid AND p.proname = 'record ' || target AND p.pronamespace = 'plantstore'::regnamespace
+    ) namesake (name), LATERAL (VALUES
         (NOT EXISTS (SELECT FROM plantstore.foreign_keys k WHERE k.relation = target), 'loses and changes no rows when a plant is deleted'),
         (c.relispartition, 'is a partition'),
         (NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary), 'has no primary key'),
+        (EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey) JOIN pg_type y ON y.oid = a.atttypid WHERE i.indrelid = c.oid AND i.indisprimary
+            AND (y.typcategory IN ('A', 'C') OR y.oid = 'jsonb'::regtype OR EXISTS (SELECT FROM pg_cast WHERE castsource = y.oid AND casttarget = 'json'::regtype))),
+            'has an array, a composite or JSON in its primary key'),
+        (EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE t.tgrelid = c.oid AND t.tgname IN ('record_cascade', 'record_change') AND p.pronamespace <> 'plantstore'::regnamespace),
+            'has a trigger of its own that is called record_cascade or record_change'),
+        (namesake.name IS NOT NULL, format('has the name that %s had when it was watched: unwatch that first', namesake.name)),
         (octet_length('record ' || target) > 63, 'has a name of more than 56 bytes'),
         (c.relrowsecurity, 'has row level security'),
         (EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid), 'has a rule')
     ) v (holds, problem) WHERE c.oid = target AND v.holds
     UNION ALL
-    SELECT format('%s refers to %s by %I, %s', target, k.parent, k.name, v.problem)
+    SELECT format('%s refers by %I to %s, %s', target, k.name, k.parent, v.problem)
     FROM plantstore.foreign_keys k
     JOIN pg_attribute a ON a.attrelid = k.relation AND a.attnum = k.columns[1]
     JOIN pg_attribute b ON b.attrelid = k.parent AND b.attnum = k.parent_columns[1], LATERAL (VALUES
-        (k.levels > 1, 'which a deletion reaches on paths of different lengths'),
+        (k.levels > 1, 'and deletions reach that on paths of different lengths'),
         (cardinality(k.columns) > 1 OR NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = k.parent AND i.indisprimary AND i.indnkeyatts = 1 AND i.indkey[0] = b.attnum),
             'but not to a primary key of one column'),
         (NOT (a.atttypid = ANY ('{int2,int4,int8}'::regtype[]) AND b.atttypid = ANY ('{int2,int4,int8}'::regtype[])
@@ -75,42 +84,50 @@ $$;
 -- a row that this transaction deleted, and recorded. The trigger of plants runs first, then
 -- those of the tables that refer to them, and so on. OFFSET 0 keeps the order of the joins.
 --
--- After a column was renamed or dropped, the table has to be watched again. Until then its
--- rows leave without a record, as before it was watched.
+-- After columns were renamed, dropped or got another type, the table has to be watched again.
+-- Until then its rows leave without a record, as before it was watched.
 -- +goose StatementBegin
 CREATE FUNCTION plantstore.recorder(target regclass) RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH lookups AS ( -- the deletions that took or changed a row, for each event and column that was changed
+        SELECT CASE k.action WHEN 'c' THEN 'DELETE' ELSE 'UPDATE' END AS event, CASE WHEN k.action <> 'c' THEN a.attname END AS changed,
+            string_agg(CASE k.parent WHEN 'public.plants'::regclass
+                THEN format('SELECT t.id FROM plantstore.deletions t WHERE t.plant_id = g.%I AND t.refused IS NULL AND t.transaction_id = pg_current_xact_id()', a.attname)
+                ELSE format('SELECT c.deletion_id FROM plantstore.cascaded c WHERE c.key = g.%I::text COLLATE "C" AND c.relation = %L::regclass AND c.changed IS NULL
+                AND (SELECT t.transaction_id FROM plantstore.deletions t WHERE t.id = c.deletion_id) = pg_current_xact_id()', a.attname, k.parent) END, '
+            UNION ' ORDER BY k.name) AS sql
+        FROM plantstore.foreign_keys k JOIN pg_attribute a ON a.attrelid = target AND a.attnum = k.columns[1]
+        -- Foreign keys that unwatchable() refuses are skipped: they may have been added after the watch.
+        WHERE k.relation = target AND cardinality(k.columns) = 1
+            AND EXISTS (SELECT FROM pg_index i WHERE i.indrelid = k.parent AND i.indisprimary AND i.indnkeyatts = 1 AND i.indkey[0] = k.parent_columns[1])
+        GROUP BY 1, 2
+    )
     SELECT format($body$
 #variable_conflict use_variable -- the table may name its columns like these
 BEGIN
 %s    RETURN NULL;
-EXCEPTION WHEN undefined_column OR undefined_table THEN
+EXCEPTION WHEN syntax_error_or_access_rule_violation THEN -- names, types and rights that changed
     RAISE WARNING 'rows of %% that left or changed with plants were not recorded: %%', TG_RELID::regclass, SQLERRM
         USING HINT = format('Run SELECT plantstore.watch(%%L);', TG_RELID::regclass);
     RETURN NULL;
 END
 $body$, string_agg(format($insert$    IF TG_OP = %L THEN
         INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, content, literal)
-        SELECT d.id, TG_RELID, %s, %s, row_to_json(g.*), (g.*)::record::text
-        FROM gone g CROSS JOIN LATERAL (%s OFFSET 0) d (id);
+        SELECT d.id, TG_RELID, %s, %L, row_to_json(g.*), (g.*)::record::text
+        FROM gone g CROSS JOIN LATERAL (
+            %s OFFSET 0
+        ) d (id);
     END IF;
 $insert$,
-        CASE k.action WHEN 'c' THEN 'DELETE' ELSE 'UPDATE' END,
-        coalesce((SELECT format('g.%I::text', o.attname) FROM pg_index i JOIN pg_attribute o ON o.attrelid = target AND o.attnum = i.indkey[0]
+        l.event,
+        coalesce((SELECT format('g.%I::text', a.attname) FROM pg_index i JOIN pg_attribute a ON a.attrelid = target AND a.attnum = i.indkey[0]
             WHERE i.indrelid = target AND i.indisprimary AND i.indnkeyatts = 1), 'NULL'),
-        CASE k.action WHEN 'c' THEN 'NULL' ELSE quote_literal(a.attname) END,
-        CASE k.parent WHEN 'public.plants'::regclass
-            THEN format('SELECT t.id FROM plantstore.deletions t WHERE t.plant_id = g.%I AND t.refused IS NULL AND t.transaction_id = pg_current_xact_id()', a.attname)
-            ELSE format('SELECT c.deletion_id FROM plantstore.cascaded c WHERE c.key = g.%I::text COLLATE "C" AND c.relation = %L::regclass AND c.changed IS NULL
-            AND (SELECT t.transaction_id FROM plantstore.deletions t WHERE t.id = c.deletion_id) = pg_current_xact_id()', a.attname, k.parent) END), '' ORDER BY k.name))
-    FROM plantstore.foreign_keys k JOIN pg_attribute a ON a.attrelid = target AND a.attnum = k.columns[1]
-    -- A foreign key that was added since and is not as unwatchable() asks counts for nothing.
-    WHERE k.relation = target AND cardinality(k.columns) = 1
-        AND EXISTS (SELECT FROM pg_index i WHERE i.indrelid = k.parent AND i.indisprimary AND i.indnkeyatts = 1 AND i.indkey[0] = k.parent_columns[1])
+        l.changed, l.sql), '' ORDER BY l.event, l.changed))
+    FROM lookups l
 $$;
 -- +goose StatementEnd
 
 -- Reports whether the rows of a table's foreign keys with this action are recorded: the
--- trigger is on, and its function is what recorder() returns today.
+-- trigger is enabled, and its function is what recorder() would write today.
 -- +goose StatementBegin
 CREATE FUNCTION plantstore.is_watched(target regclass, action "char") RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
@@ -120,7 +137,8 @@ $$;
 -- +goose StatementEnd
 
 -- Watches a table and those between it and plants, in the order in which deletions lock them.
--- Whoever calls it: the ledger's owner owns the functions.
+-- SECURITY DEFINER, so that the functions belong to the ledger's owner even if a superuser
+-- calls it.
 -- +goose StatementBegin
 CREATE FUNCTION plantstore.watch(target regclass) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -171,8 +189,12 @@ $$;
 -- +goose StatementBegin
 CREATE FUNCTION plantstore.unwatch(target regclass) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    child regclass := (SELECT min(k.relation::oid) FROM plantstore.foreign_keys k WHERE k.parent = target AND k.relation <> target AND plantstore.is_watched(k.relation, k.action));
     f regprocedure;
 BEGIN
+    IF child IS NOT NULL THEN
+        RAISE EXCEPTION '% is watched through %: unwatch it first', child, target;
+    END IF;
     FOR f IN SELECT DISTINCT t.tgfoid FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
         WHERE t.tgrelid = target AND t.tgname IN ('record_cascade', 'record_change') AND p.pronamespace = 'plantstore'::regnamespace
     LOOP

@@ -20,7 +20,7 @@ type deletionsRestore struct {
 	ByRole       string            `placeholder:"ROLE" help:"Instead of ids: all that this database role deleted with SQL, with --since."`
 	Rename       map[string]string `mapsep:"none" placeholder:"OLD=NEW" help:"A column that was renamed since: its values go to the column with the new name."`
 	Lossy        bool              `help:"Restore even if some values fit no column."`
-	FireTriggers bool              `help:"Restore even if the store's INSERT triggers fire. Their changes don't count as loss."`
+	FireTriggers bool              `help:"Restore even if the store's triggers fire. Their changes don't count as loss."`
 	SkipExisting bool              `help:"Leave out plants whose ids are taken, and columns of watched tables that have another value since."`
 	PlantsOnly   bool              `help:"Leave out the rows of watched tables."`
 	DryRun       bool              `help:"Try the restore, roll it back, and print the result."`

@@ -62,6 +62,7 @@ const sequences = `
 	FROM (
 		SELECT 'public.plants', 'advice', 'INSERTs of the store may fail', max(id), pg_get_serial_sequence('public.plants', 'id') FROM public.plants
 		UNION ALL SELECT 'plantstore.deletions', 'problem', 'deletions fail', max(id), pg_get_serial_sequence('plantstore.deletions', 'id') FROM plantstore.deletions
+		UNION ALL SELECT 'plantstore.cascaded', 'problem', 'deletions of plants with rows in watched tables fail', max(id), pg_get_serial_sequence('plantstore.cascaded', 'id') FROM plantstore.cascaded
 		UNION ALL SELECT 'plantstore.goose_db_version', 'problem', 'migrations fail', max(id), pg_get_serial_sequence('plantstore.goose_db_version', 'id') FROM plantstore.goose_db_version
 	) t (name, level, effect, newest, sequence), LATERAL (
 		SELECT (xpath('/row/last/text()', query_to_xml(format('SELECT last_value - 1 + is_called::int AS last FROM %s', t.sequence), false, true, '')))[1]::text::bigint AS last

@@ -83,7 +83,20 @@ func (r *restore) prepare(ctx context.Context, c *cascade) ([]shape, error) {
 		r.refuse(plantsOnly, "%s has another primary key than when its rows left", c.of.name)
 		return nil, nil
 	}
-	// A row that left twice comes back as it was the last time.
+	value := "literal"
+	if c.changed != "" {
+		value = readable("e.content") + " ->> " + quoted(c.changed)
+	}
+	var several *string
+	if err := r.QueryRow(ctx, `SELECT string_agg(label, '; ' ORDER BY label) FROM (SELECT `+c.of.label+` AS label
+		FROM plantstore.cascaded e WHERE id = ANY ($1) GROUP BY `+strings.Join(labels, ", ")+` HAVING count(DISTINCT `+value+`) > 1 LIMIT $2) e`, c.ids, MaxListed).Scan(&several); err != nil {
+		return nil, err
+	}
+	if several != nil {
+		r.refuse(plantsOnly, "%s: rows that left or changed with several of these deletions, and differ: %s; restore one deletion at a time", c.of.name, printable(*several))
+		return nil, nil
+	}
+	// A row that several deletions took or changed comes back once.
 	err = r.QueryRow(ctx, `SELECT array_agg(id ORDER BY id) FROM (SELECT max(id) AS id FROM plantstore.cascaded e WHERE id = ANY ($1) GROUP BY `+strings.Join(labels, ", ")+`) e`, c.ids).Scan(&c.ids)
 	if err != nil {
 		return nil, err
@@ -103,8 +116,8 @@ func (r *restore) prepare(ctx context.Context, c *cascade) ([]shape, error) {
 	return r.shapes(ctx, c.of, c.ids)
 }
 
-// leaveOut leaves rows out that meet a condition, and refuses or notes them. Removed rows are
-// never skipped: those that refer to them would come back as rows of whoever has their key now.
+// leaveOut leaves rows out that meet a condition, and refuses or notes them. Rows to insert are
+// never skipped, because their children would attach to the row that has the key now.
 func (r *restore) leaveOut(ctx context.Context, c *cascade, condition, text string) error {
 	rows, _ := r.Query(ctx, `SELECT e.id, `+c.of.label+` FROM plantstore.cascaded e WHERE e.id = ANY ($1) AND `+condition+` ORDER BY e.id`, c.ids)
 	left := make(map[int64]bool)

@@ -169,19 +169,24 @@ func TestWatchRefusesTables(t *testing.T) {
 		{`CREATE TABLE ` + strings.Repeat("t", 50) + ` (id bigint PRIMARY KEY REFERENCES plants ON DELETE CASCADE)`, strings.Repeat("t", 50), "public." + strings.Repeat("t", 50) + " has a name of more than 56 bytes"},
 		{`CREATE TABLE t (id bigint PRIMARY KEY REFERENCES plants ON DELETE CASCADE); ALTER TABLE t ENABLE ROW LEVEL SECURITY`, "t", "public.t has row level security"},
 		{`CREATE TABLE t (id bigint PRIMARY KEY REFERENCES plants ON DELETE CASCADE); CREATE RULE r AS ON DELETE TO t DO ALSO NOTHING`, "t", "public.t has a rule"},
+		{`CREATE TABLE t (plant bigint REFERENCES plants ON DELETE CASCADE, path int[], PRIMARY KEY (plant, path))`, "t", "public.t has an array, a composite or JSON in its primary key"},
+		{orders + `CREATE TRIGGER record_change BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()`, "orders",
+			"public.orders has a trigger of its own that is called record_cascade or record_change"},
+		{orders + `SELECT plantstore.watch('orders'); ALTER TABLE orders RENAME TO old; CREATE TABLE orders (id bigint PRIMARY KEY REFERENCES plants ON DELETE CASCADE)`, "orders",
+			"public.orders has the name that public.old had when it was watched: unwatch that first"},
 		{`CREATE TABLE t (id bigint PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE "P" PARTITION OF t DEFAULT; ALTER TABLE "P" ADD FOREIGN KEY (id) REFERENCES plants ON DELETE CASCADE`, `"P"`, `public."P" is a partition`},
 		{orders + `ALTER TABLE orders ADD part_of int REFERENCES orders ON DELETE CASCADE`, "orders",
-			"public.orders refers to public.orders by orders_part_of_fkey, which a deletion reaches on paths of different lengths"},
+			"public.orders refers by orders_part_of_fkey to public.orders, and deletions reach that on paths of different lengths"},
 		{orders + `ALTER TABLE plants ADD mother bigint REFERENCES plants ON DELETE CASCADE`, "orders",
-			"public.orders refers to public.plants by orders_plant_id_fkey, which a deletion reaches on paths of different lengths"},
+			"public.orders refers by orders_plant_id_fkey to public.plants, and deletions reach that on paths of different lengths"},
 		{orders + `CREATE TABLE t (id int PRIMARY KEY REFERENCES orders ON DELETE CASCADE, plant bigint REFERENCES plants ON DELETE CASCADE); CREATE TABLE u (id int PRIMARY KEY REFERENCES t ON DELETE SET NULL)`, "u",
-			"public.u refers to public.t by u_id_fkey, which a deletion reaches on paths of different lengths"},
+			"public.u refers by u_id_fkey to public.t, and deletions reach that on paths of different lengths"},
 		{orders + `ALTER TABLE orders ADD UNIQUE (id, plant_id); CREATE TABLE t (id int PRIMARY KEY, o int, p bigint, FOREIGN KEY (o, p) REFERENCES orders (id, plant_id) ON DELETE CASCADE)`, "t",
-			"public.t refers to public.orders by t_o_p_fkey, but not to a primary key of one column"},
+			"public.t refers by t_o_p_fkey to public.orders, but not to a primary key of one column"},
 		{`CREATE TABLE orders (id numeric PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); CREATE TABLE t (id int PRIMARY KEY, o numeric REFERENCES orders ON DELETE CASCADE)`, "t",
-			"public.t refers to public.orders by t_o_fkey, a key that is no integer, uuid or text"},
+			"public.t refers by t_o_fkey to public.orders, a key that is no integer, uuid or text"},
 		{orders + `ALTER TABLE orders ENABLE ROW LEVEL SECURITY; CREATE TABLE t (id int PRIMARY KEY, o int REFERENCES orders ON DELETE CASCADE)`, "t", "public.orders has row level security"},
-		{orders + `REVOKE UPDATE ON orders FROM plantstore_owner`, "orders", "first run GRANT SELECT, INSERT, UPDATE, TRIGGER ON public.orders TO plantstore_owner;"},
+		{orders + `REVOKE UPDATE ON orders FROM plantstore_owner`, "orders", "first run GRANT USAGE ON SCHEMA public TO plantstore_owner; GRANT SELECT, INSERT, UPDATE, TRIGGER ON public.orders TO plantstore_owner;"},
 	} {
 		execute(t, owner, `BEGIN`)
 		execute(t, owner, test.sql)
@@ -214,6 +219,9 @@ func TestWatchAndUnwatch(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{`public."Odd %s" CASCADE false`, "public.order_items CASCADE true", "public.sales CASCADE false", "public.stock SET DEFAULT false", "public.stock SET NULL false", "public.pictures CASCADE true"}, watched()); diff != "" {
 		t.Errorf("watched (-want +got):\n%s", diff)
+	}
+	if err := ledger.Unwatch(t.Context(), owner, "order_items"); err == nil || err.Error() != "public.pictures is watched through public.order_items: unwatch it first" {
+		t.Errorf("unwatch a parent: got %v, want a refusal", err)
 	}
 	if err := ledger.Unwatch(t.Context(), owner, "public.pictures"); err != nil {
 		t.Fatal(err)
@@ -273,6 +281,8 @@ func TestWatchedTablesChange(t *testing.T) {
 		{"watched again", `SELECT plantstore.watch('thumbs')`, "", "albums orders.replaces orders pictures thumbs"},
 		{"columns dropped and renamed", `SELECT plantstore.watch('thumbs'); ALTER TABLE thumbs DROP picture_id; ALTER TABLE albums RENAME plant_id TO plant`,
 			"albums_plant_id_fkey", "orders.replaces orders pictures"},
+		{"a key of another type", `ALTER TABLE albums RENAME plant_id TO plant; ALTER TABLE albums ADD plant_id text`, "albums_plant_id_fkey thumbs_album_id_fkey", "orders.replaces orders pictures"},
+		{"a second foreign key of the column", `ALTER TABLE albums ADD FOREIGN KEY (plant_id) REFERENCES plants ON DELETE CASCADE; SELECT plantstore.watch('thumbs')`, "", "albums orders.replaces orders pictures thumbs"},
 		{"tables renamed", `SELECT plantstore.watch('thumbs'); ALTER TABLE albums RENAME TO books; ALTER TABLE orders RENAME TO sales`,
 			"orders_main_picture_fkey orders_plant_id_fkey orders_replaces_fkey orders_sku_fkey pictures_order_id_fkey thumbs_album_id_fkey", "books sales"},
 	} {
@@ -287,6 +297,27 @@ func TestWatchedTablesChange(t *testing.T) {
 				t.Errorf("recorded: got %s, want %s", got, test.recorded)
 			}
 		})
+	}
+}
+
+// A key, or a changed column, that left with several deletions had a value in each of them.
+func TestRowsOfSeveralDeletions(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	execute(t, owner, watchedStore)
+	execute(t, owner, `ALTER TABLE stock DROP CONSTRAINT stock_other_fkey`)
+	execute(t, owner, watchAll)
+	execute(t, owner, `INSERT INTO sales VALUES ('2026-07-01', 8, 1); UPDATE stock SET plant = 7 WHERE bin = 9; DELETE FROM plants WHERE id = 7`)
+	execute(t, owner, `UPDATE stock SET plant = 8, other = 1 WHERE bin = 7; DELETE FROM plants WHERE id = 8`)
+	const several = "rows that left or changed with several of these deletions, and differ"
+	_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{7, 8}}, ledger.Options{})
+	if got, want := reasons(t, err), []string{`public.stock: ` + several + `: say "a,b", 7; restore one deletion at a time`}; !slices.Equal(got, want) {
+		t.Errorf("a changed column: got %q, want %q", got, want)
+	}
+	execute(t, owner, `INSERT INTO "Odd %s" VALUES (2, 5, 6); DELETE FROM plants WHERE id = 6; INSERT INTO "Odd %s" VALUES (2, 5, 3); DELETE FROM plants WHERE id = 3`)
+	_, err = ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{3, 6}}, ledger.Options{})
+	if got, want := reasons(t, err), []string{`public."Odd %s": ` + several + `: 2; restore one deletion at a time`}; !slices.Equal(got, want) {
+		t.Errorf("a removed row: got %q, want %q", got, want)
 	}
 }
 

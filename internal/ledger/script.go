@@ -70,7 +70,7 @@ func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error
 	out := bufio.NewWriter(w)
 	fmt.Fprintf(out, "BEGIN;\n%s\n", strings.Join(settings, " "))
 	for _, t := range triggers {
-		fmt.Fprintf(out, "-- fires the trigger %q\n", t)
+		fmt.Fprintf(out, "-- fires the trigger %s\n", t)
 	}
 	for _, table := range cascaded {
 		fmt.Fprintf(out, "-- without what left with them in %s\n", table)

@@ -35,7 +35,7 @@ type relation struct {
 	content string   // the column there that has a row to read
 	types   string   // likewise with the types of its columns, or NULL
 	row     string   // what a row is called
-	label   string   // what tells a row e of the ledger, in SQL
+	label   string   // SQL that names a row e of the ledger in messages
 	join    string   // of a row e of the ledger with its row p, in SQL
 	columns []column // today
 }

@@ -54,7 +54,7 @@ func classify(err error) meaning {
 	switch {
 	case pg.Code == uniqueViolation && ledger && pg.ConstraintName == "deletions_once":
 		return conflict
-	case pg.Code == uniqueViolation && ledger: // its sequence is behind, as after a logical failover
+	case pg.Code == uniqueViolation && pg.SchemaName == "plantstore": // a sequence is behind, as after a logical failover
 		return misconfigured
 	case pg.Code == notNullViolation && ledger:
 		return unexpectedRow

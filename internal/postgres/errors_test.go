@@ -43,6 +43,9 @@ func TestClassify(t *testing.T) {
 			t.Errorf("%s of a table of the store's: got %v, want %v", c, got, storeRule)
 		}
 	}
+	if got := classify(&pgconn.PgError{SeverityUnlocalized: "ERROR", SchemaName: "plantstore", TableName: "cascaded", Code: "23505", ConstraintName: "cascaded_pkey"}); got != misconfigured {
+		t.Errorf("23505 of plantstore.cascaded: got %v, want %v", got, misconfigured)
+	}
 	if got := classify(errors.New("EOF")); got != lost {
 		t.Errorf("no error of the server: got %v, want %v", got, lost)
 	}

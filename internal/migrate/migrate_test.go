@@ -331,6 +331,10 @@ func TestOneRole(t *testing.T) {
 	} {
 		lifeOfOneRole(t, s, test.name, test.setUp)
 	}
+	maintenance := pgtest.Connect(t, s.URL("postgres", "postgres"))
+	mustExec(t, maintenance, `DROP DATABASE store WITH (FORCE)`)
+	mustExec(t, maintenance, `DROP ROLE plantstore_app`)
+	t.Run("new store", func(t *testing.T) { newStore(t, s) }) // which makes both roles
 }
 
 func lifeOfOneRole(t *testing.T, s *localpg.Server, name, setUp string) {
@@ -365,13 +369,7 @@ func lifeOfOneRole(t *testing.T, s *localpg.Server, name, setUp string) {
 	}
 }
 
-func TestNewStore(t *testing.T) {
-	t.Parallel()
-	s, err := localpg.Start(t.Context(), localpg.Options{Settings: pgtest.Settings()}) // the roles are the server's
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Close() })
+func newStore(t *testing.T, s *localpg.Server) {
 	for range 2 { // the second finds the roles there
 		name := `plants "new"`
 		if err := NewStore(t.Context(), s.URL, name); err != nil {

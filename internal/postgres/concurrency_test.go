@@ -412,6 +412,20 @@ func TestAStandbyIsPassedOver(t *testing.T) {
 	}
 }
 
+// The server knows what each pool waits for at most.
+func TestLimitsOfThePools(t *testing.T) {
+	t.Parallel()
+	l := patient
+	l.batchLock, l.batchStatement, l.soloLock, l.soloStatement, l.ask = time.Hour, 2*time.Hour, 3*time.Hour, 4*time.Hour, 5*time.Hour
+	db := opened(t, Config{URL: pgtest.Shared(t).App, limits: &l})
+	for pool, want := range map[*pgxpool.Pool]string{db.batch: "1h 2h", db.solo: "3h 4h", db.ask: "3h 4h", db.control: "3h 5h"} {
+		var got string
+		if err := pool.QueryRow(t.Context(), `SELECT current_setting('lock_timeout') || ' ' || current_setting('statement_timeout')`).Scan(&got); err != nil || got != want {
+			t.Errorf("lock_timeout and statement_timeout of a pool: %s, %v; want %s", got, err, want)
+		}
+	}
+}
+
 // A principal's locked plants leave connections for the plants of others.
 func TestAPrincipalHasAThirdOfAPool(t *testing.T) {
 	t.Parallel()

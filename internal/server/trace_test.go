@@ -43,6 +43,8 @@ func TestTrace(t *testing.T) {
 			"http.response.status_code": int64(404), "plantstore.outcome": "not_found"}},
 		{"unavailable", failed, plant.ErrUnavailable, del(), "DELETE /plants/:id", codes.Error, map[string]any{
 			"http.response.status_code": int64(503), "plantstore.outcome": "unavailable", "plantstore.failed_attempts": "lost,unreachable", "plantstore.queued_us": int64(1000000)}},
+		{"a bug", plant.Result{Attempts: 1}, errDriver, del(), "DELETE /plants/:id", codes.Error, map[string]any{
+			"http.response.status_code": int64(500), "plantstore.outcome": "error"}},
 		{"token in the path", plant.Result{}, nil, request{"DELETE", "/plants/" + token + "?" + token, []string{asAlice, "User-Agent: " + token}, ""},
 			"DELETE /plants/:id", codes.Unset, map[string]any{"url.path": "(a token)", "http.route": "/plants/:id", "client.address": "127.0.0.1"}},
 		{"token for a method", plant.Result{}, nil, request{token, "/plants/%FF", nil, ""},

@@ -189,3 +189,13 @@ func TestConnectExplainsWhatIsWrong(t *testing.T) {
 		})
 	}
 }
+
+// Where TLS is preferred and not asked for, its absence is not the cause.
+func TestConnectWithoutTLSThatIsPreferred(t *testing.T) {
+	t.Parallel()
+	host, port := answering(t, func(conn net.Conn) { _, _ = io.WriteString(conn, "HTTP/1.1 400 Bad Request\r\n\r\n") })
+	_, err := Connect(t.Context(), "DATABASE_URL", "user=u dbname=d sslmode=prefer host="+host+" port="+port)
+	if err == nil || strings.Contains(err.Error(), "asks for TLS") {
+		t.Errorf("a web server: got %v; want an error that does not blame TLS", err)
+	}
+}

@@ -90,6 +90,28 @@ func TestTokensAreFollowed(t *testing.T) {
 	})
 }
 
+// Unknown tokens cost one poll a second, however many they are. Without them a poll comes
+// every two seconds.
+func TestPollsAreRare(t *testing.T) {
+	t.Parallel()
+	withTokens(t, pgtest.Shared(t), func(t *testing.T, db *DB, l *link, owner *pgx.Conn) {
+		confirmed := func() time.Time { return db.Tokens().snapshot.Load().confirmed }
+		authenticate(t, db, "unknown", auth.NewToken(), onePoll, auth.ErrInvalidToken)
+		first := confirmed()
+		for range 5 {
+			authenticate(t, db, "unknown", auth.NewToken(), onePoll, auth.ErrInvalidToken)
+		}
+		last := confirmed()
+		if got := last.Sub(first); got < 5*time.Second {
+			t.Errorf("five polls for unknown tokens took %s; want 5s at least", got)
+		}
+		time.Sleep(defaults.poll - time.Millisecond)
+		if got := confirmed(); !got.Equal(last) {
+			t.Errorf("without unknown tokens, the next poll came after %s; want 2s", got.Sub(last))
+		}
+	})
+}
+
 func TestATokenExpires(t *testing.T) {
 	t.Parallel()
 	withTokens(t, pgtest.Shared(t), func(t *testing.T, db *DB, l *link, owner *pgx.Conn) {
@@ -137,6 +159,12 @@ func TestLastUseIsNoted(t *testing.T) {
 		authenticate(t, db, "used", used, onePoll, nil)
 		if age := db.Tokens().oldestEntryAge(); age != 0 {
 			t.Errorf("the oldest entry of an empty ledger is %s old; want 0", age)
+		}
+		// The note fails where its commit would wait for a standby.
+		if _, err := owner.Exec(t.Context(), `CREATE FUNCTION public.refuse_to_wait() RETURNS trigger LANGUAGE plpgsql AS $$
+				BEGIN IF current_setting('synchronous_commit') <> 'off' THEN RAISE EXCEPTION 'this commit waits'; END IF; RETURN NEW; END $$;
+			CREATE TRIGGER refuse_to_wait BEFORE UPDATE ON plantstore.tokens FOR EACH ROW EXECUTE FUNCTION public.refuse_to_wait()`, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
 		}
 		if _, err := owner.Exec(t.Context(), `INSERT INTO plantstore.deletions (plant_id, deleted_by, deleted_at) VALUES (1, 'somebody', now() - interval '1 day')`); err != nil {
 			t.Fatal(err)

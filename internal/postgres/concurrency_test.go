@@ -269,11 +269,15 @@ func TestAnOutage(t *testing.T) {
 		}}).Plants()
 	}
 	id := s.plant(t, 1)
-	r, err := open(hasty(), 1_000_000).Delete(t.Context(), s.of(id, "longer than the request"))
-	if !errors.Is(err, plant.ErrUnavailable) || r.Attempts != 1 {
-		t.Errorf("Delete: %+v, %v; want ErrUnavailable after one attempt", r, err)
+	for _, budget := range []plant.Budget{{}, {Most: 1, Period: time.Hour}} { // in a batch, and alone
+		d := s.of(id, "longer than the request")
+		d.Budget = budget
+		r, err := open(hasty(), 1_000_000).Delete(t.Context(), d)
+		if !errors.Is(err, plant.ErrUnavailable) || !errors.Is(err, syscall.ECONNREFUSED) || r.Attempts != 1 {
+			t.Errorf("Delete with the budget %v: %+v, %v; want ErrUnavailable with its cause after one attempt", budget, r, err)
+		}
 	}
-	r, err = open(nil, 5).Delete(t.Context(), s.of(id, "shorter"))
+	r, err := open(nil, 5).Delete(t.Context(), s.of(id, "shorter"))
 	if err != nil || r.Attempts < 2 || !slices.Contains(r.Failed, "unreachable") {
 		t.Errorf("Delete: %+v, %v; want it deleted in a later attempt", r, err)
 	}
@@ -422,6 +426,22 @@ func TestLimitsOfThePools(t *testing.T) {
 		var got string
 		if err := pool.QueryRow(t.Context(), `SELECT current_setting('lock_timeout') || ' ' || current_setting('statement_timeout')`).Scan(&got); err != nil || got != want {
 			t.Errorf("lock_timeout and statement_timeout of a pool: %s, %v; want %s", got, err, want)
+		}
+	}
+}
+
+// The pools together have as many connections as the URL allows, and none has no connection.
+func TestPoolsShareTheConnections(t *testing.T) {
+	t.Parallel()
+	for _, want := range []int32{minConns, 5, 8, 9, defaultConns, 40} {
+		db := opened(t, Config{URL: fmt.Sprintf("host=/nonexistent pool_max_conns=%d", want)})
+		if got := db.MaxConns(); got != want {
+			t.Errorf("pool_max_conns=%d: %d connections; want %[1]d", want, got)
+		}
+		for n, p := range db.pools() {
+			if got := p.Config().MaxConns; got < 1 {
+				t.Errorf("pool_max_conns=%d: pool %d has %d; want at least 1", want, n, got)
+			}
 		}
 	}
 }

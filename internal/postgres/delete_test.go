@@ -39,6 +39,11 @@ func TestADeletionIsRecordedAndReplayed(t *testing.T) {
 	if r, err := s.Delete(t.Context(), s.of(id, "another key")); err != nil || r.Replayed || s.lives(t, id) {
 		t.Errorf("another key: %+v, %v, and the plant is there: %t; want it deleted", r, err, s.lives(t, id))
 	}
+	at := value[time.Time](t, s, `SELECT max(deleted_at) FROM plantstore.deletions WHERE plant_id = $1`, int64(id))
+	_, err = s.Delete(t.Context(), s.of(id, "a third key"))
+	if earlier, ok := errors.AsType[*plant.DeletedEarlierError](err); !ok || !earlier.At.Equal(at) {
+		t.Errorf("a third key: %v; want that it was deleted earlier, at %s", err, at)
+	}
 }
 
 // outcomeOf is an outcome in a word.
@@ -404,8 +409,8 @@ func TestANoWithoutBudgetIsFinal(t *testing.T) {
 	id := s.plant(t, 2)
 	budget := plant.Budget{Most: 1, Period: time.Hour}
 	with := func(d plant.Deletion) plant.Deletion { d.Budget = budget; return d }
-	if _, err := s.Delete(t.Context(), with(s.of(id, "first"))); err != nil {
-		t.Fatal(err)
+	if r, err := s.Delete(t.Context(), with(s.of(id, "first"))); err != nil || r.Batch != 1 {
+		t.Fatalf("the first plant: %+v, %v; want it deleted alone", r, err)
 	}
 	if _, err := s.Delete(t.Context(), with(s.of(id+1, "second"))); outcomeOf(err) != "over budget" {
 		t.Fatalf("the second plant: %v; want over budget", err)

@@ -226,6 +226,9 @@ func TestServeTLSAndTraces(t *testing.T) {
 
 	s := serving(t, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.URL, "OTEL_RESOURCE_ATTRIBUTES=deployment.environment=test"},
 		"--database-url=host=/nonexistent", "--tls-cert="+certificate, "--tls-key="+key)
+	if line := s.waitFor(t, `"msg":"serving"`); !strings.Contains(line, `"traces":true`) {
+		t.Errorf("the log has %s; want traces to be true", line)
+	}
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: web.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs}}}
 	answer, err := client.Get("https" + strings.TrimPrefix(s.public, "http") + "/plants/1")
 	if err != nil {

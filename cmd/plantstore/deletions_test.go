@@ -3,12 +3,16 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"math"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 
+	"plantstore/internal/ledger"
 	"plantstore/internal/pgtest"
 )
 
@@ -69,6 +73,37 @@ created_at  timestamp with time zone  "2026-01-01T00:00:00\+00:00"
 	expecting(t, pgtest.Empty(t).Owner)(1, "", `plantstore: ERROR: relation "plantstore.deletions" does not exist .*'plantstore migrate up'\n`, "deletions", "list")
 }
 
+// A command whose output cannot be written, from its beginning or at its end, does not succeed.
+func TestOutputThatIsCutShort(t *testing.T) {
+	t.Parallel()
+	owner, _ := ledgerOf(t)
+	full := errors.New("no space left")
+	for _, args := range []string{
+		"deletions list", "deletions list --json", "deletions list --json --plant=99", "deletions show 1", "deletions show 1 --json",
+		"deletions purge --older-than=3650d", "deletions purge --older-than=3650d --json", "deletions restore 1 --dry-run", "deletions restore 1 --dry-run --json",
+		"ledger list", "ledger list --json", "token list", "token list --json",
+	} {
+		writes := 0
+		printing := func(room int) error {
+			writes = 0
+			return run(t.Context(), append(strings.Fields(args), "--migrate-database-url="+owner.Config().ConnString()), writerFunc(func(p []byte) (int, error) {
+				if writes++; writes > room {
+					return 0, full
+				}
+				return len(p), nil
+			}), io.Discard)
+		}
+		if err := printing(math.MaxInt); err != nil || writes == 0 {
+			t.Fatalf("%s: got %d writes, %v; want some and no error", args, writes, err)
+		}
+		for _, room := range []int{0, writes - 1} {
+			if err := printing(room); err == nil || !strings.Contains(err.Error(), full.Error()) {
+				t.Errorf("%s, with room for %d writes: got %v, want %v", args, room, err, full)
+			}
+		}
+	}
+}
+
 func TestDeletionsRestore(t *testing.T) {
 	t.Parallel()
 	owner, expect := ledgerOf(t)
@@ -88,6 +123,15 @@ func TestDeletionsRestore(t *testing.T) {
 		"deletions", "restore", "--plant=14", "--rename=name=title", "--yes", "--json")
 	for _, args := range []string{"", "1 --by=shop", "--by=shop", "--by=shop --by-role=x --since=1h", "1 --sql --lossy"} {
 		expect(2, "", ".*plantstore: .*", append([]string{"deletions", "restore"}, strings.Fields(args)...)...)
+	}
+}
+
+func TestCountedAll(t *testing.T) {
+	t.Parallel()
+	for rows, want := range []string{"1 plant", "1 plant and 1 row of other tables", "1 plant and 2 rows of other tables"} {
+		if got := countedAll(ledger.Restored{Plants: make([]ledger.Deletion, 1), Cascaded: []ledger.Cascaded{{Rows: rows}}}); got != want {
+			t.Errorf("%d rows of another table: got %q, want %q", rows, got, want)
+		}
 	}
 }
 

@@ -1,0 +1,107 @@
+package ledger_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"plantstore/internal/ledger"
+	"plantstore/internal/pgtest"
+)
+
+// A failure fails one statement of a connection.
+type failure struct {
+	at, seen int
+	sql      string
+}
+
+func (f *failure) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if q.SQL == "rollback" {
+		return ctx
+	}
+	if f.seen++; f.seen == f.at {
+		f.sql = q.SQL
+		cancelled, cancel := context.WithCancel(ctx)
+		cancel()
+		return cancelled
+	}
+	return ctx
+}
+
+func (f *failure) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// Whichever statement fails, its error is returned, and not that of a later one.
+func TestEveryStatementThatFails(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	owner := pgtest.Connect(t, db.Owner)
+	execute(t, owner, `
+		CREATE TABLE pots (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE, other bigint REFERENCES plants ON DELETE SET NULL);
+		CREATE INDEX ON pots (plant); CREATE INDEX ON pots (other); SELECT plantstore.watch('pots');
+		ALTER TABLE plants ADD gone int DEFAULT 1; INSERT INTO plants (id, name) VALUES (1, 'p'), (2, 'p'); INSERT INTO pots VALUES (1, 1, NULL), (2, NULL, 2);
+		DELETE FROM plants WHERE id = 1; ALTER TABLE plants DROP gone; DELETE FROM plants WHERE id = 2`)
+	for name, do := range map[string]func(context.Context, *pgx.Conn) error{
+		"restore": func(ctx context.Context, conn *pgx.Conn) error {
+			done, err := ledger.Restore(ctx, conn, ledger.Selection{ByRole: "plantstore_owner"}, ledger.Options{Lossy: true, DryRun: true})
+			if err == nil && (len(done.Plants) != 2 || len(done.Cascaded) != 2) {
+				t.Errorf("restored: got %+v, want two plants and what left with them", done)
+			}
+			return err
+		},
+		"script": func(ctx context.Context, conn *pgx.Conn) error {
+			return ledger.Script(ctx, conn, ledger.Selection{Plants: []int64{2}}, io.Discard)
+		},
+		"list": func(ctx context.Context, conn *pgx.Conn) error {
+			return ledger.List(ctx, conn, ledger.Filter{}, func(ledger.Deletion) error { return nil })
+		},
+		"show": func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := ledger.Get(ctx, conn, 1)
+			return err
+		},
+		"export": func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := ledger.Export(ctx, conn, ledger.Cursor{}, 0, func(ledger.Line) error { return nil })
+			return err
+		},
+		"count old": func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := ledger.Older(ctx, conn, ledger.MinAge)
+			return err
+		},
+		"purge": func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := ledger.Purge(ctx, conn, ledger.MinAge)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := &failure{}
+			config, err := pgx.ParseConfig(db.Owner)
+			if err != nil {
+				t.Fatal(err)
+			}
+			config.Tracer = f
+			var conn *pgx.Conn
+			for n := 1; ; n++ {
+				f.at, f.seen = n, 0
+				if conn == nil || conn.IsClosed() { // as it is if the failure was in BEGIN
+					if conn, err = pgx.ConnectConfig(t.Context(), config); err != nil {
+						t.Fatal(err)
+					}
+					defer conn.Close(context.WithoutCancel(t.Context()))
+				}
+				err := do(t.Context(), conn)
+				if f.seen < n {
+					if err != nil || n == 1 {
+						t.Errorf("without a failure: got %v after %d statements, want none", err, f.seen)
+					}
+					return
+				}
+				if !errors.Is(err, context.Canceled) {
+					t.Errorf("got %v, want %v from statement %d: %s", err, context.Canceled, n, f.sql)
+				}
+			}
+		})
+	}
+}

@@ -40,6 +40,7 @@ func TestCheckURL(t *testing.T) {
 
 		"postgres://u:s/ecret@h/d":                    misplaced + `"/" as %2F`,
 		"postgres://u:1/2@h/d":                        misplaced + `"/" as %2F`,
+		"postgres:///u:secret@h/d":                    misplaced + `"/" as %2F`,
 		"postgres://u:s@ecret@h/d":                    misplaced + `"@" as %40`,
 		"postgres://u:s e@%c/ret@h/d?sslmode=disable": misplaced + `"/" as %2F, "@" as %40, " " as %20, "%" as %25`,
 		"postgres://u:secret%@h/d":                    misplaced + `"%" as %25`,

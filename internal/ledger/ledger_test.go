@@ -295,23 +295,26 @@ func TestExportFollows(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	owner, exporter := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner)
-	execute(t, owner, `INSERT INTO plants (id, name) SELECT i, 'p' FROM generate_series(1, 10000) i`)
+	execute(t, owner, `INSERT INTO plants (id, name) SELECT i, 'p' FROM generate_series(1, 3) i`)
+	// The bound moves on while no other transaction of the server is open. To the exporter,
+	// those of other databases are not.
+	execute(t, pgtest.Connect(t, db.Super), `CREATE SCHEMA here; GRANT USAGE ON SCHEMA here TO PUBLIC;
+		CREATE FUNCTION here.pg_snapshot_xmin(pg_snapshot) RETURNS xid8 LANGUAGE sql AS $$ SELECT least(pg_snapshot_xmax($1),
+			(SELECT min(backend_xid::text::xid8) FROM pg_stat_activity WHERE datname = current_database())) $$`)
+	execute(t, exporter, `SET search_path = here, pg_catalog`)
 	ctx, cancel := context.WithCancel(t.Context())
 	lines, ended := make(chan ledger.Line), make(chan error)
 	go func() {
 		_, err := ledger.Export(ctx, exporter, ledger.Cursor{}, time.Millisecond, func(l ledger.Line) error { lines <- l; return nil })
 		ended <- err
 	}()
-	// The bound moves on when no other transaction of the server is open.
-	var c ledger.Cursor
-	for plant := int64(1); plant <= 3 || c.After == 0; plant++ {
+	for plant := int64(1); plant <= 3; plant++ {
 		execute(t, owner, fmt.Sprintf(`DELETE FROM plants WHERE id = %d`, plant))
 		got := <-lines
 		if got.PlantID != plant || got.Literal == nil || got.Plant == nil {
 			t.Fatalf("line: got %+v, want plant %d with its row", got, plant)
 		}
-		var err error
-		if c, err = ledger.ParseCursor(got.Cursor); err != nil || c.ID != got.ID || c.Transaction != got.TransactionID || c.After > c.ID {
+		if c, err := ledger.ParseCursor(got.Cursor); err != nil || c != (ledger.Cursor{Transaction: got.TransactionID, ID: got.ID, After: got.ID}) {
 			t.Fatalf("cursor: got %s, %v, for %+v", got.Cursor, err, got)
 		}
 	}

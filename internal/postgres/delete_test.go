@@ -73,81 +73,63 @@ func outcomeOf(err error) string {
 }
 
 // Each refusal is returned without a key, and with one it is final: it is returned again when its
-// cause is gone and the plant is there, until another key is sent.
+// cause is gone and the plant is there, until another key is sent. The log has what the server
+// said: its message, SQLSTATE and where it was raised.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ setup, want, replayed, mend string }{
-		"no such plant":  {`DELETE FROM public.plants WHERE id = {id}; DELETE FROM plantstore.deletions WHERE plant_id = {id}`, "no such plant", "", ``},
-		"deleted by SQL": {`DELETE FROM public.plants WHERE id = {id}`, "deleted earlier", "", ``},
-		"referenced": {`CREATE TABLE public.orders (plant bigint REFERENCES public.plants); INSERT INTO public.orders VALUES ({id})`,
-			"referenced orders", "referenced", `DELETE FROM public.orders`},
-		"restricted": {`CREATE TABLE public.orders (plant bigint REFERENCES public.plants ON DELETE RESTRICT); INSERT INTO public.orders VALUES ({id})`,
-			"referenced orders", "referenced", `DELETE FROM public.orders`},
-		"referenced at the commit": {`CREATE TABLE public.orders (plant bigint REFERENCES public.plants DEFERRABLE INITIALLY DEFERRED); INSERT INTO public.orders VALUES ({id})`,
-			"referenced orders", "referenced", `DELETE FROM public.orders`},
-		"grandchild": {`CREATE TABLE public.children (id bigint PRIMARY KEY REFERENCES public.plants ON DELETE CASCADE); INSERT INTO public.children VALUES ({id});
+	database := pgtest.New(t)
+	for _, c := range []struct{ name, setup, want, replayed, cause, mend string }{
+		{name: "no such plant", setup: `DELETE FROM public.plants WHERE id = {id}; DELETE FROM plantstore.deletions WHERE plant_id = {id}`, want: "no such plant"},
+		{name: "deleted by SQL", setup: `DELETE FROM public.plants WHERE id = {id}`, want: "deleted earlier"},
+		{name: "referenced", setup: `CREATE TABLE public.orders (plant bigint REFERENCES public.plants); INSERT INTO public.orders VALUES ({id})`,
+			want: "referenced orders", replayed: "referenced", mend: `DROP TABLE public.orders`,
+			cause: `referenced by table "orders": ERROR: update or delete on table "plants" violates foreign key constraint "orders_plant_fkey" on table "orders" (SQLSTATE 23503)`},
+		{name: "restricted", setup: `CREATE TABLE public.orders (plant bigint REFERENCES public.plants ON DELETE RESTRICT); INSERT INTO public.orders VALUES ({id})`,
+			want: "referenced orders", replayed: "referenced", mend: `DROP TABLE public.orders`},
+		{name: "referenced at the commit", setup: `CREATE TABLE public.orders (plant bigint REFERENCES public.plants DEFERRABLE INITIALLY DEFERRED); INSERT INTO public.orders VALUES ({id})`,
+			want: "referenced orders", replayed: "referenced", mend: `DROP TABLE public.orders`},
+		{name: "grandchild", setup: `CREATE TABLE public.children (id bigint PRIMARY KEY REFERENCES public.plants ON DELETE CASCADE); INSERT INTO public.children VALUES ({id});
 			CREATE TABLE public.grandchildren (child bigint REFERENCES public.children); INSERT INTO public.grandchildren VALUES ({id})`,
-			"referenced grandchildren", "referenced", `DELETE FROM public.grandchildren`},
-		"trigger raises":                   {trigger(`RAISE EXCEPTION 'plant % is in the catalogue', OLD.id`), "rule", "", `DROP TRIGGER rule ON public.plants`},
-		"trigger raises a code of its own": {trigger(`RAISE EXCEPTION 'no' USING ERRCODE = 'MY001'`), "rule", "", `DROP TRIGGER rule ON public.plants`},
-		"constraint of a trigger's table": {`CREATE TABLE public.counts (n integer CONSTRAINT few CHECK (n > 0)); INSERT INTO public.counts VALUES (1); GRANT ALL ON public.counts TO PUBLIC;` +
-			trigger(`UPDATE public.counts SET n = n - 1; RETURN OLD`), "rule few", "rule", `DROP TRIGGER rule ON public.plants`},
-		"trigger keeps the row": {trigger(`RETURN NULL`), "rule", "", `DROP TRIGGER rule ON public.plants`},
+			want: "referenced grandchildren", replayed: "referenced", mend: `DELETE FROM public.grandchildren`},
+		{name: "trigger raises", setup: trigger(`RAISE EXCEPTION 'plant % is in the catalogue', OLD.id`), want: "rule", mend: noTrigger,
+			cause: "refused by a rule of the store: ERROR: plant {id} is in the catalogue (SQLSTATE P0001), at PL/pgSQL function rule() line 1 at RAISE"},
+		{name: "trigger raises a code of its own", setup: trigger(`RAISE EXCEPTION 'no' USING ERRCODE = 'MY001'`), want: "rule", mend: noTrigger},
+		{name: "constraint of a trigger's table", setup: `CREATE TABLE public.counts (n integer CONSTRAINT few CHECK (n > 0)); INSERT INTO public.counts VALUES (1); GRANT ALL ON public.counts TO PUBLIC;` +
+			trigger(`UPDATE public.counts SET n = n - 1; RETURN OLD`), want: "rule few", replayed: "rule", mend: noTrigger},
+		{name: "trigger keeps the row", setup: trigger(`RETURN NULL`), want: "rule", mend: noTrigger},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newStore(t, pgtest.New(t))
+		t.Run(c.name, func(t *testing.T) { // one after the other, in one database
+			s := newStore(t, database)
 			id := s.plant(t, 1)
 			s.exec(t, strings.ReplaceAll(c.setup, "{id}", fmt.Sprint(id)))
 			if c.replayed == "" {
 				c.replayed = c.want
 			}
-			ask := func(what string, d plant.Deletion, want string, replayed bool) {
+			ask := func(what string, d plant.Deletion, want, cause string, replayed bool) {
 				t.Helper()
 				r, err := s.Delete(t.Context(), d)
 				if got := outcomeOf(err); got != want || r.Replayed != replayed {
 					t.Errorf("%s: %s, replayed %t (%v); want %s, replayed %t", what, got, r.Replayed, err, want, replayed)
 				}
+				if cause = strings.ReplaceAll(cause, "{id}", fmt.Sprint(id)); cause != "" && (err == nil || err.Error() != cause) {
+					t.Errorf("%s:\n got %v\nwant %s", what, err, cause)
+				}
 			}
-			ask("without a key", s.of(id, "made"), c.want, false)
-			if n := value[int](t, s, `SELECT count(*) FROM plantstore.deletions WHERE refused IS NOT NULL`); n != 0 && name != "trigger keeps the row" {
+			ask("without a key", s.of(id, "made"), c.want, c.cause, false)
+			if n := value[int](t, s, `SELECT count(*) FROM plantstore.deletions WHERE plant_id = $1 AND refused IS NOT NULL`, int64(id)); n != 0 && c.name != "trigger keeps the row" {
 				t.Errorf("without a key, %d refusals are recorded; want none", n)
 			}
-			ask("with a key", s.sent(id, "sent"), c.want, false)
+			ask("with a key", s.sent(id, "sent"), c.want, c.cause, false)
 			if c.mend != "" {
 				s.exec(t, c.mend)
 			} else {
 				s.exec(t, `INSERT INTO public.plants (id, name) VALUES ($1, 'back')`, int64(id))
 			}
-			ask("again", s.sent(id, "sent"), c.replayed, true)
+			ask("again", s.sent(id, "sent"), c.replayed, "", true)
 			if !s.lives(t, id) {
 				t.Error("the plant is gone")
 			}
-			ask("with another key", s.sent(id, "other"), "deleted", false)
-		})
-	}
-}
-
-// The log has what the server said of a refusal: its message, SQLSTATE and where it was raised.
-func TestCauseOfARefusal(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct{ setup, want string }{
-		"trigger raises": {trigger(`RAISE EXCEPTION 'plant % is in the catalogue', OLD.id`),
-			"refused by a rule of the store: ERROR: plant {id} is in the catalogue (SQLSTATE P0001), at PL/pgSQL function rule() line 1 at RAISE"},
-		"referenced": {`CREATE TABLE public.orders (plant bigint REFERENCES public.plants); INSERT INTO public.orders VALUES ({id})`,
-			`referenced by table "orders": ERROR: update or delete on table "plants" violates foreign key constraint "orders_plant_fkey" on table "orders" (SQLSTATE 23503)`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newStore(t, pgtest.New(t))
-			id := s.plant(t, 1)
-			s.exec(t, strings.ReplaceAll(c.setup, "{id}", fmt.Sprint(id)))
-			want := strings.ReplaceAll(c.want, "{id}", fmt.Sprint(id))
-			for _, d := range []plant.Deletion{s.of(id, "made"), s.sent(id, "sent")} {
-				if _, err := s.Delete(t.Context(), d); err == nil || err.Error() != want {
-					t.Errorf("key %s: got  %v\nwant %s", d.Key, err, want)
-				}
-			}
+			ask("with another key", s.sent(id, "other"), "deleted", "", false)
 		})
 	}
 }
@@ -158,24 +140,26 @@ func trigger(body string) string {
 		CREATE TRIGGER rule BEFORE DELETE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.rule()`
 }
 
+const noTrigger = `DROP FUNCTION public.rule CASCADE`
+
 // What may be over soon, or somebody has to fix, is never a no, and nothing is recorded.
 func TestWhatIsNoRefusal(t *testing.T) {
 	t.Parallel()
-	for name, setup := range map[string]string{
-		"trigger disabled":          `ALTER TABLE public.plants DISABLE TRIGGER record_deletion`,
-		"trigger dropped":           `DROP TRIGGER record_deletion ON public.plants`,
-		"trigger for replicas only": `ALTER TABLE public.plants ENABLE REPLICA TRIGGER record_deletion`,
-		"session as a replica's":    `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET session_replication_role = replica', current_database()); END $$`,
-		"right taken away":          `REVOKE DELETE ON public.plants FROM plantstore_app`,
-		"function of a trigger":     trigger(`PERFORM missing()`),
-		"lock of a trigger's table": trigger(`RAISE EXCEPTION 'out of disk' USING ERRCODE = '58030'`),
-		"another server":            trigger(`RAISE EXCEPTION 'no route' USING ERRCODE = 'HV00N'`),
+	database := pgtest.New(t)
+	for _, c := range []struct{ name, setup, undo string }{
+		{"trigger disabled", `ALTER TABLE public.plants DISABLE TRIGGER record_deletion`, `ALTER TABLE public.plants ENABLE TRIGGER record_deletion`},
+		{"trigger for replicas only", `ALTER TABLE public.plants ENABLE REPLICA TRIGGER record_deletion`, `ALTER TABLE public.plants ENABLE ALWAYS TRIGGER record_deletion`},
+		{"session as a replica's", `ALTER DATABASE ` + database.Name + ` SET session_replication_role = replica`, `ALTER DATABASE ` + database.Name + ` RESET session_replication_role`},
+		{"right taken away", `REVOKE DELETE ON public.plants FROM plantstore_app`, `GRANT DELETE ON public.plants TO plantstore_app`},
+		{"function of a trigger", trigger(`PERFORM missing()`), noTrigger},
+		{"lock of a trigger's table", trigger(`RAISE EXCEPTION 'out of disk' USING ERRCODE = '58030'`), noTrigger},
+		{"another server", trigger(`RAISE EXCEPTION 'no route' USING ERRCODE = 'HV00N'`), noTrigger},
+		{"trigger dropped", `DROP TRIGGER record_deletion ON public.plants`, ``},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newStore(t, pgtest.New(t))
+		t.Run(c.name, func(t *testing.T) { // one after the other, in one database
+			s := newStore(t, database) // its sessions begin after the setup
 			id := s.plant(t, 1)
-			s.exec(t, setup)
+			s.exec(t, c.setup)
 			for _, d := range []plant.Deletion{s.of(id, "made"), s.sent(id, "sent")} {
 				if _, err := s.Delete(t.Context(), d); !errors.Is(err, plant.ErrMisconfigured) {
 					t.Errorf("key %s: %v; want ErrMisconfigured", d.Key, err)
@@ -184,6 +168,7 @@ func TestWhatIsNoRefusal(t *testing.T) {
 			if n := value[int](t, s, `SELECT count(*) FROM plantstore.deletions`); n != 0 || !s.lives(t, id) {
 				t.Errorf("the ledger has %d entries, and the plant is there: %t; want none, and that it is", n, s.lives(t, id))
 			}
+			s.exec(t, c.undo)
 		})
 	}
 }

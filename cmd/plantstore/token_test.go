@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"plantstore/internal/pgtest"
+	"plantstore/internal/plant"
 	"plantstore/internal/postgres"
 )
 
@@ -82,6 +83,24 @@ func TestStateOfAToken(t *testing.T) {
 	} {
 		if got := state(tt.token, tt.old, now); got != tt.want {
 			t.Errorf("state of %+v, old: %v: got %s, want %s", tt.token, tt.old, got, tt.want)
+		}
+	}
+}
+
+func TestBudgetText(t *testing.T) {
+	t.Parallel()
+	budget, resets := plant.Budget{Most: 5, Period: time.Hour}, time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for _, tt := range []struct {
+		principal postgres.Principal
+		want      string
+	}{
+		{postgres.Principal{}, plant.Budget{}.String()},
+		{postgres.Principal{Budget: budget}, "5/1h"},
+		{postgres.Principal{Used: 2, ResetsAt: resets}, "default, 2 used until 2026-01-02T03:04:05Z"},
+		{postgres.Principal{Budget: budget, Used: 2, ResetsAt: resets}, "5/1h, 2 used until 2026-01-02T03:04:05Z"},
+	} {
+		if got := budgetText(tt.principal); got != tt.want {
+			t.Errorf("budget of %+v: got %s, want %s", tt.principal, got, tt.want)
 		}
 	}
 }

@@ -57,18 +57,18 @@ const replicaIdentity = `
 
 // The state of a sequence is in a table of its name; only query_to_xml can read that in a query.
 const sequences = `
-	SELECT t.level, format('the next id of %s is %s, and %s exists already: %s', t.name, s.last + 1, t.newest, t.effect),
+	SELECT t.level, format('the next id of %s is %s, and %s exists already: %s', t.name, s.last + 1, s.newest, t.effect),
 		format('SELECT setval(%L, (SELECT max(id) FROM %s));', t.sequence, t.name)
-	FROM (
-		SELECT 'public.plants', 'advice', 'INSERTs of the store may fail', max(id), pg_get_serial_sequence('public.plants', 'id') FROM public.plants
-		UNION ALL SELECT 'plantstore.deletions', 'problem', 'deletions fail', max(id), pg_get_serial_sequence('plantstore.deletions', 'id') FROM plantstore.deletions
-		UNION ALL SELECT 'plantstore.cascaded', 'problem', 'deletions of plants with rows in watched tables fail', max(id), pg_get_serial_sequence('plantstore.cascaded', 'id') FROM plantstore.cascaded
-		UNION ALL SELECT 'plantstore.goose_db_version', 'problem', 'migrations fail', max(id), pg_get_serial_sequence('plantstore.goose_db_version', 'id') FROM plantstore.goose_db_version
-	) t (name, level, effect, newest, sequence), LATERAL (
-		SELECT (xpath('/row/last/text()', query_to_xml(format('SELECT last_value - 1 + is_called::int AS last FROM %s', t.sequence), false, true, '')))[1]::text::bigint AS last
-		WHERE has_sequence_privilege(t.sequence, 'SELECT')
-	) s
-	WHERE s.last < t.newest`
+	FROM (SELECT *, pg_get_serial_sequence(name, 'id') AS sequence FROM (VALUES
+		('public.plants', 'advice', 'INSERTs of the store may fail'),
+		('plantstore.deletions', 'problem', 'deletions fail'),
+		('plantstore.cascaded', 'problem', 'deletions of plants with rows in watched tables fail'),
+		('plantstore.goose_db_version', 'problem', 'migrations fail')
+	) v (name, level, effect)) t, LATERAL (
+		SELECT query_to_xml(format('SELECT last_value - 1 + is_called::int AS last, (SELECT max(id) FROM %s) AS newest FROM %s', t.name, t.sequence), false, true, '')
+		WHERE has_sequence_privilege(t.sequence, 'SELECT') AND has_column_privilege(t.name, 'id', 'SELECT') OFFSET 0
+	) q (x), LATERAL (SELECT (xpath('/row/last/text()', x))[1]::text::bigint, (xpath('/row/newest/text()', x))[1]::text::bigint) s (last, newest)
+	WHERE s.last < s.newest`
 
 const ledger = `
 	SELECT 'advice', format('the ledger has %s, and its oldest entry is of %s: nothing purges it',

@@ -358,11 +358,11 @@ func TestHealthcheck(t *testing.T) {
 			w.WriteHeader(tt.status)
 			_, _ = io.WriteString(w, tt.body)
 		}))
-		if tt.status == 0 {
-			s.Close()
-		}
 		t.Cleanup(s.Close)
 		host := s.Listener.Addr().String()
+		if tt.status == 0 {
+			host = "127.0.0.1:1" // a port that was just closed may be another test's soon
+		}
 		out, stderr, code := command(t, "healthcheck", "--timeout=10m", "--admin-addr="+host)
 		if code != tt.code || out != tt.out || !strings.HasPrefix(stderr, strings.ReplaceAll(tt.stderr, "HOST", host)) || (stderr == "") != (tt.stderr == "") {
 			t.Errorf("%s: got %d, %q, %q; want %d, %q, %q", name, code, out, stderr, tt.code, tt.out, tt.stderr)

@@ -22,9 +22,13 @@ import (
 func TestStartQueryClose(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
-	s, err := Start(t.Context(), Options{Dir: dir, Settings: map[string]string{"application_name": "it's set"}})
+	found := ProgramFolders(t.Context())
+	s, err := start(t.Context(), Options{Dir: dir, Settings: map[string]string{"application_name": "it's set"}}, append([]string{"/no/such/folder"}, found...))
 	if err != nil {
 		t.Fatal(err)
+	}
+	if s.Programs() != found[0] {
+		t.Errorf("Programs() = %q, want %q, the first that work", s.Programs(), found[0])
 	}
 	var version, name string
 	var backend int
@@ -138,6 +142,11 @@ func TestStartFailures(t *testing.T) {
 	writeProgram(t, filepath.Join(heard, "postgres"), fmt.Appendf(nil, "#!/bin/sh\nexec '%s/postgres' \"$@\"\n", found[0]))
 	writeProgram(t, filepath.Join(heard, "initdb"), fmt.Appendf(nil, "#!/bin/sh\nexec '%s/initdb' \"$@\" >'%s'\n", found[0], pipe))
 
+	// Programs whose initdb makes no more than the file for settings.
+	empty := folder(t)
+	writeProgram(t, filepath.Join(empty, "postgres"), fmt.Appendf(nil, "#!/bin/sh\nexec '%s/postgres' \"$@\"\n", found[0]))
+	writeProgram(t, filepath.Join(empty, "initdb"), []byte("#!/bin/sh\nmkdir -m 700 \"$2\" && touch \"$2/postgresql.conf\"\n"))
+
 	for _, test := range []struct {
 		name    string
 		until   string // the context ends: at once, amid initdb, or not
@@ -152,7 +161,7 @@ func TestStartFailures(t *testing.T) {
 		{"context ends amid initdb", "amid", Options{}, []string{heard}, context.Canceled, ""},
 		{"no such folder", "", Options{Dir: "/no/such/folder"}, found, os.ErrNotExist, ""},
 		{"long path", "", Options{Dir: long}, found, nil, "choose a shorter Dir"},
-		{"bad setting", "", Options{Settings: map[string]string{"fsync": "perhaps"}}, found, nil,
+		{"bad setting", "", Options{Settings: map[string]string{"fsync": "perhaps"}}, []string{empty}, nil,
 			`parameter "fsync" requires a Boolean value`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -196,19 +205,6 @@ func TestStartFailures(t *testing.T) {
 				t.Errorf("files left: %v", left)
 			}
 		})
-	}
-}
-
-func TestFallsBackToProgramsThatWork(t *testing.T) {
-	t.Parallel()
-	found := ProgramFolders(t.Context())
-	s, err := start(t.Context(), Options{Dir: folder(t)}, append([]string{"/no/such/folder"}, found...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer closeServer(t, s)
-	if s.Programs() != found[0] {
-		t.Errorf("Programs() = %q, want %q", s.Programs(), found[0])
 	}
 }
 

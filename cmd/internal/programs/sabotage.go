@@ -31,7 +31,7 @@ type edit struct {
 func sabotages() map[string][]edit {
 	const plants, batch, errors, db = "internal/postgres/plants.go", "internal/postgres/batch.go", "internal/postgres/errors.go", "internal/postgres/db.go"
 	return map[string][]edit{
-		ForgetLedger:    {{plants, "case o.code == codeDeleted:", "case false:"}},
+		ForgetLedger:    {{plants, "case o.code == codeDeleted:", "case o.code == codeDeleted: return plant.ErrNotFound; case false:"}},
 		ForgetRefusal:   {{plants, "return e.lost || e.KeySent", "return false"}},
 		ForgetLost:      {{plants, "if e.lost {", "if false {"}},
 		ForgetTrigger:   {{batch, "AND tgenabled IN ('O', 'A')", ""}},

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -48,6 +49,25 @@ func TestClassify(t *testing.T) {
 	}
 	if got := classify(errors.New("EOF")); got != lost {
 		t.Errorf("no error of the server: got %v, want %v", got, lost)
+	}
+}
+
+func TestNotAcquired(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name string
+		err  error
+		want meaning
+	}{
+		{"all were in use", context.DeadlineExceeded, busy},
+		{"the request ended", context.Canceled, busy},
+		{"the database refused", &pgconn.ConnectError{}, unreachable},
+		{"the database did not answer", errors.Join(&pgconn.ConnectError{}, context.DeadlineExceeded), unreachable},
+		{"the pool was closed", errors.New("closed pool"), unreachable},
+	} {
+		if got := notAcquired(test.err); got != test.want {
+			t.Errorf("%s: got %v, want %v", test.name, got, test.want)
+		}
 	}
 }
 

@@ -45,6 +45,8 @@ func TestDeletionsListAndShow(t *testing.T) {
 	expect(0, `ID[^\n]*\n3 [^\n]*\n`, "", "deletions", "list", "--by-role=plantstore_owner", "--since=2026-07-01T15:00:00Z", "--until=2026-07-02", "--plant=13")
 	expect(2, "", `.*--until \(2026-07-01T00:00:00Z\) is not after --since .*`, "deletions", "list", "--since=2026-07-02", "--until=2026-07-01")
 	expect(2, "", `.*--limit is 0: .*`, "deletions", "list", "--limit=0")
+	expect(2, "", `.*--limit is 10001: .*`, "deletions", "list", "--limit=10001")
+	expect(0, `ID[^\n]*\n1 [^\n]*\n`, "", "deletions", "list", "--before=2", "--limit=10000")
 	expect(0, `\[\]\n`, "", "deletions", "list", "--json", "--plant=99")
 	var list []map[string]any
 	if err := json.Unmarshal([]byte(expect(0, ".*", "", "deletions", "list", "--json")), &list); err != nil || len(list) != 4 {

@@ -503,6 +503,27 @@ func TestRestoreWhoseCommitIsNotAnswered(t *testing.T) {
 	}
 }
 
+func TestScriptOfNothing(t *testing.T) {
+	t.Parallel()
+	var script strings.Builder
+	nobodys := ledger.Selection{ByRole: "nobody", Since: time.Unix(0, 0)}
+	if err := ledger.Script(t.Context(), pgtest.Connect(t, pgtest.Shared(t).Owner), nobodys, &script); err != nil || script.Len() > 0 {
+		t.Errorf("got %v and %q, want nothing", err, script.String())
+	}
+}
+
+func TestManyReasons(t *testing.T) {
+	t.Parallel()
+	reasons := make([]ledger.Reason, ledger.MaxListed+2)
+	for n := range reasons {
+		reasons[n] = ledger.Reason{Text: fmt.Sprintf("reason %d", n)}
+	}
+	got := (&ledger.RefusedError{Reasons: reasons, Notices: []string{"a notice"}}).Error()
+	if want := "\n  reason 19\n  and 2 more\n  also: a notice"; !strings.HasSuffix(got, want) {
+		t.Errorf("got %q, want it to end with %q", got, want)
+	}
+}
+
 func TestScriptRefusesAnotherTable(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)

@@ -133,6 +133,9 @@ func TestAhead(t *testing.T) {
 		t.Errorf("the last state: got %+v, want an unknown version 99", last)
 	}
 	p, err := Plan(t.Context(), db.Owner)
+	if err == nil && strings.Contains(p.Summary(), "migrate up") {
+		t.Errorf("the summary with nothing to do names commands: %s", p.Summary())
+	}
 	if err != nil || !strings.Contains(p.Summary(), "is at version 99, this plantstore at 6: a newer plantstore has migrated it") {
 		t.Errorf("plan: got %v, %v, want it to say what is ahead", p, err)
 	}

@@ -59,7 +59,7 @@ CREATE FUNCTION plantstore.unwatchable(target regclass) RETURNS SETOF text LANGU
             'has an array, a composite or JSON in its primary key'),
         (EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE t.tgrelid = c.oid AND t.tgname IN ('record_cascade', 'record_change') AND p.pronamespace <> 'plantstore'::regnamespace),
             'has a trigger of its own that is called record_cascade or record_change'),
-        (namesake.name IS NOT NULL, format('has the name that %s had when it was watched: unwatch that first', namesake.name)),
+        (namesake.name IS NOT NULL, format('has the name under which %s is watched: first unwatch %1$s', namesake.name)),
         (octet_length('record ' || target) > 63, 'has a name of more than 56 bytes'),
         (c.relrowsecurity, 'has row level security'),
         (EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid), 'has a rule')
@@ -81,7 +81,7 @@ $$;
 
 -- Returns the body of the trigger function of a table. The function runs for statements within
 -- another trigger, as those of foreign keys are, and records the rows whose foreign key names
--- a row that this transaction deleted, and recorded. The trigger of plants runs first, then
+-- a row that this transaction deleted and recorded. The trigger of plants runs first, then
 -- those of the tables that refer to them, and so on. OFFSET 0 keeps the order of the joins.
 --
 -- After columns were renamed, dropped or got another type, the table has to be watched again.
@@ -142,6 +142,9 @@ $$;
 -- +goose StatementBegin
 CREATE FUNCTION plantstore.watch(target regclass) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    -- Values are written in the same form as by record_deletion().
+    forms text := (SELECT string_agg(format('SET %s = %L', split_part(s, '=', 1), substr(s, strpos(s, '=') + 1)), ' ') FROM pg_proc, unnest(proconfig) s
+        WHERE oid = 'plantstore.record_deletion()'::regprocedure AND NOT starts_with(s, 'search_path='));
     problem text;
     t regclass;
     trigger text;
@@ -164,16 +167,7 @@ BEGIN
             CREATE OR REPLACE FUNCTION plantstore.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
             SET search_path = pg_catalog, pg_temp
             SET enable_seqscan = off -- a plan is made for few rows and used for many
-            -- As in record_deletion().
-            SET datestyle = 'ISO, YMD'
-            SET intervalstyle = 'postgres'
-            SET extra_float_digits = 1
-            SET bytea_output = 'hex'
-            SET timezone = 'UTC'
-            SET lc_monetary = 'C'
-            SET xmlbinary = 'base64'
-            SET quote_all_identifiers = off
-            AS %L$create$, 'record ' || t, plantstore.recorder(t));
+            %s AS %L$create$, 'record ' || t, forms, plantstore.recorder(t));
         EXECUTE format('REVOKE EXECUTE ON FUNCTION plantstore.%I() FROM PUBLIC', 'record ' || t);
         FOR trigger IN SELECT DISTINCT CASE k.action WHEN 'c' THEN 'record_cascade AFTER DELETE' ELSE 'record_change AFTER UPDATE' END
             FROM plantstore.foreign_keys k WHERE k.relation = t
@@ -193,7 +187,7 @@ DECLARE
     f regprocedure;
 BEGIN
     IF child IS NOT NULL THEN
-        RAISE EXCEPTION '% is watched through %: unwatch it first', child, target;
+        RAISE EXCEPTION '% is watched through %: first unwatch %', child, target, child;
     END IF;
     FOR f IN SELECT DISTINCT t.tgfoid FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
         WHERE t.tgrelid = target AND t.tgname IN ('record_cascade', 'record_change') AND p.pronamespace = 'plantstore'::regnamespace

@@ -39,7 +39,7 @@ public.order_items  order_items_plant_id_fkey  CASCADE    yes
 public.stock        stock_plant_id_fkey        SET NULL   no
 public.pictures     pictures_item_id_fkey      CASCADE    yes
 `, "", "ledger", "list")
-	expect(1, "", `plantstore: public.pictures is watched through public.order_items: unwatch it first\n`, "ledger", "unwatch", "order_items")
+	expect(1, "", `plantstore: public.pictures is watched through public.order_items: first unwatch public.pictures\n`, "ledger", "unwatch", "order_items")
 	expect(0, `watched: stock\n`, "", "ledger", "watch", "stock")
 	expect(0, `no longer watched: stock\n`, "", "ledger", "unwatch", "stock")
 	expect(0, `watched: public.stock\n`, "", "ledger", "watch", "public.stock")

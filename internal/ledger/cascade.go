@@ -93,7 +93,7 @@ func (r *restore) prepare(ctx context.Context, c *cascade) ([]shape, error) {
 		return nil, err
 	}
 	if several != nil {
-		r.refuse(plantsOnly, "%s: rows that left or changed with several of these deletions, and differ: %s; restore one deletion at a time", c.of.name, printable(*several))
+		r.refuse(plantsOnly, "%s: several of these deletions recorded these rows with different values: %s; restore one deletion at a time", c.of.name, printable(*several))
 		return nil, nil
 	}
 	// A row that several deletions took or changed comes back once.

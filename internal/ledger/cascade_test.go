@@ -173,7 +173,7 @@ func TestWatchRefusesTables(t *testing.T) {
 		{orders + `CREATE TRIGGER record_change BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()`, "orders",
 			"public.orders has a trigger of its own that is called record_cascade or record_change"},
 		{orders + `SELECT plantstore.watch('orders'); ALTER TABLE orders RENAME TO old; CREATE TABLE orders (id bigint PRIMARY KEY REFERENCES plants ON DELETE CASCADE)`, "orders",
-			"public.orders has the name that public.old had when it was watched: unwatch that first"},
+			"public.orders has the name under which public.old is watched: first unwatch public.old"},
 		{`CREATE TABLE t (id bigint PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE "P" PARTITION OF t DEFAULT; ALTER TABLE "P" ADD FOREIGN KEY (id) REFERENCES plants ON DELETE CASCADE`, `"P"`, `public."P" is a partition`},
 		{orders + `ALTER TABLE orders ADD part_of int REFERENCES orders ON DELETE CASCADE`, "orders",
 			"public.orders refers by orders_part_of_fkey to public.orders, and deletions reach that on paths of different lengths"},
@@ -220,7 +220,7 @@ func TestWatchAndUnwatch(t *testing.T) {
 	if diff := cmp.Diff([]string{`public."Odd %s" CASCADE false`, "public.order_items CASCADE true", "public.sales CASCADE false", "public.stock SET DEFAULT false", "public.stock SET NULL false", "public.pictures CASCADE true"}, watched()); diff != "" {
 		t.Errorf("watched (-want +got):\n%s", diff)
 	}
-	if err := ledger.Unwatch(t.Context(), owner, "order_items"); err == nil || err.Error() != "public.pictures is watched through public.order_items: unwatch it first" {
+	if err := ledger.Unwatch(t.Context(), owner, "order_items"); err == nil || err.Error() != "public.pictures is watched through public.order_items: first unwatch public.pictures" {
 		t.Errorf("unwatch a parent: got %v, want a refusal", err)
 	}
 	if err := ledger.Unwatch(t.Context(), owner, "public.pictures"); err != nil {
@@ -309,7 +309,7 @@ func TestRowsOfSeveralDeletions(t *testing.T) {
 	execute(t, owner, watchAll)
 	execute(t, owner, `INSERT INTO sales VALUES ('2026-07-01', 8, 1); UPDATE stock SET plant = 7 WHERE bin = 9; DELETE FROM plants WHERE id = 7`)
 	execute(t, owner, `UPDATE stock SET plant = 8, other = 1 WHERE bin = 7; DELETE FROM plants WHERE id = 8`)
-	const several = "rows that left or changed with several of these deletions, and differ"
+	const several = "several of these deletions recorded these rows with different values"
 	_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{7, 8}}, ledger.Options{})
 	if got, want := reasons(t, err), []string{`public.stock: ` + several + `: say "a,b", 7; restore one deletion at a time`}; !slices.Equal(got, want) {
 		t.Errorf("a changed column: got %q, want %q", got, want)

@@ -74,8 +74,7 @@ func TestEveryStatementThatFails(t *testing.T) {
 			return err
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		t.Run(name, func(t *testing.T) { // one after the other: they lock the same entries
 			f := &failure{}
 			config, err := pgx.ParseConfig(db.Owner)
 			if err != nil {

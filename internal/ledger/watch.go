@@ -36,7 +36,7 @@ func change(ctx context.Context, conn *pgx.Conn, sql, table string) error {
 	switch {
 	case pg == nil:
 		return err
-	case pg.Code == "P0001": // why the table can't be watched
+	case pg.Code == "P0001": // why the table can't be watched, or unwatched
 		return errors.New(pg.Message)
 	case pg.Code == "55P03":
 		return fmt.Errorf("%s is locked by another transaction: try again", printable(table))

@@ -63,11 +63,10 @@ func (c *devCommand) Run(ctx context.Context, console *console, parsed *kong.Con
 		return err
 	}
 	fmt.Fprintf(console.out, devGreeting, public.Addr(), token, pg.Version(), owner, admin.Addr(), shellQuoted(program), app)
-	return serve(ctx, console, service{
-		limitFlags: c.limitFlags, public: public, admin: admin,
-		database: postgres.Config{URL: app, Setting: devSetting},
-		format:   c.LogFormat, level: c.LogLevel, settings: changed(parsed),
-	})
+	s := c.limitFlags.service()
+	s.database.URL, s.database.Setting = app, devSetting
+	s.format, s.level = c.LogFormat, c.LogLevel
+	return serve(ctx, console, s, public, admin, changed(parsed))
 }
 
 const devGreeting = `

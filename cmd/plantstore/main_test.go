@@ -309,6 +309,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"serve --oidc-audience=a --jwks-url=http://10.0.0.1/keys" + issuer, 2, `--jwks-url (PLANTSTORE_JWKS_URL): "http://10.0.0.1/keys" is not an https URL: keys could be replaced on their way`},
 		{"serve --addr=nowhere" + database, 2, noPort},
 		{"dev --addr=nowhere", 2, noPort},
+		{"serve --addr=127.0.0.1:0 --admin-addr=nowhere" + database, 2, strings.ReplaceAll(strings.ReplaceAll(noPort, "--addr", "--admin-addr"), "_ADDR", "_ADMIN_ADDR")},
 		// Limits are inclusive, and lists may have blanks.
 		{"serve --request-timeout=10m --shutdown-timeout=10m --drain-delay=10m --rate-limit=600/m,burst=50 --trusted-proxies=10.0.0.0/8,_2001:db8::7 --cors-origins=http://localhost:5173,_https://[2001:db8::7]:8443 --addr=nowhere" + database, 2, noPort},
 		{"token create x --days=0" + database, 2, `token create: --days is 0: it must be from 1 to 36500; --no-expiry is for a token that never expires`},

@@ -33,10 +33,8 @@ const settingsManual = "deploy/docs/configuration.md"
 
 func TestManualHasTheSettings(t *testing.T) {
 	t.Parallel()
-	all := commandLine(t).Model.Children
-	serve := slices.IndexFunc(all, func(n *kong.Node) bool { return n.Name == "serve" })
 	var want, got []string
-	for _, flag := range all[serve].Flags {
+	for _, flag := range serveFlags(t) {
 		want = append(want, strings.Join([]string{strings.Join(flag.Envs, ","), "--" + flag.Name, flag.Default}, " "))
 	}
 	for _, row := range readme.Table(t, settingsManual, "variable") {

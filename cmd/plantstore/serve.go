@@ -143,13 +143,7 @@ func (c *serveCommand) Run(ctx context.Context, console *console, parsed *kong.C
 	if err != nil {
 		return err
 	}
-	return serve(ctx, console, service{
-		limitFlags: c.limitFlags, public: public, admin: admin, certificate: c.certificate, drainDelay: c.DrainDelay,
-		database: postgres.Config{URL: c.DatabaseURL, File: c.DatabaseURLFile, Setting: c.database.setting},
-		issuer: auth.Issuer{URL: c.OIDCIssuer, JWKS: c.JWKSURL, Claim: c.OIDCPrincipalClaim, Budget: plant.Budget(c.OIDCBudget),
-			Audiences: c.OIDCAudience, AudienceClaim: c.OIDCAudienceClaim, ScopeClaim: c.OIDCScopeClaim, Scope: c.OIDCScope},
-		format: c.LogFormat, level: c.LogLevel, settings: changed(parsed),
-	})
+	return serve(ctx, console, c.service(), public, admin, changed(parsed))
 }
 
 // listen takes a port. An address that cannot be one is a bad setting; a port in use may be
@@ -186,21 +180,44 @@ func changed(parsed *kong.Context) (settings []any) {
 	return settings
 }
 
-// A service is what serve and dev set up in their own ways.
+// A service is what the settings of serve or dev ask for. What is no setting, such as the log
+// and the repositories, is missing.
 type service struct {
-	limitFlags
-	public, admin net.Listener
-	certificate   *server.Certificate // nil: plain HTTP
-	drainDelay    time.Duration
-	database      postgres.Config
-	issuer        auth.Issuer // without URL: no JWTs are accepted
-	format        logFormat
-	level         slog.Level
-	settings      []any // those that are not their defaults, for the log
+	database postgres.Config
+	server   server.Config
+	issuer   auth.Issuer // without URL: no JWTs are accepted
+	format   logFormat
+	level    slog.Level
 }
 
-// serve runs the service until ctx ends, and until its requests in flight are answered.
-func serve(ctx context.Context, console *console, s service) error {
+func (c *serveCommand) service() service {
+	s := c.limitFlags.service()
+	s.database.URL, s.database.File, s.database.Setting = c.DatabaseURL, c.DatabaseURLFile, c.database.setting
+	s.server.Certificate, s.server.DrainDelay = c.certificate, c.DrainDelay
+	s.issuer = auth.Issuer{URL: c.OIDCIssuer, JWKS: c.JWKSURL, Claim: c.OIDCPrincipalClaim, Budget: plant.Budget(c.OIDCBudget),
+		Audiences: c.OIDCAudience, AudienceClaim: c.OIDCAudienceClaim, ScopeClaim: c.OIDCScopeClaim, Scope: c.OIDCScope}
+	s.format, s.level = c.LogFormat, c.LogLevel
+	return s
+}
+
+func (f *limitFlags) service() service {
+	s := service{
+		database: postgres.Config{RequestTimeout: f.RequestTimeout, MaxInFlight: f.MaxInFlight},
+		server: server.Config{RequestTimeout: f.RequestTimeout, ShutdownTimeout: f.ShutdownTimeout, MaxConnections: f.MaxConnections,
+			RateLimit: server.Rate(f.RateLimit), Profiles: f.Profiles},
+	}
+	for _, n := range f.TrustedProxies {
+		s.server.TrustedProxies = append(s.server.TrustedProxies, netip.Prefix(n))
+	}
+	for _, o := range f.CORSOrigins {
+		s.server.CORSOrigins = append(s.server.CORSOrigins, string(o))
+	}
+	return s
+}
+
+// serve runs the service until ctx ends, and until its requests in flight are answered. It
+// logs the settings that are not their defaults.
+func serve(ctx context.Context, console *console, s service, public, admin net.Listener, settings []any) error {
 	signal.Ignore(syscall.SIGPIPE) // where nobody reads the log any more, deletions go on
 	buffer := server.NewLogBuffer(console.err)
 	defer buffer.Close()
@@ -209,25 +226,16 @@ func serve(ctx context.Context, console *console, s service) error {
 		log.Warn(w)
 	}
 
-	s.database.RequestTimeout, s.database.MaxInFlight, s.database.Log = s.RequestTimeout, s.MaxInFlight, log
+	s.database.Log = log
 	db, err := postgres.Open(context.WithoutCancel(ctx), s.database) // requests in flight outlive ctx
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
 	defer db.Close()
-	config := server.Config{
-		Plants: db.Plants(), Tokens: db.Tokens(), Ready: readiness(db),
-		Metrics: []prometheus.Collector{db}, Log: log, Profiles: s.Profiles, Certificate: s.certificate,
-		RequestTimeout: s.RequestTimeout, DrainDelay: s.drainDelay, ShutdownTimeout: s.ShutdownTimeout,
-		MaxConnections: s.MaxConnections, RateLimit: server.Rate(s.RateLimit),
-		Build: server.Build{Version: version, Commit: commit, Schema: migrate.Latest()},
-	}
-	for _, n := range s.TrustedProxies {
-		config.TrustedProxies = append(config.TrustedProxies, netip.Prefix(n))
-	}
-	for _, o := range s.CORSOrigins {
-		config.CORSOrigins = append(config.CORSOrigins, string(o))
-	}
+	config := s.server
+	config.Plants, config.Tokens, config.Ready = db.Plants(), db.Tokens(), readiness(db)
+	config.Metrics, config.Log = []prometheus.Collector{db}, log
+	config.Build = server.Build{Version: version, Commit: commit, Schema: migrate.Latest()}
 	if s.issuer.URL != "" {
 		config.JWTs = auth.NewVerifier(s.issuer, 5*time.Second, log)
 	}
@@ -246,9 +254,9 @@ func serve(ctx context.Context, console *console, s service) error {
 	defer tasks.Wait()
 	defer stop()
 	log.Info("serving", "version", version, "commit", commit, "go", runtime.Version(), "schema", migrate.Latest(),
-		"addr", s.public.Addr().String(), "admin_addr", s.admin.Addr().String(), "pool", db.MaxConns(),
-		"cores", runtime.GOMAXPROCS(0), "traces", tracer != nil, slog.Group("settings", s.settings...))
-	if err := server.New(config).Serve(ctx, s.public, s.admin); err != nil {
+		"addr", public.Addr().String(), "admin_addr", admin.Addr().String(), "pool", db.MaxConns(),
+		"cores", runtime.GOMAXPROCS(0), "traces", tracer != nil, slog.Group("settings", settings...))
+	if err := server.New(config).Serve(ctx, public, admin); err != nil {
 		return err
 	}
 	log.Info("stopped")

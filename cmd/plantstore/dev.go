@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -27,6 +28,9 @@ const devDatabase, devSetting = "plantstore", "the private database's URL"
 
 // Run serves a private database until ctx ends, and removes it.
 func (c *devCommand) Run(ctx context.Context, console *console, parsed *kong.Context) (err error) {
+	if ignored := unsetPGVariables(); len(ignored) > 0 {
+		fmt.Fprintf(console.err, "ignored, as the database is a private one: %s\n", strings.Join(ignored, ", "))
+	}
 	program, err := os.Executable()
 	if err != nil {
 		return err
@@ -100,6 +104,18 @@ The API in a browser: http://%[1]s/docs
 Health and metrics: curl http://%[5]s/readyz http://%[5]s/metrics
 
 `
+
+// unsetPGVariables removes libpq's variables from the environment, and returns their names.
+func unsetPGVariables() (names []string) {
+	for _, variable := range os.Environ() {
+		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "PG") {
+			os.Unsetenv(name)
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
 
 // shellQuoted quotes a path for a shell.
 func shellQuoted(path string) string {

@@ -100,6 +100,8 @@ func explainConnect(e *pgconn.ConnectError, pg *pgconn.PgError, setting string) 
 	case errors.Is(e, pgconn.ErrReadOnlyConnection), errors.Is(e, pgconn.ErrStandbyConnection):
 		return cannot + "it is read-only, and the primary is wanted"
 	case network, verification, errors.Is(e, io.EOF), errors.Is(e, io.ErrUnexpectedEOF):
+	case c.ChannelBinding == "require":
+		return cannot + fmt.Sprintf("%v: channel_binding=require in %s needs TLS, and a password that the server asks for and keeps by scram-sha-256 (pg_hba.conf, password_encryption)", innermost(e), setting)
 	case c.TLSConfig != nil && !plain: // what is left; the driver has no type for a server without TLS
 		return cannot + fmt.Sprintf("%v: sslmode in %s asks for TLS: switch TLS on at the server (ssl = on), or ask for less", innermost(e), setting)
 	}

@@ -165,6 +165,18 @@ func TestConnectExplainsWhatIsWrong(t *testing.T) {
 		{"no role", refusing("28000", `role "u" does not exist`), t.Context(), "sslmode=disable", `the server at SERVER refuses the connection: role "u" does not exist (SQLSTATE 28000)`},
 		{"no TLS", afterSSLRequest(func(conn net.Conn) { _, _ = conn.Write([]byte{'N'}) }), t.Context(), "sslmode=require",
 			"cannot connect to PostgreSQL at SERVER: server refused TLS connection: sslmode in DATABASE_URL asks for TLS: switch TLS on at the server (ssl = on), or ask for less"},
+		{"no SCRAM", afterSSLRequest(func(conn net.Conn) {
+			if _, err := conn.Write([]byte{'S'}); err != nil {
+				return
+			}
+			secure := tls.Server(conn, &tls.Config{Certificates: web.TLS.Certificates})
+			b := pgproto3.NewBackend(secure, secure)
+			if _, err := b.ReceiveStartupMessage(); err == nil {
+				b.Send(&pgproto3.AuthenticationSASL{AuthMechanisms: []string{"SCRAM-SHA-256"}})
+				_ = b.Flush()
+			}
+		}), t.Context(), "sslmode=require channel_binding=require password=secret",
+			"cannot connect to PostgreSQL at SERVER: channel binding required but server does not support SCRAM-SHA-256-PLUS: channel_binding=require in DATABASE_URL needs TLS, and a password that the server asks for and keeps by scram-sha-256 (pg_hba.conf, password_encryption)"},
 		{"unknown authority", withTLS, t.Context(), "sslmode=verify-full",
 			"an authority unknown to this machine signed the certificate of the server at SERVER: name the authority's file with sslrootcert in DATABASE_URL. Without sslrootcert, the authorities of the machine count; psql asks for the file"},
 		{"another authority", withTLS, t.Context(), "sslmode=verify-full sslrootcert=" + others,

@@ -56,7 +56,7 @@ up: ## Start the service and PostgreSQL in containers, see deploy/docs/install.m
 		$(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) up -d --build
 
 test: ## Run the tests on a real Postgres; TESTS says which, as in TESTS='-race -run TestRefusals ./internal/postgres'
-	@deploy/postgres/ensure.sh
+	@deploy/postgres/ensure.sh pgbouncer
 	@go run ./internal/pgtest/run go test -timeout 30m $(or $(TESTS),./...)
 
 nightly: ## What takes long: every fault, the alerts in a real Prometheus, the page in a browser, sabotage, a large row, chaos

@@ -38,7 +38,7 @@ func TestEnsureSaysWhatItInstalls(t *testing.T) {
 	}
 	const (
 		what   = "no PostgreSQL on this machine: "
-		advice = what + "install its server programs, as with 'sudo apt-get install postgresql'"
+		advice = what + "install it, as with 'sudo apt-get install postgresql' or 'brew install postgresql@18', or have it fetched from Debian, as with 'make "
 	)
 	for _, tt := range []struct {
 		script, user, variable string
@@ -46,12 +46,15 @@ func TestEnsureSaysWhatItInstalls(t *testing.T) {
 		want                   string // each line's beginning
 	}{
 		{"deploy/postgres/ensure.sh", "0", "", 0, what + "apt-get now installs Debian's package 'postgresql' (with PLANTSTORE_NO_INSTALL=1 nothing is installed)\npostgresql"},
+		{"deploy/postgres/ensure.sh pgbouncer", "0", "", 0, what + "apt-get now installs\npostgresql\nno PgBouncer on this machine: apt-get now installs Debian's package 'pgbouncer'\npgbouncer"},
+		{"deploy/postgres/ensure.sh pgbouncer", "1000", "", 1, advice + "test POSTGRES=17'"},
 		{"deploy/postgres/ensure.sh", "0", "PLANTSTORE_NO_INSTALL=", 0, what + "apt-get now installs\npostgresql"},
-		{"deploy/postgres/ensure.sh", "0", "PLANTSTORE_NO_INSTALL=1", 1, advice},
-		{"deploy/postgres/ensure.sh", "1000", "", 1, advice},
-		{".ci/packages", "0", "PLANTSTORE_NO_INSTALL=1", 1, "PLANTSTORE_NO_INSTALL is set: install what is missing yourself, with 'sudo apt-get install jq', and try again"},
+		{"deploy/postgres/ensure.sh", "0", "PLANTSTORE_NO_INSTALL=1", 1, advice + "run POSTGRES=17'"},
+		{"deploy/postgres/ensure.sh", "1000", "", 1, advice + "run POSTGRES=17'"},
+		{".ci/packages jq", "0", "PLANTSTORE_NO_INSTALL=1", 1, "PLANTSTORE_NO_INSTALL is set: install what is missing yourself, with 'sudo apt-get install jq', and try again"},
 	} {
-		command := exec.CommandContext(t.Context(), "/bin/sh", "-f", "-c", `id() { echo "$USER_ID"; }; . "$0"`, filepath.Join(top, tt.script), "jq")
+		script, argument, _ := strings.Cut(tt.script, " ")
+		command := exec.CommandContext(t.Context(), "/bin/sh", "-f", "-c", `id() { echo "$USER_ID"; }; . "$0"`, filepath.Join(top, script), argument)
 		command.Env = []string{"PATH=" + filepath.Join(top, "bin"), "USER_ID=" + tt.user, tt.variable}
 		out, _ := command.CombinedOutput()
 		got, want := strings.Split(strings.TrimSpace(string(out)), "\n"), strings.Split(tt.want, "\n")

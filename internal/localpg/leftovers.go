@@ -98,10 +98,13 @@ func RemoveLeftovers(dir string) (removed []string, err error) {
 	return removed, nil
 }
 
-// isServers reports whether a folder is a server's: it has a server's data, or nothing yet.
+// isServers reports whether a folder is a server's or PgBouncer's: it has what they have, or nothing
+// yet.
 func isServers(folder string) bool {
 	entries, err := os.ReadDir(folder)
-	isData := func(e os.DirEntry) bool { return e.Name() == dataFolder && e.IsDir() }
+	isData := func(e os.DirEntry) bool {
+		return e.Name() == dataFolder && e.IsDir() || e.Name() == bouncerFile
+	}
 	return err == nil && (len(entries) == 0 || slices.ContainsFunc(entries, isData))
 }
 

@@ -1,8 +1,8 @@
 //go:build unix
 
 // Package localpg runs private PostgreSQL servers from the programs that are
-// installed on this machine, for development and for tests, and other programs
-// that have to end with this one: see Process.
+// installed on this machine, for development and for tests, PgBouncers for tests, and
+// other programs that have to end with this one: see Process.
 //
 // A server keeps everything in one folder that only its account can enter, and
 // listens on a Unix socket in that folder only. That is why it asks nobody for a

@@ -1,13 +1,11 @@
 package pgtest
 
 import (
-	"errors"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 func TestMain(m *testing.M) { os.Exit(Main(m)) }
@@ -83,42 +81,6 @@ func TestDatabaseURL(t *testing.T) {
 		if got := databaseURL(server, nil, "plants"); got != want {
 			t.Errorf("%s:\n got %s\nwant %s", server, got, want)
 		}
-	}
-}
-
-func TestPooler(t *testing.T) {
-	t.Parallel()
-	url := WithParameters(Pooler(t, Shared(t).App), "default_query_exec_mode=exec")
-	conn := Connect(t, url)
-	pid := func() (pid uint32) {
-		t.Helper()
-		if err := conn.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
-			t.Fatal(err)
-		}
-		return pid
-	}
-	first, second := pid(), pid()
-	if told := conn.PgConn().PID(); first == second || first == told || second == told {
-		t.Errorf("processes: got %d, %d and %d as told, want three different ones", first, second, told)
-	}
-	// A transaction stays in its session, and ends with its client.
-	if _, err := conn.Exec(t.Context(), `BEGIN; SELECT pg_current_xact_id()`, pgx.QueryExecModeSimpleProtocol); err != nil {
-		t.Fatal(err)
-	}
-	if a, b := pid(), pid(); a != b {
-		t.Errorf("processes in a transaction: got %d and %d, want the same one", a, b)
-	}
-	conn.Close(t.Context())
-	conn = Connect(t, url)
-	for range 2 {
-		var ended bool
-		if err := conn.QueryRow(t.Context(), `SELECT pg_current_xact_id_if_assigned() IS NULL`).Scan(&ended); err != nil || !ended {
-			t.Errorf("transaction of a client that left: ended %v, %v, want true", ended, err)
-		}
-	}
-	_, err := pgx.Connect(t.Context(), WithParameters(url, "search_path=public"))
-	if pg, ok := errors.AsType[*pgconn.PgError](err); !ok || pg.Code != "08P01" {
-		t.Errorf("a startup parameter: got %v, want SQLSTATE 08P01", err)
 	}
 }
 

@@ -399,9 +399,12 @@ func TestADemotedPrimary(t *testing.T) {
 // Of several servers, the one that takes writes is found.
 func TestAStandbyIsPassedOver(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
+	database := pgtest.New(t)
+	s := newStore(t, database)
 	id := s.plant(t, 1)
-	u, err := url.Parse(pgtest.Pooler(t, pgtest.WithParameters(s.url, "default_transaction_read_only=on")))
+	name, readOnly := s.role(t, database, `IN ROLE plantstore_app`)
+	s.exec(t, `ALTER ROLE `+name+` SET default_transaction_read_only = on`)
+	u, err := url.Parse(pgtest.Pooler(t, readOnly))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -409,8 +412,12 @@ func TestAStandbyIsPassedOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u.Host += "," + address(c.Host, c.Port)
-	r, err := opened(t, Config{URL: pgtest.WithParameters(u.String(), "default_query_exec_mode=exec"), limits: hasty()}).Plants().Delete(t.Context(), s.of(id, "key"))
+	u.User = url.UserPassword(c.User, c.Password)
+	both := u.Query()
+	both.Set("host", both.Get("host")+","+c.Host)
+	both.Set("port", fmt.Sprint(both.Get("port"), ",", c.Port))
+	u.RawQuery = both.Encode()
+	r, err := opened(t, Config{URL: u.String(), limits: hasty()}).Plants().Delete(t.Context(), s.of(id, "key"))
 	if err != nil || r.Attempts != 1 {
 		t.Errorf("Delete: %+v, %v; want it deleted by the first attempt", r, err)
 	}
@@ -554,8 +561,7 @@ func TestThroughAPooler(t *testing.T) {
 	s.exec(t, `ALTER ROLE plantstore_app IN DATABASE `+database.Name+` SET lock_timeout = 0`) // limits that end here are the statement's
 	through := func() (*store, *bytes.Buffer) {
 		var log bytes.Buffer
-		db := opened(t, Config{URL: pgtest.WithParameters(pgtest.Pooler(t, database.App), "default_query_exec_mode=exec"),
-			MaxInFlight: 512, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		db := opened(t, Config{URL: pgtest.Pooler(t, database.App), MaxInFlight: 512, Log: slog.New(slog.NewTextHandler(&log, nil))})
 		return &store{DB: db, Plants: db.Plants(), admin: s.admin, who: s.who}, &log
 	}
 	p, log := through()

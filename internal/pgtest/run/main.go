@@ -58,6 +58,10 @@ func run(args []string) (code int, err error) {
 	if err := useMemory(); err != nil {
 		return 0, err
 	}
+	// A run that was killed left its servers' files.
+	if _, err := localpg.RemoveLeftovers(""); err != nil {
+		return 0, err
+	}
 	s, err := start(ctx)
 	if err != nil {
 		return 0, err

@@ -20,7 +20,6 @@ type deletionsCommand struct {
 	List    deletionsList    `cmd:"" help:"List deletions, newest first."`
 	Show    deletionsShow    `cmd:"" help:"Show a deletion with the row that was deleted, or the SQL that restores it."`
 	Restore deletionsRestore `cmd:"" help:"Restore deleted plants: all that are asked for, or none."`
-	Export  deletionsExport  `cmd:"" help:"Write deletions as lines of JSON, for another system."`
 	Purge   deletionsPurge   `cmd:"" help:"Remove old entries from the ledger. Their plants can no longer be restored."`
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -153,38 +152,6 @@ COMMIT;
 	execute(t, owner, script, pgx.QueryExecModeSimpleProtocol)
 	expect(0, `.*\nrestored by +plantstore_owner\n.*`, "", "deletions", "show", "2")
 	expect(0, `BEGIN;.*IN \(1, 3\);\nCOMMIT;\n`, "", "deletions", "restore", "--by-role=plantstore_owner", "--since=2026-07-01", "--sql")
-}
-
-func TestDeletionsExport(t *testing.T) {
-	t.Parallel()
-	_, expect := ledgerOf(t)
-	// Deletions wait for older transactions, those of other tests too. --follow ends with
-	// the last line, as the consumer of a pipe may.
-	database := pgtest.New(t)
-	execute(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) VALUES (1, E'<"\n"'), (2, 'p')`)
-	execute(t, pgtest.Connect(t, database.Owner), `DELETE FROM plants`)
-	var lines []string
-	full := fmt.Errorf("no space left")
-	err := run(t.Context(), []string{"deletions", "export", "--follow", "--poll=1ms", "--migrate-database-url=" + database.Owner}, writerFunc(func(p []byte) (int, error) {
-		if lines = append(lines, string(p)); len(lines) == 2 {
-			return 0, full
-		}
-		return len(p), nil
-	}), &bytes.Buffer{})
-	var first struct {
-		Cursor  string
-		PlantID int64 `json:"plant_id"`
-		Plant   struct{ Name string }
-	}
-	if e := json.Unmarshal([]byte(lines[0]), &first); e != nil || first.PlantID != 1 || first.Plant.Name != "<\"\n\"" || strings.Count(lines[0], "\n") != 1 {
-		t.Errorf("first line: got %s, %v", lines[0], e)
-	}
-	if want := "no space left; go on with --after=" + first.Cursor; err == nil || err.Error() != want {
-		t.Errorf("error: got %v, want %s", err, want)
-	}
-	expect(2, "", `.*--after: "1" is not a cursor such as 740-12-9.*`, "deletions", "export", "--after=1")
-	expect(2, "", `.*--poll is 0s: .*`, "deletions", "export", "--poll=0s")
-	expect(1, "", `plantstore: the cursor is of another server.*`, "deletions", "export", "--after=999999999999-1-0")
 }
 
 func TestDeletionsPurge(t *testing.T) {

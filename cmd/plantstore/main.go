@@ -66,7 +66,7 @@ type commands struct {
 	Serve       serveCommand       `cmd:"" help:"Serve deletions over HTTP."`
 	Migrate     migrateCommand     `cmd:"" help:"Change the database schema, or look at it."`
 	Token       tokenCommand       `cmd:"" help:"Create principals, issue and revoke their tokens, and limit what they delete."`
-	Deletions   deletionsCommand   `cmd:"" help:"Search the ledger of deletions, restore plants from it, export it and purge it."`
+	Deletions   deletionsCommand   `cmd:"" help:"Search the ledger of deletions, restore plants from it, and purge it."`
 	Ledger      ledgerCommand      `cmd:"" help:"Choose the tables whose rows come back with the plants that took them along."`
 	Doctor      doctorCommand      `cmd:"" help:"Check the database, and say what is wrong and how to fix it."`
 	Healthcheck healthcheckCommand `cmd:"" help:"Ask a running service whether it is ready; exit code 0 if so."`

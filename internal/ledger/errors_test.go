@@ -61,10 +61,6 @@ func TestEveryStatementThatFails(t *testing.T) {
 			_, err := ledger.Get(ctx, conn, 1)
 			return err
 		},
-		"export": func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := ledger.Export(ctx, conn, ledger.Cursor{}, 0, func(ledger.Line) error { return nil })
-			return err
-		},
 		"count old": func(ctx context.Context, conn *pgx.Conn) error {
 			_, err := ledger.Older(ctx, conn, ledger.MinAge)
 			return err

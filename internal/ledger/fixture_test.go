@@ -70,10 +70,3 @@ func restore(t *testing.T, conn *pgx.Conn, s ledger.Selection, o ledger.Options)
 	}
 	return done
 }
-
-// waitForHorizon returns when all transactions before xid have ended, those of other
-// databases too.
-func waitForHorizon(t *testing.T, conn *pgx.Conn, xid uint64) {
-	t.Helper()
-	pgtest.Await(t, conn, `SELECT pg_snapshot_xmin(pg_current_snapshot()) >= $1`, xid)
-}

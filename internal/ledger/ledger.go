@@ -1,5 +1,5 @@
-// Package ledger reads the ledger of deletions, restores plants from it, exports it and
-// purges it, on a connection of the ledger's owner.
+// Package ledger reads the ledger of deletions, restores plants from it and purges
+// it, on a connection of the ledger's owner.
 package ledger
 
 import (
@@ -17,7 +17,7 @@ import (
 )
 
 // A Deletion is an entry of the ledger: a deleted plant, or a refusal, which has no row.
-// Exports and --json print it.
+// --json prints it.
 type Deletion struct {
 	ID             int64           `json:"id"`
 	PlantID        int64           `json:"plant_id"`

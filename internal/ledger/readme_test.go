@@ -65,3 +65,29 @@ func TestStatementsOfTheManual(t *testing.T) {
 		t.Errorf("%d entries are marked as restored, want 4", got)
 	}
 }
+
+// Both manuals copy what is in the ledger. psql's \copy is a COPY to its standard output.
+func TestCopiesOfTheManual(t *testing.T) {
+	t.Parallel()
+	conn := pgtest.Connect(t, pgtest.New(t).Owner)
+	execute(t, conn, `INSERT INTO public.plants (id, name) SELECT i, 'fern ' || i FROM generate_series(1, 6) i`)
+	for plant := range int64(6) {
+		deleteAs(t, conn, plant+1, "back-office")
+	}
+	execute(t, conn, `SELECT plantstore.outcome(7, 'shop', 'r', 'k', 40401)`)
+	var got []string
+	for _, manual := range []string{"migrations/README.md", "deploy/docs/install.md"} {
+		for _, m := range regexp.MustCompile(`\\(copy .*) TO \S+\.(?:csv|jsonl)([^'\n]*)`).FindAllStringSubmatch(readme.Read(t, manual), -1) {
+			var out strings.Builder
+			if _, err := conn.PgConn().CopyTo(t.Context(), &out, m[1]+" TO STDOUT"+m[2]); err != nil {
+				t.Fatalf("%s: %v", m[0], err)
+			}
+			got = append(got, manual+": "+strings.Join(regexp.MustCompile(`fern \d|40401`).FindAllString(out.String(), -1), ", "))
+		}
+	}
+	const all = "fern 1, fern 1, fern 2, fern 2, fern 3, fern 3, fern 4, fern 4, fern 5, fern 5, fern 6, fern 6, 40401" // as JSON and as a literal
+	want := []string{"migrations/README.md: " + all, "migrations/README.md: fern 5, fern 5, fern 6, fern 6", "deploy/docs/install.md: " + all}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("entries that were copied (-want +got):\n%s", diff)
+	}
+}

@@ -5,35 +5,12 @@ import (
 	"errors"
 	"runtime"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"plantstore/internal/plant"
-)
-
-// Conditions of every deletion, beside the set_config that tells the trigger who asked. They
-// are evaluated once, before the trigger, and prove that it will record the deletion: it is
-// enabled, and it was found after the table was locked.
-const conditions = `
-	AND EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'public.plants'::regclass AND tgname = 'record_deletion' AND tgenabled IN ('O', 'A'))
-	AND current_setting('transaction_isolation') = 'read committed' AND current_setting('session_replication_role') <> 'replica'`
-
-const (
-	deleteOneSQL = `DELETE FROM ONLY public.plants WHERE id = $1
-	AND (SELECT set_config('plantstore.asked', $2::text, true)) IS NOT NULL` + conditions
-
-	// Without the subquery, each array of ids would be planned anew.
-	deleteManySQL = `DELETE FROM ONLY public.plants WHERE id = ANY (ARRAY(SELECT unnest($1::bigint[])))
-	AND (SELECT set_config('plantstore.asked', $2::text, true)) IS NOT NULL` + conditions + `
-	RETURNING id`
-
-	// Behind a transaction pooler, the session's lock_timeout is that of a lone deletion.
-	deleteImpatientlySQL = `DELETE FROM ONLY public.plants WHERE id = ANY (ARRAY(SELECT unnest($1::bigint[])))
-	AND (SELECT set_config('plantstore.asked', $2::text, true) || set_config('lock_timeout', $3::text, true)) IS NOT NULL` + conditions + `
-	RETURNING id`
 )
 
 // maxBatch limits a batch.
@@ -224,11 +201,11 @@ func (b *batcher) attempt(conn *pgx.Conn, items []*batchItem) bool {
 		b.answer(items, m, err)
 		return err == nil
 	}
-	ids := make([]int64, len(items))
+	deletions := make([]*plant.Deletion, len(items))
 	for n, i := range items {
-		ids[n] = int64(i.Plant)
+		deletions[n] = i.Deletion
 	}
-	gone, err := deleteMany(ctx, conn, ids, asked(items), b.db.limits.batchLock)
+	gone, err := deleteMany(ctx, conn, deletions, b.db.limits.batchLock)
 	if err == nil {
 		for _, i := range items {
 			m := missing
@@ -259,93 +236,3 @@ func (b *batcher) answer(items []*batchItem, m meaning, err error) {
 }
 
 var errClosed = errors.New("the connection was closed")
-
-// deleteOne deletes one plant on a connection. The limit of its wait for locks is that of
-// the session or, behind a pooler, lock; 0 is the role's.
-func deleteOne(ctx context.Context, conn *pgx.Conn, d *plant.Deletion, lock time.Duration) (meaning, error) {
-	if lock > 0 && conn.PgConn().CustomData()[throughPooler] != nil {
-		gone, err := deleteMany(ctx, conn, []int64{int64(d.Plant)}, askedByOne(d), lock)
-		return meaningOf(len(gone), err), err
-	}
-	tag, err := conn.Exec(ctx, deleteOneSQL, int64(d.Plant), askedByOne(d))
-	if err == nil {
-		err = takeCutShort(conn)
-	}
-	return meaningOf(int(tag.RowsAffected()), err), err
-}
-
-func meaningOf(rows int, err error) meaning {
-	switch {
-	case err != nil:
-		return classify(err)
-	case rows == 0:
-		return missing
-	}
-	return deleted
-}
-
-// deleteMany deletes plants on a connection, all or none, and returns those that were there.
-func deleteMany(ctx context.Context, conn *pgx.Conn, ids []int64, asked string, lock time.Duration) ([]int64, error) {
-	sql, args := deleteManySQL, []any{ids, asked}
-	if conn.PgConn().CustomData()[throughPooler] != nil {
-		sql, args = deleteImpatientlySQL, append(args, strconv.FormatInt(lock.Milliseconds(), 10))
-	}
-	rows, err := conn.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
-	gone, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err == nil {
-		err = takeCutShort(conn)
-	}
-	return gone, err
-}
-
-// askedByOne is the setting plantstore.asked of one deletion, see
-// migrations/00004_record_deletions.sql.
-func askedByOne(d *plant.Deletion) string {
-	b := make([]byte, 0, 160)
-	for n, value := range [...]string{d.Principal, d.RequestID, d.Key} {
-		if n == 0 {
-			b = append(strconv.AppendInt(append(b, "{{"...), int64(d.Plant), 10), '}')
-		}
-		b = append(appendQuoted(append(b, ",{"...), value), '}')
-	}
-	if d.Budget != (plant.Budget{}) {
-		b = strconv.AppendInt(append(b, ",{"...), d.Budget.Most, 10)
-		b = strconv.AppendFloat(append(b, "},{"...), d.Budget.Period.Seconds(), 'f', -1, 64)
-		b = append(b, '}')
-	}
-	return string(append(b, '}'))
-}
-
-// asked is the setting of a batch.
-func asked(items []*batchItem) string {
-	b := make([]byte, 0, 160*len(items))
-	row := func(begin string, value func([]byte, *plant.Deletion) []byte) {
-		b = append(b, begin...)
-		for n, i := range items {
-			if n > 0 {
-				b = append(b, ',')
-			}
-			b = value(b, i.Deletion)
-		}
-	}
-	row("{{", func(b []byte, d *plant.Deletion) []byte { return strconv.AppendInt(b, int64(d.Plant), 10) })
-	row("},{", func(b []byte, d *plant.Deletion) []byte { return appendQuoted(b, d.Principal) })
-	row("},{", func(b []byte, d *plant.Deletion) []byte { return appendQuoted(b, d.RequestID) })
-	row("},{", func(b []byte, d *plant.Deletion) []byte { return appendQuoted(b, d.Key) })
-	return string(append(b, "}}"...))
-}
-
-// appendQuoted appends an element of an array literal (PostgreSQL's manual, 8.15.2).
-func appendQuoted(b []byte, s string) []byte {
-	b = append(b, '"')
-	for n := range len(s) {
-		if s[n] == '"' || s[n] == '\\' {
-			b = append(b, '\\')
-		}
-		b = append(b, s[n])
-	}
-	return append(b, '"')
-}

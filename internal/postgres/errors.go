@@ -1,9 +1,14 @@
 package postgres
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"plantstore/internal/plant"
 )
 
 // SQLSTATEs with a meaning of their own, see PostgreSQL's manual, appendix A.
@@ -81,3 +86,59 @@ func classify(err error) meaning {
 	}
 	return storeRule
 }
+
+// notAcquired is what an error of Acquire means: all connections were in use, or none could
+// be made. Nothing was sent.
+func notAcquired(err error) meaning {
+	_, refused := errors.AsType[*pgconn.ConnectError](err)
+	waited := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+	if refused || !waited {
+		return unreachable
+	}
+	return busy
+}
+
+// Codes of plantstore.outcome. 40401 to 40901 are error codes of the interface.
+const (
+	codeThere          = 0 // nothing is recorded, and the plant is there
+	codeDeleted        = 204
+	codeNotFound       = 40401
+	codeDeletedEarlier = 40402
+	codeReferenced     = 40900
+	codeStoreRule      = 40901
+	codeTriggerOff     = 50304
+)
+
+// errorOf is the error of a refusal's code. The cause is the server's error, if the refusal is
+// that of this very attempt.
+func errorOf(code int, at time.Time, cause error) error {
+	pg, ok := errors.AsType[*pgconn.PgError](cause)
+	if ok {
+		cause = &serverError{pg}
+	} else {
+		pg = &pgconn.PgError{}
+	}
+	switch code {
+	case codeDeletedEarlier:
+		return &plant.DeletedEarlierError{At: at}
+	case codeReferenced:
+		return &plant.ReferencedError{Table: pg.TableName, Cause: cause}
+	case codeStoreRule:
+		return &plant.StoreRuleError{Constraint: pg.ConstraintName, Cause: cause}
+	case codeNotFound:
+		return plant.ErrNotFound
+	}
+	return fmt.Errorf("the ledger has a refusal with the unknown code %d", code) // of a newer plantstore
+}
+
+// A serverError is an error of the server's with where it was raised, for the log.
+type serverError struct{ *pgconn.PgError }
+
+func (e *serverError) Error() string {
+	if e.Where == "" {
+		return e.PgError.Error()
+	}
+	return e.PgError.Error() + ", at " + e.Where
+}
+
+func (e *serverError) Unwrap() error { return e.PgError }

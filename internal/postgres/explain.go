@@ -12,6 +12,7 @@ import (
 	"net"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -106,6 +107,29 @@ func explainConnect(e *pgconn.ConnectError, pg *pgconn.PgError, setting string) 
 		return cannot + fmt.Sprintf("%v: sslmode in %s asks for TLS: switch TLS on at the server (ssl = on), or ask for less", innermost(e), setting)
 	}
 	return oneLine(e)
+}
+
+// several reports whether a configuration names more than one server.
+func several(c *pgconn.Config) bool {
+	return slices.ContainsFunc(c.Fallbacks, func(f *pgconn.FallbackConfig) bool { return f.Host != c.Host || f.Port != c.Port })
+}
+
+// servers lists the servers of a configuration in the order they are tried.
+func servers(c *pgx.ConnConfig) string {
+	all := []string{address(c.Host, c.Port)}
+	for _, f := range c.Fallbacks {
+		if a := address(f.Host, f.Port); !slices.Contains(all, a) { // TLS and plain are two entries
+			all = append(all, a)
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+func address(host string, port uint16) string {
+	if strings.HasPrefix(host, "/") {
+		return host
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
 
 // innermost returns the cause of an error: of several, the first.

@@ -8,17 +8,6 @@ import (
 	"plantstore/internal/plant"
 )
 
-// Codes of plantstore.outcome. 40401 to 40901 are error codes of the interface.
-const (
-	codeThere          = 0 // nothing is recorded, and the plant is there
-	codeDeleted        = 204
-	codeNotFound       = 40401
-	codeDeletedEarlier = 40402
-	codeReferenced     = 40900
-	codeStoreRule      = 40901
-	codeTriggerOff     = 50304
-)
-
 // An outcome is what the ledger says of a deletion.
 type outcome struct {
 	code int
@@ -74,24 +63,4 @@ func (p *Plants) askOnce(ctx context.Context, d plant.Deletion, refuse any) (o o
 		o.by = *by
 	}
 	return o, err
-}
-
-const (
-	firstPause = 10 * time.Millisecond
-	maxPause   = 500 * time.Millisecond
-)
-
-// sleep waits for a pause, which it doubles. It returns false at once if ctx would end with
-// less than margin left after it.
-func sleep(ctx context.Context, pause *time.Duration, margin time.Duration) bool {
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < *pause+margin {
-		return false
-	}
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(*pause):
-		*pause = min(2**pause, maxPause)
-		return true
-	}
 }

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -209,40 +208,6 @@ func (e *execution) overBudget(err error) error {
 	return &plant.OverBudgetError{Until: until, First: until.Sub(last).Abs() > time.Second}
 }
 
-// errorOf is the error of a refusal's code. The cause is the server's error, if the refusal is
-// that of this very attempt.
-func errorOf(code int, at time.Time, cause error) error {
-	pg, ok := errors.AsType[*pgconn.PgError](cause)
-	if ok {
-		cause = &serverError{pg}
-	} else {
-		pg = &pgconn.PgError{}
-	}
-	switch code {
-	case codeDeletedEarlier:
-		return &plant.DeletedEarlierError{At: at}
-	case codeReferenced:
-		return &plant.ReferencedError{Table: pg.TableName, Cause: cause}
-	case codeStoreRule:
-		return &plant.StoreRuleError{Constraint: pg.ConstraintName, Cause: cause}
-	case codeNotFound:
-		return plant.ErrNotFound
-	}
-	return fmt.Errorf("the ledger has a refusal with the unknown code %d", code) // of a newer plantstore
-}
-
-// A serverError is an error of the server's with where it was raised, for the log.
-type serverError struct{ *pgconn.PgError }
-
-func (e *serverError) Error() string {
-	if e.Where == "" {
-		return e.PgError.Error()
-	}
-	return e.PgError.Error() + ", at " + e.Where
-}
-
-func (e *serverError) Unwrap() error { return e.PgError }
-
 // attempt tries to delete the plant: in a batch, or on a connection of its own if the plant
 // failed in one a moment ago.
 func (e *execution) attempt(ctx context.Context) (m meaning, err error) {
@@ -323,35 +288,6 @@ func (e *execution) deleteOn(ctx context.Context, pool *pgxpool.Pool, timeout, l
 	return deleteOne(ctx, conn, &e.Deletion, lock)
 }
 
-// acquire takes a connection of a pool that other principals need, too: each may have a
-// third, but at least two.
-func (p *Plants) acquire(ctx context.Context, pool *pgxpool.Pool, d *plant.Deletion) (conn *pgx.Conn, release func(), err error) {
-	slot := p.slot(pool, d)
-	if !p.slots.lock(ctx, slot) {
-		return nil, nil, ctx.Err()
-	}
-	c, err := pool.Acquire(ctx)
-	if err != nil {
-		p.slots.unlock(slot)
-		return nil, nil, err
-	}
-	return c.Conn(), func() {
-		c.Release()
-		p.slots.unlock(slot)
-	}, nil
-}
-
-// A slot is one of the connections of a pool that a principal may have at a time.
-type slot struct {
-	pool      *pgxpool.Pool
-	principal string
-	number    uint64
-}
-
-func (p *Plants) slot(pool *pgxpool.Pool, d *plant.Deletion) slot {
-	return slot{pool, d.Principal, uint64(d.Plant) % p.quotas[pool]}
-}
-
 // note remembers what would hold up the deletions of others. Three refusals in a short time
 // are often: to take each out of its batch costs more than to have no batches.
 func (e *execution) note(m meaning, err error) {
@@ -370,15 +306,4 @@ func (e *execution) note(m meaning, err error) {
 			e.failing.add(e.Principal, struct{}{}, now.Add(e.db.limits.failing))
 		}
 	}
-}
-
-// notAcquired is what an error of Acquire means: all connections were in use, or none could
-// be made. Nothing was sent.
-func notAcquired(err error) meaning {
-	_, refused := errors.AsType[*pgconn.ConnectError](err)
-	waited := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
-	if refused || !waited {
-		return unreachable
-	}
-	return busy
 }

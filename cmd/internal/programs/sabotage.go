@@ -29,14 +29,14 @@ type edit struct {
 }
 
 func sabotages() map[string][]edit {
-	const plants, batch, errors, db = "internal/postgres/plants.go", "internal/postgres/batch.go", "internal/postgres/errors.go", "internal/postgres/db.go"
+	const plants, statement, errors, session = "internal/postgres/plants.go", "internal/postgres/statement.go", "internal/postgres/errors.go", "internal/postgres/session.go"
 	return map[string][]edit{
 		ForgetLedger:    {{plants, "case o.code == codeDeleted:", "case o.code == codeDeleted: return plant.ErrNotFound; case false:"}},
 		ForgetRefusal:   {{plants, "return e.lost || e.KeySent", "return false"}},
 		ForgetLost:      {{plants, "if e.lost {", "if false {"}},
-		ForgetTrigger:   {{batch, "AND tgenabled IN ('O', 'A')", ""}},
+		ForgetTrigger:   {{statement, "AND tgenabled IN ('O', 'A')", ""}},
 		BelieveLost:     {{errors, "return lost", "return deleted"}},
-		BelieveWarnings: {{db, `n.Routine == "SyncRepWaitForLSN"`, "false"}},
+		BelieveWarnings: {{session, `n.Routine == "SyncRepWaitForLSN"`, "false"}},
 	}
 }
 

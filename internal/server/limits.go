@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
@@ -103,48 +102,4 @@ func clientAddress(r *http.Request, proxies []netip.Prefix) string {
 func isTrusted(address string, proxies []netip.Prefix) bool {
 	a, _ := netip.ParseAddr(address) // no prefix contains the zero Addr
 	return slices.ContainsFunc(proxies, func(p netip.Prefix) bool { return p.Contains(a.Unmap()) })
-}
-
-// A limitedListener limits how many of its connections are open. More wait in the kernel's
-// queue.
-type limitedListener struct {
-	net.Listener
-	slots  chan struct{}
-	closed chan struct{}
-}
-
-func limitListener(l net.Listener, most int) net.Listener {
-	return &limitedListener{l, make(chan struct{}, most), make(chan struct{})}
-}
-
-// Accept implements net.Listener.
-func (l *limitedListener) Accept() (net.Conn, error) {
-	select {
-	case l.slots <- struct{}{}:
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-	conn, err := l.Listener.Accept()
-	if err != nil {
-		<-l.slots
-		return nil, err
-	}
-	return &limitedConn{conn, sync.OnceFunc(func() { <-l.slots })}, nil
-}
-
-// Close implements net.Listener. It is called once.
-func (l *limitedListener) Close() error {
-	close(l.closed)
-	return l.Listener.Close()
-}
-
-type limitedConn struct {
-	net.Conn
-	release func()
-}
-
-// Close implements net.Conn.
-func (c *limitedConn) Close() error {
-	defer c.release()
-	return c.Conn.Close()
 }

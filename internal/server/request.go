@@ -2,11 +2,9 @@ package server
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/http"
 	"runtime/debug"
 	"strings"
@@ -190,12 +188,7 @@ func isRequestID(s string) bool {
 }
 
 // newID returns a UUIDv7 (RFC 9562): unique, and in order of time. It is no secret.
-func newID() string {
-	var id uuid.UUID
-	binary.BigEndian.PutUint64(id[:8], uint64(time.Now().UnixMilli())<<16|7<<12|rand.Uint64N(1<<12))
-	binary.BigEndian.PutUint64(id[8:], 1<<63|rand.Uint64N(1<<62))
-	return id.String()
-}
+func newID() string { return uuid.Must(uuid.NewV7()).String() }
 
 // deadline gives the work on a deletion its time limit. It does not end with the
 // connection: a client that hangs up does not stop its deletion half-way.

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -160,11 +161,15 @@ func (t *Tokens) poll(ctx context.Context) error {
 	return nil
 }
 
-// readTokens reads all tokens and their version, one row with nulls if there is none.
+// readTokens reads all tokens and their version, one row with nulls if there is none. A
+// standby, to which a pooler may send it, returns no row: it may not know of a revocation yet.
 const readTokens = `SELECT v.version, t.id, t.digest, t.principal, t.scopes, t.expires_at, coalesce(p.budget, 0),
 		coalesce(extract(epoch FROM p.budget_period)::float8, 0)
 	FROM plantstore.tokens_version v LEFT JOIN plantstore.tokens t ON t.revoked_at IS NULL AND (t.expires_at > now()) IS NOT FALSE
-		LEFT JOIN plantstore.principals p ON p.name = t.principal`
+		LEFT JOIN plantstore.principals p ON p.name = t.principal
+	WHERE NOT pg_is_in_recovery()`
+
+var errNotPrimary = errors.New("the database that answered is a standby, which may not know of a revocation yet")
 
 func (t *Tokens) read(ctx context.Context) (*snapshot, error) {
 	conn, err := t.db.control.Acquire(ctx)
@@ -174,7 +179,9 @@ func (t *Tokens) read(ctx context.Context) (*snapshot, error) {
 	defer conn.Release()
 	old := t.snapshot.Load()
 	var version [16]byte
-	if err := conn.QueryRow(ctx, `SELECT version FROM plantstore.tokens_version`).Scan(&version); err != nil {
+	if err := conn.QueryRow(ctx, `SELECT version FROM plantstore.tokens_version WHERE NOT pg_is_in_recovery()`).Scan(&version); errors.Is(err, pgx.ErrNoRows) {
+		return nil, errNotPrimary
+	} else if err != nil {
 		return nil, err
 	}
 	if old != nil && old.version == version {
@@ -193,7 +200,7 @@ func (t *Tokens) read(ctx context.Context) (*snapshot, error) {
 	var expires *time.Time
 	var most int64
 	var seconds float64
-	_, err = pgx.ForEachRow(rows, []any{&s.version, &id, &digest, &name, &scopes, &expires, &most, &seconds}, func() error {
+	tag, err := pgx.ForEachRow(rows, []any{&s.version, &id, &digest, &name, &scopes, &expires, &most, &seconds}, func() error {
 		if id == nil { // there is no token at all
 			return nil
 		}
@@ -211,6 +218,9 @@ func (t *Tokens) read(ctx context.Context) (*snapshot, error) {
 		s.tokens[auth.Digest(digest)] = token
 		return nil
 	})
+	if err == nil && tag.RowsAffected() == 0 {
+		err = errNotPrimary
+	}
 	return s, err
 }
 

@@ -14,6 +14,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"plantstore/internal/auth"
+	"plantstore/internal/localpg"
+	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
 )
@@ -208,4 +210,51 @@ func TestAPollAnswersHoweverLateItIsSeen(t *testing.T) {
 			t.Errorf("Authenticate: %v; want none", err)
 		}
 	})
+}
+
+// A standby may lag behind a revocation, so its tokens authenticate nobody.
+func TestTokensComeFromAPrimary(t *testing.T) {
+	t.Parallel()
+	primary, err := localpg.Start(t.Context(), localpg.Options{Settings: pgtest.Settings()})
+	if errors.Is(err, localpg.ErrNoBinaries) {
+		t.Skip("there is no PostgreSQL on this machine")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { primary.Close() })
+	if err := migrate.NewStore(t.Context(), primary.URL, "plantstore"); err != nil {
+		t.Fatal(err)
+	}
+	owner := pgtest.Connect(t, primary.URL("postgres", "plantstore"))
+	token := create(t, owner, "client", time.Time{}, plant.Budget{})
+	standby, err := primary.Standby(t.Context(), localpg.Options{Settings: pgtest.Settings()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { standby.Close() })
+	onStandby := pgtest.Connect(t, standby.URL("postgres", "plantstore"))
+	if _, err := onStandby.Exec(t.Context(), `SELECT pg_wal_replay_pause()`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := RevokeTokens(t.Context(), owner, "client"); err != nil {
+		t.Fatal(err)
+	}
+	lagging := opened(t, Config{URL: standby.URL("plantstore_app", "plantstore")}).Tokens()
+	if err := lagging.poll(t.Context()); !errors.Is(err, errNotPrimary) {
+		t.Errorf("a poll of the standby: %v; want %v", err, errNotPrimary)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if p, err := lagging.Authenticate(ctx, token); !errors.Is(err, plant.ErrUnavailable) {
+		t.Errorf("a revoked token on the standby: %+v, %v; want ErrUnavailable", p, err)
+	}
+	rows, err := onStandby.Exec(t.Context(), readTokens)
+	if err != nil || rows.RowsAffected() != 0 {
+		t.Errorf("the standby returns %d rows of tokens, %v; want none", rows.RowsAffected(), err)
+	}
+	current := opened(t, Config{URL: primary.URL("plantstore_app", "plantstore")}).Tokens()
+	if err := current.poll(t.Context()); err != nil {
+		t.Errorf("a poll of the primary: %v; want none", err)
+	}
 }

@@ -24,8 +24,8 @@ COMMENT ON COLUMN plantstore.cascaded.literal IS 'The row as PostgreSQL writes i
 
 -- The foreign keys by which a deletion of a plant removes or changes rows of other tables.
 -- depth is the length of the shortest path from plants to the parent, and levels is how many
--- different lengths there are. missing is the GRANT that the current role needs to watch the
--- table and to restore its rows.
+-- different lengths there are. column_name is null unless the key refers to a primary key of
+-- one column.
 CREATE VIEW plantstore.foreign_keys AS
     WITH RECURSIVE enforced AS ( -- before PostgreSQL 18, all are
         SELECT * FROM pg_catalog.pg_constraint f WHERE f.contype = 'f' AND f.conparentid = 0 AND to_jsonb(f) ->> 'conenforced' IS DISTINCT FROM 'false'
@@ -34,95 +34,146 @@ CREATE VIEW plantstore.foreign_keys AS
         UNION ALL SELECT f.conrelid, r.depth + 1 FROM reached r JOIN enforced f ON f.confrelid = r.relid AND f.confdeltype = 'c'
     ) CYCLE relid SET again USING path
     SELECT f.conrelid::regclass AS relation, f.conname AS name, f.confrelid::regclass AS parent, f.confdeltype AS action, f.conkey AS columns, f.confkey AS parent_columns,
+        (SELECT a.attname FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_constraint p ON p.conrelid = f.confrelid AND p.contype = 'p' AND p.conkey = f.confkey
+            WHERE a.attrelid = f.conrelid AND a.attnum = f.conkey[1] AND cardinality(f.conkey) = 1) AS column_name,
         (SELECT count(DISTINCT r.depth) FROM reached r WHERE r.relid = f.confrelid) AS levels,
-        (SELECT min(r.depth) FROM reached r WHERE r.relid = f.confrelid) AS depth,
-        CASE WHEN NOT (has_schema_privilege(c.relnamespace, 'USAGE') AND has_table_privilege(f.conrelid, 'SELECT') AND has_table_privilege(f.conrelid, 'INSERT')
-                AND has_table_privilege(f.conrelid, 'UPDATE') AND has_table_privilege(f.conrelid, 'TRIGGER'))
-            THEN format('GRANT USAGE ON SCHEMA %1$s TO %2$I; GRANT SELECT, INSERT, UPDATE, TRIGGER ON %3$s TO %2$I;', c.relnamespace::regnamespace, current_user, f.conrelid::regclass) END AS missing
-    FROM enforced f JOIN pg_catalog.pg_class c ON c.oid = f.conrelid
+        (SELECT min(r.depth) FROM reached r WHERE r.relid = f.confrelid) AS depth
+    FROM enforced f
     WHERE f.confrelid IN (SELECT r.relid FROM reached r) AND f.confdeltype IN ('c', 'n', 'd')
         AND NOT (f.confdeltype = 'c' AND f.conrelid = to_regclass('public.plants')); -- the ledger has those
 
--- Why a table can't be watched, one sentence a row. A row is recorded only after its parent
--- row. If paths of different lengths lead to the parent, PostgreSQL does not keep that order.
+-- Returns a table and those between it and plants, parents first, as deletions lock them.
+-- +goose StatementBegin
+CREATE FUNCTION plantstore.chain(target regclass) RETURNS SETOF regclass LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH RECURSIVE keys AS MATERIALIZED (
+        SELECT * FROM plantstore.foreign_keys
+    ), above (relation) AS (
+        SELECT target
+        UNION SELECT k.parent FROM above a JOIN keys k ON k.relation = a.relation AND k.parent <> 'public.plants'::regclass
+    )
+    SELECT a.relation FROM above a ORDER BY (SELECT min(k.depth) FROM keys k WHERE k.relation = a.relation), a.relation
+$$;
+-- +goose StatementEnd
+
+-- Returns the GRANTs that the current role needs to restore rows of a table, and to watch it.
+-- Plants need no watch.
+-- +goose StatementBegin
+CREATE FUNCTION plantstore.missing(target regclass) RETURNS SETOF text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT format('GRANT %s ON %s TO %I;', string_agg(v.privilege, ', '), v.object, current_user)
+    FROM pg_class c, LATERAL (
+        SELECT 1 AS n, 'TEMPORARY' AS privilege, format('DATABASE %I', current_database()) AS object, has_database_privilege(current_database(), 'TEMPORARY') AS granted
+        UNION ALL SELECT 2, 'USAGE', 'SCHEMA ' || c.relnamespace::regnamespace, has_schema_privilege(c.relnamespace, 'USAGE')
+        UNION ALL SELECT 3, p, c.oid::regclass::text, has_table_privilege(c.oid, p)
+            FROM unnest(CASE WHEN EXISTS (SELECT FROM plantstore.foreign_keys k WHERE k.relation = target) THEN '{SELECT,INSERT,UPDATE,TRIGGER}' ELSE '{SELECT,INSERT}'::text[] END) p
+    ) v WHERE c.oid = target AND NOT v.granted
+    GROUP BY v.n, v.object ORDER BY v.n
+$$;
+-- +goose StatementEnd
+
+-- Why a table can't be watched, one sentence a row: its own reasons, and those of the tables
+-- between it and plants. A row is recorded only after its parent row. If paths of different
+-- lengths lead to the parent, PostgreSQL does not keep that order.
 -- +goose StatementBegin
 CREATE FUNCTION plantstore.unwatchable(target regclass) RETURNS SETOF text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT format('%s %s', target, v.problem) FROM pg_class c, LATERAL (
-        SELECT min(t.tgrelid::regclass::text) FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
-        WHERE t.tgrelid <> c.oid AND p.proname = 'record ' || target AND p.pronamespace = 'plantstore'::regnamespace
+    WITH chain AS MATERIALIZED (
+        SELECT c.* FROM plantstore.chain(target) WITH ORDINALITY t (relation, n) JOIN pg_class c ON c.oid = t.relation ORDER BY t.n
+    ), keys AS MATERIALIZED (
+        SELECT k.*, a.atttypid AS type, b.atttypid AS parent_type, a.attcollation AS collation, b.attcollation AS parent_collation FROM plantstore.foreign_keys k
+        JOIN pg_attribute a ON a.attrelid = k.relation AND a.attnum = k.columns[1] JOIN pg_attribute b ON b.attrelid = k.parent AND b.attnum = k.parent_columns[1]
+    ), primary_keys AS (
+        SELECT i.indrelid AS relation, y.oid AS type, y.typcategory AS category FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+        JOIN pg_type y ON y.oid = a.atttypid WHERE i.indisprimary
+    ), triggers AS (
+        SELECT t.tgrelid AS relation, t.tgname AS name, p.proname AS function, p.pronamespace = 'plantstore'::regnamespace AS ours FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+    )
+    SELECT format('%s %s', c.oid::regclass, v.problem) FROM chain c, LATERAL (
+        SELECT min(t.relation::regclass::text) FROM triggers t WHERE t.relation <> c.oid AND t.ours AND t.function = 'record ' || c.oid::regclass
     ) namesake (name), LATERAL (VALUES
-        (NOT EXISTS (SELECT FROM plantstore.foreign_keys k WHERE k.relation = target), 'loses and changes no rows when a plant is deleted'),
+        (NOT EXISTS (SELECT FROM keys k WHERE k.relation = c.oid), 'loses and changes no rows when a plant is deleted'),
         (c.relispartition, 'is a partition'),
-        (NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary), 'has no primary key'),
-        (EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey) JOIN pg_type y ON y.oid = a.atttypid WHERE i.indrelid = c.oid AND i.indisprimary
-            AND (y.typcategory IN ('A', 'C') OR y.oid = 'jsonb'::regtype OR EXISTS (SELECT FROM pg_cast WHERE castsource = y.oid AND casttarget = 'json'::regtype))),
-            'has an array, a composite or JSON in its primary key'),
-        (EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE t.tgrelid = c.oid AND t.tgname IN ('record_cascade', 'record_change') AND p.pronamespace <> 'plantstore'::regnamespace),
-            'has a trigger of its own that is called record_cascade or record_change'),
+        (NOT EXISTS (SELECT FROM primary_keys p WHERE p.relation = c.oid), 'has no primary key'),
+        (EXISTS (SELECT FROM primary_keys p WHERE p.relation = c.oid AND (p.category IN ('A', 'C') OR p.type = 'jsonb'::regtype
+            OR EXISTS (SELECT FROM pg_cast WHERE castsource = p.type AND casttarget = 'json'::regtype))), 'has an array, a composite or JSON in its primary key'),
+        (EXISTS (SELECT FROM triggers t WHERE t.relation = c.oid AND t.name IN ('record_cascade', 'record_change') AND NOT t.ours), 'has a trigger of its own that is called record_cascade or record_change'),
         (namesake.name IS NOT NULL, format('has the name under which %s is watched: first unwatch %1$s', namesake.name)),
-        (octet_length('record ' || target) > 63, 'has a name of more than 56 bytes'),
+        (octet_length('record ' || c.oid::regclass) > 63, 'has a name of more than 56 bytes'),
         (c.relrowsecurity, 'has row level security'),
         (EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid), 'has a rule')
-    ) v (holds, problem) WHERE c.oid = target AND v.holds
+    ) v (holds, problem) WHERE v.holds
     UNION ALL
-    SELECT format('%s refers by %I to %s, %s', target, k.name, k.parent, v.problem)
-    FROM plantstore.foreign_keys k
-    JOIN pg_attribute a ON a.attrelid = k.relation AND a.attnum = k.columns[1]
-    JOIN pg_attribute b ON b.attrelid = k.parent AND b.attnum = k.parent_columns[1], LATERAL (VALUES
+    SELECT format('%s refers by %I to %s, %s', k.relation, k.name, k.parent, v.problem) FROM chain c JOIN keys k ON k.relation = c.oid, LATERAL (VALUES
         (k.levels > 1, 'and deletions reach that on paths of different lengths'),
-        (cardinality(k.columns) > 1 OR NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = k.parent AND i.indisprimary AND i.indnkeyatts = 1 AND i.indkey[0] = b.attnum),
-            'but not to a primary key of one column'),
-        (NOT (a.atttypid = ANY ('{int2,int4,int8}'::regtype[]) AND b.atttypid = ANY ('{int2,int4,int8}'::regtype[])
-            OR a.atttypid = b.atttypid AND a.atttypid = ANY ('{uuid,text,varchar}'::regtype[])), 'a key that is no integer, uuid or text'),
-        (EXISTS (SELECT FROM pg_collation c WHERE c.oid IN (a.attcollation, b.attcollation) AND NOT c.collisdeterministic), 'a key with a nondeterministic collation')
-    ) v (holds, problem) WHERE k.relation = target AND v.holds
+        (k.column_name IS NULL, 'but not to a primary key of one column'),
+        (NOT (k.type = ANY ('{int2,int4,int8}'::regtype[]) AND k.parent_type = ANY ('{int2,int4,int8}'::regtype[])
+            OR k.type = k.parent_type AND k.type = ANY ('{uuid,text,varchar}'::regtype[])), 'a key that is no integer, uuid or text'),
+        (EXISTS (SELECT FROM pg_collation l WHERE l.oid IN (k.collation, k.parent_collation) AND NOT l.collisdeterministic), 'a key with a nondeterministic collation')
+    ) v (holds, problem) WHERE v.holds
+$$;
+-- +goose StatementEnd
+
+-- The deletions of this transaction that took a plant, or a recorded row of a watched table.
+-- PostgreSQL puts these functions into the statements that call them. OFFSET 0 keeps the order
+-- of the joins.
+-- +goose StatementBegin
+CREATE FUNCTION plantstore.deletion_of_plant(deleted_plant bigint) RETURNS SETOF bigint LANGUAGE sql STABLE AS $$
+    SELECT t.id FROM plantstore.deletions t WHERE t.plant_id = deleted_plant AND t.refused IS NULL AND t.transaction_id = pg_catalog.pg_current_xact_id() OFFSET 0
+$$;
+-- +goose StatementEnd
+-- +goose StatementBegin
+CREATE FUNCTION plantstore.deletions_of_row(parent regclass, parent_key text) RETURNS SETOF bigint LANGUAGE sql STABLE AS $$
+    SELECT c.deletion_id FROM plantstore.cascaded c WHERE c.key = parent_key COLLATE "C" AND c.relation = parent AND c.changed IS NULL
+        AND (SELECT t.transaction_id FROM plantstore.deletions t WHERE t.id = c.deletion_id) = pg_catalog.pg_current_xact_id() OFFSET 0
 $$;
 -- +goose StatementEnd
 
 -- Returns the body of the trigger function of a table. The function runs for statements within
 -- another trigger, as those of foreign keys are, and records the rows whose foreign key names
 -- a row that this transaction deleted and recorded. The trigger of plants runs first, then
--- those of the tables that refer to them, and so on. OFFSET 0 keeps the order of the joins.
+-- those of the tables that refer to them, and so on. For pictures of order_items, which refer
+-- to plants by a second key with SET NULL, it does this:
+--
+--     IF TG_OP = 'DELETE' THEN
+--         INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, content, literal)
+--         SELECT d.id, TG_RELID, g.id::text, NULL, row_to_json(g.*), (g.*)::record::text
+--         FROM gone g, LATERAL (SELECT * FROM plantstore.deletions_of_row('public.order_items', g.item_id::text)) d (id);
+--     END IF;
+--     IF TG_OP = 'UPDATE' THEN
+--         INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, content, literal)
+--         SELECT d.id, TG_RELID, g.id::text, 'plant_id', row_to_json(g.*), (g.*)::record::text
+--         FROM gone g, LATERAL (SELECT * FROM plantstore.deletion_of_plant(g.plant_id)) d (id);
+--     END IF;
 --
 -- After columns were renamed, dropped or got another type, the table has to be watched again.
 -- Until then its rows leave without a record, as before it was watched.
 -- +goose StatementBegin
 CREATE FUNCTION plantstore.recorder(target regclass) RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    WITH lookups AS ( -- the deletions that took or changed a row, for each event and column that was changed
-        SELECT CASE k.action WHEN 'c' THEN 'DELETE' ELSE 'UPDATE' END AS event, CASE WHEN k.action <> 'c' THEN a.attname END AS changed,
-            string_agg(CASE k.parent WHEN 'public.plants'::regclass
-                THEN format('SELECT t.id FROM plantstore.deletions t WHERE t.plant_id = g.%I AND t.refused IS NULL AND t.transaction_id = pg_current_xact_id()', a.attname)
-                ELSE format('SELECT c.deletion_id FROM plantstore.cascaded c WHERE c.key = g.%I::text COLLATE "C" AND c.relation = %L::regclass AND c.changed IS NULL
-                AND (SELECT t.transaction_id FROM plantstore.deletions t WHERE t.id = c.deletion_id) = pg_current_xact_id()', a.attname, k.parent) END, '
-            UNION ' ORDER BY k.name) AS sql
-        FROM plantstore.foreign_keys k JOIN pg_attribute a ON a.attrelid = target AND a.attnum = k.columns[1]
-        -- Foreign keys that unwatchable() refuses are skipped: they may have been added after the watch.
-        WHERE k.relation = target AND cardinality(k.columns) = 1
-            AND EXISTS (SELECT FROM pg_index i WHERE i.indrelid = k.parent AND i.indisprimary AND i.indnkeyatts = 1 AND i.indkey[0] = k.parent_columns[1])
-        GROUP BY 1, 2
+    WITH primary_key (value) AS (
+        SELECT coalesce((SELECT format('g.%I::text', a.attname) FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+            WHERE i.indrelid = target AND i.indisprimary AND i.indnkeyatts = 1), 'NULL')
+    ), lookups AS ( -- one for each key; those that unwatchable() refuses may have been added after the watch
+        SELECT k.name, CASE k.action WHEN 'c' THEN 'DELETE' ELSE 'UPDATE' END AS event, CASE WHEN k.action <> 'c' THEN k.column_name END AS changed,
+            CASE k.parent WHEN 'public.plants'::regclass THEN format('SELECT * FROM plantstore.deletion_of_plant(g.%I)', k.column_name)
+                ELSE format('SELECT * FROM plantstore.deletions_of_row(%L, g.%I::text)', k.parent, k.column_name) END AS deletions
+        FROM plantstore.foreign_keys k WHERE k.relation = target AND k.column_name IS NOT NULL
+    ), branches AS ( -- a row that several keys took with one deletion is recorded once
+        SELECT event, changed, string_agg(deletions, ' UNION ' ORDER BY name) AS deletions FROM lookups GROUP BY event, changed
     )
-    SELECT format($body$
+    SELECT '
 #variable_conflict use_variable -- the table may name its columns like these
 BEGIN
-%s    RETURN NULL;
-EXCEPTION WHEN syntax_error_or_access_rule_violation THEN -- names, types and rights that changed
-    RAISE WARNING 'rows of %% that left or changed with plants were not recorded: %%', TG_RELID::regclass, SQLERRM
-        USING HINT = format('Run SELECT plantstore.watch(%%L);', TG_RELID::regclass);
-    RETURN NULL;
-END
-$body$, string_agg(format($insert$    IF TG_OP = %L THEN
+' || string_agg(format($branch$    IF TG_OP = %L THEN
         INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, content, literal)
         SELECT d.id, TG_RELID, %s, %L, row_to_json(g.*), (g.*)::record::text
-        FROM gone g CROSS JOIN LATERAL (
-            %s OFFSET 0
-        ) d (id);
+        FROM gone g, LATERAL (%s) d (id);
     END IF;
-$insert$,
-        l.event,
-        coalesce((SELECT format('g.%I::text', a.attname) FROM pg_index i JOIN pg_attribute a ON a.attrelid = target AND a.attnum = i.indkey[0]
-            WHERE i.indrelid = target AND i.indisprimary AND i.indnkeyatts = 1), 'NULL'),
-        l.changed, l.sql), '' ORDER BY l.event, l.changed))
-    FROM lookups l
+$branch$, b.event, p.value, b.changed, b.deletions), '' ORDER BY b.event, b.changed) || $end$    RETURN NULL;
+EXCEPTION WHEN syntax_error_or_access_rule_violation THEN -- names, types and rights that changed
+    RAISE WARNING 'rows of % that left or changed with plants were not recorded: %', TG_RELID::regclass, SQLERRM
+        USING HINT = format('Run SELECT plantstore.watch(%L);', TG_RELID::regclass);
+    RETURN NULL;
+END
+$end$
+    FROM branches b, primary_key p
 $$;
 -- +goose StatementEnd
 
@@ -149,20 +200,14 @@ DECLARE
     t regclass;
     trigger text;
 BEGIN
-    FOR t IN
-        WITH RECURSIVE above (relation) AS (
-            SELECT target
-            UNION SELECT k.parent FROM above a JOIN plantstore.foreign_keys k ON k.relation = a.relation AND k.parent <> 'public.plants'::regclass
-        )
-        SELECT a.relation FROM above a ORDER BY (SELECT min(k.depth) FROM plantstore.foreign_keys k WHERE k.relation = a.relation), a.relation
-    LOOP
-        problem := (SELECT string_agg(p, E'\n') FROM plantstore.unwatchable(t) p);
-        IF problem IS NULL THEN
-            problem := (SELECT 'first run ' || min(k.missing) FROM plantstore.foreign_keys k WHERE k.relation = t);
-        END IF;
-        IF problem IS NOT NULL THEN
-            RAISE EXCEPTION '%', problem;
-        END IF;
+    problem := (SELECT string_agg(p, E'\n') FROM plantstore.unwatchable(target) p);
+    IF problem IS NULL THEN
+        problem := (SELECT 'first run ' || string_agg(DISTINCT m, ' ') FROM plantstore.chain(target) c, plantstore.missing(c) m);
+    END IF;
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION '%', problem;
+    END IF;
+    FOR t IN SELECT plantstore.chain(target) LOOP
         EXECUTE format($create$
             CREATE OR REPLACE FUNCTION plantstore.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
             SET search_path = pg_catalog, pg_temp
@@ -179,25 +224,26 @@ END
 $$;
 -- +goose StatementEnd
 
--- Drops the function of a table and its triggers.
+-- Drops the functions and triggers of a table and of those that are watched through it, and
+-- returns these tables.
 -- +goose StatementBegin
-CREATE FUNCTION plantstore.unwatch(target regclass) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION plantstore.unwatch(target regclass) RETURNS SETOF regclass LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    child regclass := (SELECT min(k.relation::oid) FROM plantstore.foreign_keys k WHERE k.parent = target AND k.relation <> target AND plantstore.is_watched(k.relation, k.action));
     f regprocedure;
+    ended regclass;
 BEGIN
-    IF child IS NOT NULL THEN
-        RAISE EXCEPTION '% is watched through %: first unwatch %', child, target, child;
-    END IF;
-    FOR f IN SELECT DISTINCT t.tgfoid FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
-        WHERE t.tgrelid = target AND t.tgname IN ('record_cascade', 'record_change') AND p.pronamespace = 'plantstore'::regnamespace
+    FOR f, ended IN SELECT DISTINCT t.tgfoid, t.tgrelid FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+        WHERE t.tgname IN ('record_cascade', 'record_change') AND p.pronamespace = 'plantstore'::regnamespace
+            AND target IN (SELECT plantstore.chain(t.tgrelid))
     LOOP
         EXECUTE format('DROP FUNCTION %s CASCADE', f);
+        RETURN NEXT ended;
     END LOOP;
 END
 $$;
 -- +goose StatementEnd
-REVOKE EXECUTE ON FUNCTION plantstore.recorder(regclass), plantstore.is_watched(regclass, "char"), plantstore.unwatchable(regclass), plantstore.watch(regclass), plantstore.unwatch(regclass) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION plantstore.recorder(regclass), plantstore.is_watched(regclass, "char"), plantstore.unwatchable(regclass), plantstore.watch(regclass), plantstore.unwatch(regclass),
+    plantstore.chain(regclass), plantstore.missing(regclass), plantstore.deletion_of_plant(bigint), plantstore.deletions_of_row(regclass, text) FROM PUBLIC;
 
 -- +goose Down
 -- +goose StatementBegin
@@ -222,6 +268,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-DROP FUNCTION plantstore.watch(regclass), plantstore.unwatch(regclass), plantstore.is_watched(regclass, "char"), plantstore.recorder(regclass), plantstore.unwatchable(regclass);
+DROP FUNCTION plantstore.watch(regclass), plantstore.unwatch(regclass), plantstore.is_watched(regclass, "char"), plantstore.recorder(regclass), plantstore.unwatchable(regclass),
+    plantstore.deletion_of_plant(bigint), plantstore.deletions_of_row(regclass, text), plantstore.missing(regclass), plantstore.chain(regclass);
 DROP VIEW plantstore.foreign_keys;
 DROP TABLE plantstore.cascaded;

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -11,7 +12,7 @@ import (
 
 type ledgerCommand struct {
 	Watch   ledgerWatch   `cmd:"" help:"Record the rows of a table that leave or change with a plant, so that a restore brings them back."`
-	Unwatch ledgerUnwatch `cmd:"" help:"Record them no longer. What was recorded stays."`
+	Unwatch ledgerUnwatch `cmd:"" help:"Record them no longer, nor those of tables that are watched through it. What was recorded stays."`
 	List    ledgerList    `cmd:"" help:"List the tables whose rows a deletion removes or changes."`
 }
 
@@ -39,10 +40,14 @@ type ledgerUnwatch struct {
 // Run ends the watch of a table.
 func (c *ledgerUnwatch) Run(ctx context.Context, console *console) error {
 	return c.withLedger(ctx, func(conn *pgx.Conn) error {
-		if err := ledger.Unwatch(ctx, conn, c.Table); err != nil {
+		ended, err := ledger.Unwatch(ctx, conn, c.Table)
+		if err != nil {
 			return err
 		}
-		_, err := fmt.Fprintf(console.out, "no longer watched: %s\n", c.Table)
+		if len(ended) == 0 {
+			return fmt.Errorf("%s is not watched", shown(c.Table))
+		}
+		_, err = fmt.Fprintf(console.out, "no longer watched: %s\n", shown(strings.Join(ended, ", ")))
 		return err
 	})
 }

@@ -102,6 +102,7 @@ func checks() []check {
 		{name: "roles", about: "the service's role does not own the ledger", by: service, sql: roles},
 		{name: "foreign-keys", about: "tables that refer to plants have an index for it", by: owner, sql: foreignKeys},
 		{name: "cascades", about: "unwatched foreign keys that remove or change other tables' rows", by: owner, sql: cascades},
+		{name: "restore-rights", about: "the owner has the rights that a restore needs, for plants and watched tables", by: owner, sql: restoreRights},
 		{name: "store-triggers", about: "triggers of the store's that a deletion or a restore fires", by: owner, sql: storeTriggers},
 		{name: "ledger", about: "the ledger is purged", by: owner, sql: ledger},
 		{name: "tokens", about: "tokens that expire within 14 days", by: owner, sql: tokens},

@@ -132,6 +132,27 @@ func TestAccidents(t *testing.T) {
 				SELECT plantstore.watch('orders'); ALTER TABLE orders ENABLE ROW LEVEL SECURITY`,
 			want:  []string{"problem: public.orders is watched, and a restore may not bring its rows back: public.orders has row level security"},
 			other: `SELECT plantstore.unwatch('public.orders');`},
+		// A table that others are watched through: first those end.
+		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); CREATE TABLE pictures (id bigint PRIMARY KEY, o bigint REFERENCES orders ON DELETE CASCADE);
+				GRANT SELECT, INSERT, UPDATE, TRIGGER ON orders, pictures TO plantstore_owner; SELECT plantstore.watch('pictures'); ALTER TABLE orders ENABLE ROW LEVEL SECURITY`,
+			want: []string{"problem: public.pictures is watched, and a restore may not bring its rows back: public.orders has row level security",
+				"problem: public.orders is watched, and a restore may not bring its rows back: public.orders has row level security"},
+			other: "SELECT plantstore.unwatch('public.pictures');\nSELECT plantstore.unwatch('public.orders');"},
+		// watch refuses a table behind one that can't be recorded, so it is not advised.
+		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); ALTER TABLE orders ENABLE ROW LEVEL SECURITY;
+				CREATE TABLE pictures (id bigint PRIMARY KEY, o bigint REFERENCES orders ON DELETE CASCADE)`,
+			want: []string{"advice: a deletion from public.orders removes rows of public.pictures (foreign key pictures_o_fkey), and a restore does not bring that back",
+				"advice: a deletion from public.plants removes rows of public.orders (foreign key orders_plant_fkey), and a restore does not bring that back"}},
+		// The rights on the tables above are in the remedy, too.
+		{check: "cascades", sql: `CREATE SCHEMA attic; CREATE TABLE attic.orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); CREATE TABLE pictures (id bigint PRIMARY KEY, o bigint REFERENCES attic.orders ON DELETE CASCADE)`,
+			want: []string{"advice: a deletion from attic.orders removes rows of public.pictures (foreign key pictures_o_fkey), and a restore does not bring that back",
+				"advice: a deletion from public.plants removes rows of attic.orders (foreign key orders_plant_fkey), and a restore does not bring that back"}},
+
+		{check: "restore-rights", sql: `CREATE SCHEMA attic; GRANT USAGE ON SCHEMA attic TO plantstore_owner; CREATE TABLE attic.orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE);
+				CREATE TABLE unwatched (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); GRANT SELECT, INSERT, UPDATE, TRIGGER ON attic.orders TO plantstore_owner; SELECT plantstore.watch('attic.orders');
+				REVOKE ALL ON attic.orders, plants FROM plantstore_owner CASCADE; REVOKE USAGE ON SCHEMA attic FROM plantstore_owner; REVOKE ALL ON DATABASE DB FROM PUBLIC, plantstore_owner; ALTER TABLE plants OWNER TO postgres;
+				REVOKE ALL ON plants FROM plantstore_owner CASCADE; GRANT DELETE, SELECT (id) ON plants TO plantstore_app`,
+			want: []string{"problem: role plantstore_owner lacks rights to restore rows of attic.orders", "problem: role plantstore_owner lacks rights to restore rows of public.plants"}},
 
 		{check: "store-triggers", sql: audit + `CREATE TRIGGER a BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION audit(); CREATE TRIGGER "B" AFTER INSERT OR DELETE ON plants FOR EACH STATEMENT EXECUTE FUNCTION audit();
 				CREATE TRIGGER c BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION audit(); CREATE TRIGGER d AFTER UPDATE ON plants FOR EACH ROW EXECUTE FUNCTION audit();
@@ -139,6 +160,12 @@ func TestAccidents(t *testing.T) {
 			`advice: trigger "B" of public.plants fires on DELETE: if it fails, the plant stays; it fires on INSERT: a restore asks for --fire-triggers`,
 			"advice: trigger a of public.plants fires before a deletion and can prevent it: the service then answers 409",
 			"advice: trigger c of public.plants fires on INSERT: a restore asks for --fire-triggers"}},
+		{check: "store-triggers", sql: audit + `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); CREATE TABLE stock (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE SET NULL);
+				GRANT SELECT, INSERT, UPDATE, TRIGGER ON orders, stock TO plantstore_owner; SELECT plantstore.watch('orders'), plantstore.watch('stock'); CREATE TABLE unwatched (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE);
+				CREATE TRIGGER a AFTER INSERT OR UPDATE OR DELETE ON orders FOR EACH ROW EXECUTE FUNCTION audit(); CREATE TRIGGER b BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION audit();
+				CREATE TRIGGER a BEFORE UPDATE ON stock FOR EACH ROW EXECUTE FUNCTION audit(); CREATE TRIGGER a BEFORE DELETE ON unwatched FOR EACH ROW EXECUTE FUNCTION audit()`, want: []string{
+			"advice: trigger a of public.orders fires on DELETE: if it fails, the plant stays; it fires on INSERT: a restore asks for --fire-triggers",
+			"advice: trigger a of public.stock fires on UPDATE: a restore asks for --fire-triggers"}},
 
 		{check: "ledger", sql: `INSERT INTO plantstore.deletions (plant_id, deleted_by, deleted_at) VALUES (1, 'shop', '2020-01-01Z'), (1, 'shop', now())`,
 			want: []string{"advice: the ledger has SIZE, and its oldest entry is of 2020-01-01: nothing purges it"}, other: "plantstore deletions purge --older-than 365d # their plants cannot be restored any more"},

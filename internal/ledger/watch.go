@@ -12,36 +12,40 @@ import (
 // Watch has the rows of a table recorded that leave or change with a plant. Tables between it
 // and plants are watched, too.
 func Watch(ctx context.Context, conn *pgx.Conn, table string) error {
-	return change(ctx, conn, `SELECT plantstore.watch($1::oid::regclass)`, table)
+	_, err := change(ctx, conn, `SELECT plantstore.watch($1::oid::regclass)::text`, table)
+	return err
 }
 
-// Unwatch ends a watch. What was recorded stays.
-func Unwatch(ctx context.Context, conn *pgx.Conn, table string) error {
-	return change(ctx, conn, `SELECT plantstore.unwatch($1::oid::regclass)`, table)
+// Unwatch ends the watch of a table and of those that are watched through it, and returns
+// them. What was recorded stays.
+func Unwatch(ctx context.Context, conn *pgx.Conn, table string) ([]string, error) {
+	return change(ctx, conn, `SELECT t::text FROM plantstore.unwatch($1::oid::regclass) t ORDER BY 1`, table)
 }
 
-func change(ctx context.Context, conn *pgx.Conn, sql, table string) error {
+// change runs a query that returns names of tables.
+func change(ctx context.Context, conn *pgx.Conn, sql, table string) (changed []string, err error) {
 	var oid *uint32
 	if err := conn.QueryRow(ctx, `SELECT to_regclass($1)::oid`, table).Scan(&oid); err != nil {
-		return err
+		return nil, err
 	}
 	if oid == nil {
-		return fmt.Errorf("there is no table %s", printable(table))
+		return nil, fmt.Errorf("there is no table %s", printable(table))
 	}
-	err := qualified(ctx, conn, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, sql, *oid)
+	err = qualified(ctx, conn, func(tx pgx.Tx) (err error) {
+		rows, _ := tx.Query(ctx, sql, *oid)
+		changed, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		return err
 	})
 	pg, _ := errors.AsType[*pgconn.PgError](err)
 	switch {
 	case pg == nil:
-		return err
-	case pg.Code == "P0001": // why the table can't be watched, or unwatched
-		return errors.New(pg.Message)
+		return changed, err
+	case pg.Code == "P0001": // why the table can't be watched
+		return nil, errors.New(pg.Message)
 	case pg.Code == "55P03":
-		return fmt.Errorf("%s is locked by another transaction: try again", printable(table))
+		return nil, fmt.Errorf("%s is locked by another transaction: try again", printable(table))
 	}
-	return err
+	return nil, err
 }
 
 // qualified runs do in a transaction in which PostgreSQL writes the schema in front of names.

@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"plantstore/internal/ledger"
 )
@@ -30,7 +32,13 @@ func (f *ownerFlags) withLedger(ctx context.Context, use func(*pgx.Conn) error) 
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	return f.explained(use(conn))
+	err = use(conn)
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "42501" { // insufficient_privilege
+		if grants, e := ledger.MissingGrants(ctx, conn); e == nil && len(grants) > 0 { // only the owner may ask
+			return fmt.Errorf("%w: first run %s", err, strings.Join(grants, " "))
+		}
+	}
+	return f.explained(err)
 }
 
 // A period limits entries by their time.

@@ -9,7 +9,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 
+	"plantstore/internal/doctor"
+	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
 )
 
@@ -87,4 +90,36 @@ with 2000 rows of public.order_items\nwith 4000 rows of public.pictures\nwith th
 	if diff := cmp.Diff(before, checksums()); diff != "" {
 		t.Errorf("checksums (-before +after):\n%s", diff)
 	}
+}
+
+// A restore that lacks rights prints the GRANTs, and so does doctor. After a swap of the table
+// its remedies make the restore work.
+func TestRestoreAfterRightsAreGone(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	owner, super := pgtest.Connect(t, database.Owner), pgtest.Connect(t, database.Super)
+	expect := expecting(t, database.Owner)
+	for _, sql := range []string{
+		`CREATE TABLE pots (id bigint PRIMARY KEY, plant_id bigint REFERENCES plants ON DELETE CASCADE)`, `SELECT plantstore.watch('pots')`,
+		`INSERT INTO plants (id, name) VALUES (1, 'Fern'), (2, 'Ivy')`, `INSERT INTO pots VALUES (1, 1), (2, 2)`, `DELETE FROM plants`,
+	} {
+		execute(t, owner, sql)
+	}
+	execute(t, super, `ALTER TABLE pots OWNER TO postgres`)
+	execute(t, super, `REVOKE ALL ON pots FROM plantstore_owner`)
+	const grant = `GRANT SELECT, INSERT, UPDATE, TRIGGER ON public.pots TO plantstore_owner;`
+	expect(1, "", `plantstore: nothing was restored: .*permission denied for table pots \(SQLSTATE 42501\): first run `+grant+`\n`, "deletions", "restore", "1", "--yes")
+	execute(t, super, grant)
+	expect(0, "restored 1 plant and 1 row of other tables\n", `.*`, "deletions", "restore", "1", "--yes")
+
+	execute(t, super, `CREATE TABLE swapped (LIKE plants INCLUDING ALL); INSERT INTO swapped TABLE plants; ALTER TABLE pots DROP CONSTRAINT pots_plant_id_fkey;
+		DROP TABLE plants; ALTER TABLE swapped RENAME TO plants; ALTER TABLE pots ADD FOREIGN KEY (plant_id) REFERENCES plants ON DELETE CASCADE`, pgx.QueryExecModeSimpleProtocol)
+	findings, err := doctor.Run(t.Context(), doctor.Input{Service: pgtest.Connect(t, database.App), Owner: owner, Versions: migrate.Versions(), Skip: []string{"foreign-keys", "transactions"}})
+	if err != nil || len(findings) == 0 {
+		t.Fatalf("doctor after the swap: got %+v, %v, want findings", findings, err)
+	}
+	for _, f := range findings {
+		execute(t, super, f.Remedy, pgx.QueryExecModeSimpleProtocol)
+	}
+	expect(0, "restored 1 plant and 1 row of other tables\n", `.*`, "deletions", "restore", "2", "--yes")
 }

@@ -77,3 +77,12 @@ func ForeignKeys(ctx context.Context, conn *pgx.Conn) (keys []ForeignKey, err er
 	})
 	return keys, err
 }
+
+// MissingGrants returns the GRANTs that the connection's role needs to restore plants and rows
+// of watched tables.
+func MissingGrants(ctx context.Context, conn *pgx.Conn) ([]string, error) {
+	rows, _ := conn.Query(ctx, `SELECT DISTINCT m FROM (
+			SELECT to_regclass('public.plants') UNION SELECT relation FROM plantstore.foreign_keys WHERE plantstore.is_watched(relation, action)
+		) r (relation), plantstore.missing(r.relation) m ORDER BY m`)
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}

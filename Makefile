@@ -90,6 +90,7 @@ drill: ## Fail over, restart, migrate and upgrade a whole cluster under load; ta
 	@programs=$$(.ci/drill-programs $(or $(DEBIAN),12)) && go build -o .bin/drill ./cmd/drill && \
 		exec .bin/drill -programs "$$programs" -synchronous $(or $(SYNCHRONOUS),on) $(DRILLFLAGS)
 
-bench: ## Measure against a bare handler; prints Markdown
+bench: ## Measure against a bare handler with wrk, about 8 minutes; prints Markdown
 	@deploy/postgres/ensure.sh
+	@command -v wrk >/dev/null || { [ "$$(id -u)" = 0 ] && .ci/install-packages wrk; } || { echo "no wrk on this machine: install it, as with 'sudo apt-get install wrk', and try again" >&2; exit 1; }
 	go run ./cmd/bench $(BENCHFLAGS)

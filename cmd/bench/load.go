@@ -5,237 +5,61 @@ package main
 import (
 	"bytes"
 	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net/netip"
-	"runtime"
-	"slices"
-	"strconv"
+	"os/exec"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
-// A loader sends DELETE requests over keep-alive connections, one at a time on each,
-// and measures latencies.
-//
-// The load takes processor time from the contender, so it has to be cheap: one thread waits
-// for all connections with epoll, without net/http and goroutines.
-type loader struct {
-	store  *store
-	epoll  int
-	conns  []connection
-	idle   []int // indexes into conns
-	ready  []unix.EpollEvent
-	suffix string // of a request, after the id
-	out    []byte
-	begin  time.Time // all times below are since then
+//go:embed load.lua
+var script []byte
+
+// A load is what wrk measured.
+type load struct {
+	Requests, Microseconds, P50, P99 int64
+	Refused, Broken                  int64         // answers from 400 on; requests without an answer
+	cpu                              time.Duration // of wrk itself
 }
 
-type connection struct {
-	fd    int
-	start time.Duration // when the request was due
-	in    []byte        // what was read of its response
-}
+// A walk is an order of plants: first, first + step and so on, modulo plants.
+type walk struct{ first, step int64 }
 
-const responseTimeout = 15 * time.Second
-
-// newLoader connects to a server on loopback that deletes from a store. The caller has
-// to close the loader.
-func newLoader(address string, s *store, connections int) (_ *loader, err error) {
-	at, err := netip.ParseAddrPort(address)
+// wrk deletes plants with a number of clients. One thread of wrk serves them all: it is faster
+// than any contender, and a second would take processor time from them.
+func (b *bench) wrk(ctx context.Context, address, token string, w walk, clients int, d time.Duration) (l load, err error) {
+	cmd := exec.CommandContext(ctx, "wrk", "-t1", fmt.Sprintf("-c%d", clients), fmt.Sprintf("-d%ds", int(d.Seconds())), "--timeout", "15s",
+		"-s", b.script, "http://"+address, "--", token, fmt.Sprint(w.first), fmt.Sprint(w.step), fmt.Sprint(plants))
+	out, err := cmd.Output()
 	if err != nil {
-		return nil, err
+		return l, fmt.Errorf("wrk: %w: %s", err, out)
 	}
-	l := &loader{
-		store:  s,
-		suffix: " HTTP/1.1\r\nHost: " + address + "\r\nAuthorization: Bearer " + s.token + "\r\n\r\n",
-		ready:  make([]unix.EpollEvent, connections),
-		begin:  time.Now(),
+	lines := bytes.Split(bytes.TrimSpace(out), []byte("\n"))
+	if err := json.Unmarshal(lines[len(lines)-1], &l); err != nil {
+		return l, fmt.Errorf("wrk's output: %w: %s", err, out)
 	}
-	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-		return nil, fmt.Errorf("epoll: %w", err)
-	}
-	for i := range connections {
-		fd, err := connect(at)
-		if err != nil {
-			l.close()
-			return nil, fmt.Errorf("connect to %s: %w", address, err)
-		}
-		l.conns = append(l.conns, connection{fd: fd, in: make([]byte, 0, 4096)})
-		l.idle = append(l.idle, i)
-		if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i)}); err != nil {
-			l.close()
-			return nil, fmt.Errorf("epoll: %w", err)
-		}
-	}
+	l.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	return l, nil
 }
 
-func connect(at netip.AddrPort) (int, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
+// deletedOf returns how many plants a load deleted, where one in every was to be refused (0: none). Requests that were in flight at the end are
+// not in the load: there are at most as many as clients.
+func deletedOf(l load, every, gone, clients int64) (int64, error) {
+	deleted, slack := l.Requests-l.Refused, clients+2
+	referred := int64(0)
+	if every > 0 {
+		referred = l.Requests / every
 	}
-	if err := unix.Connect(fd, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}); err != nil {
-		unix.Close(fd)
-		return 0, err
+	switch {
+	case l.Broken > 0:
+		return 0, fmt.Errorf("%d requests without an answer", l.Broken)
+	case deleted <= 0:
+		return 0, errors.New("nothing was deleted")
+	case every == 0 && l.Refused > 0, max(l.Refused-referred, referred-l.Refused) > slack:
+		return 0, fmt.Errorf("%d of %d answers were errors, want %d", l.Refused, l.Requests, referred)
+	case gone < deleted || gone > deleted+slack:
+		return 0, fmt.Errorf("%d deletions were reported, but %d plants are gone", deleted, gone)
 	}
-	return fd, unix.SetNonblock(fd, true)
-}
-
-func (l *loader) close() {
-	for _, c := range l.conns {
-		unix.Close(c.fd)
-	}
-	unix.Close(l.epoll)
-}
-
-// run deletes plants for as long as d, waits for the last responses and returns the
-// sorted latencies of those that came in time. Any response but a 204 is an error.
-//
-// With a rate of 0 the loop is closed: each connection sends its next request when it
-// has the response to its last. Otherwise requests are due at random moments, on
-// average so many a second, and latency counts from then on, even while no connection
-// is idle.
-func (l *loader) run(ctx context.Context, d time.Duration, rate float64) ([]time.Duration, error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	// By default Linux may wake a thread 50 µs late.
-	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
-		return nil, fmt.Errorf("timer slack: %w", err)
-	}
-	start := l.now()
-	s := &schedule{rate: rate, random: rand.New(rand.NewPCG(1, 2)), due: start, end: start + d}
-	latencies := make([]time.Duration, 0, 1<<18)
-	for last := start; ctx.Err() == nil; {
-		if err := l.sendDue(s); err != nil {
-			return nil, err
-		}
-		if l.now() >= s.end && len(l.idle) == len(l.conns) {
-			slices.Sort(latencies)
-			return latencies, nil
-		}
-		n, err := l.wait(l.timeout(s))
-		if err != nil {
-			return nil, err
-		}
-		if n > 0 {
-			last = l.now()
-		} else if len(l.idle) < len(l.conns) && l.now() > last+responseTimeout {
-			return nil, fmt.Errorf("no response within %s", responseTimeout)
-		}
-		for _, event := range l.ready[:n] {
-			c := &l.conns[event.Fd]
-			complete, err := c.read()
-			if err != nil {
-				return nil, err
-			}
-			if !complete {
-				continue
-			}
-			l.idle = append(l.idle, int(event.Fd))
-			if now := l.now(); now < s.end {
-				latencies = append(latencies, now-c.start)
-			}
-			if err := l.sendDue(s); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return nil, context.Cause(ctx)
-}
-
-// A schedule has the requests that one run is to send.
-type schedule struct {
-	rate   float64 // 0: closed loop
-	random *rand.Rand
-	due    time.Duration // of the next request, if there is a rate
-	end    time.Duration
-}
-
-// sendDue sends the requests that are due while a connection is idle.
-func (l *loader) sendDue(s *schedule) error {
-	for len(l.idle) > 0 && l.now() < s.end {
-		start := l.now()
-		if s.rate > 0 {
-			if s.due > start || s.due >= s.end {
-				return nil
-			}
-			start = s.due
-			s.due += time.Duration(s.random.ExpFloat64() / s.rate * float64(time.Second))
-		}
-		if err := l.send(l.store.take(), start); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// timeout is how long to wait for responses before the next request is due.
-func (l *loader) timeout(s *schedule) time.Duration {
-	if s.rate > 0 && len(l.idle) > 0 && s.due < s.end {
-		return max(s.due-l.now(), 0)
-	}
-	return 100 * time.Millisecond
-}
-
-func (l *loader) now() time.Duration { return time.Since(l.begin) }
-
-// wait waits until responses can be read, and returns how many are in ready.
-func (l *loader) wait(timeout time.Duration) (n int, err error) {
-	if timeout%time.Millisecond != 0 {
-		// Unlike epoll_wait, ppoll takes times shorter than a millisecond.
-		t := unix.NsecToTimespec(timeout.Nanoseconds())
-		_, err = unix.Ppoll([]unix.PollFd{{Fd: int32(l.epoll), Events: unix.POLLIN}}, &t, nil)
-		timeout = 0
-	}
-	if err == nil {
-		n, err = unix.EpollWait(l.epoll, l.ready, int(timeout.Milliseconds()))
-	}
-	if err == unix.EINTR {
-		return 0, nil
-	}
-	return n, err
-}
-
-// send sends one request on an idle connection.
-func (l *loader) send(id int64, start time.Duration) error {
-	c := &l.conns[l.idle[len(l.idle)-1]]
-	l.idle = l.idle[:len(l.idle)-1]
-	c.start, c.in = start, c.in[:0]
-	l.out = append(l.out[:0], "DELETE /plants/"...)
-	l.out = strconv.AppendInt(l.out, id, 10)
-	l.out = append(l.out, l.suffix...)
-	n, err := unix.Write(c.fd, l.out)
-	if err == nil && n < len(l.out) {
-		err = fmt.Errorf("only %d of %d bytes were written", n, len(l.out))
-	}
-	if err != nil {
-		return fmt.Errorf("send a request: %w", err)
-	}
-	return nil
-}
-
-// read reads what has come and reports whether the response is complete.
-func (c *connection) read() (bool, error) {
-	if len(c.in) == cap(c.in) {
-		return false, fmt.Errorf("the response is too long: %.200q", c.in)
-	}
-	n, err := unix.Read(c.fd, c.in[len(c.in):cap(c.in)])
-	if err == unix.EAGAIN || err == unix.EINTR {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read a response: %w", err)
-	}
-	if n == 0 {
-		return false, fmt.Errorf("the server closed the connection after %.200q", c.in)
-	}
-	c.in = c.in[:len(c.in)+n]
-	const start, end = "HTTP/1.1 204 ", "\r\n\r\n" // a 204 has no body
-	if len(c.in) >= len(start) && string(c.in[:len(start)]) != start {
-		return false, fmt.Errorf("not a 204: %.400q", c.in)
-	}
-	return bytes.HasSuffix(c.in, []byte(end)), nil
+	return deleted, nil
 }

@@ -1,20 +1,8 @@
 //go:build linux
 
-// Command bench compares the service with the handler that a Go developer would
-// write by hand (folder bare: Echo, pgx, one DELETE a request, no ledger, no
-// tokens), on a private PostgreSQL with fsync on. It runs on Linux.
-//
-// Load, service and database share this machine's cores. A network between the
-// service and the database is simulated by a proxy, see folder distance.
-//
-// All contenders connect to the same server, through a Unix socket, with the
-// service's role. They take turns, round by round, so a slow minute hits all of
-// them, and ratios are taken within a round. Each measurement starts after a
-// VACUUM, with all plants in the table. Each request has to delete a plant that
-// exists, or the run fails. A figure is the median of the rounds.
-//
-// The service is the real program with its default configuration. Its log goes
-// to /dev/null.
+// Command bench compares the service with the handler that a Go developer would write by hand
+// (folder bare), on a private PostgreSQL with fsync on. wrk makes the load. README.md says how
+// it measures.
 package main
 
 import (
@@ -25,6 +13,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -47,47 +36,34 @@ func main() {
 
 // A config has the flags.
 type config struct {
-	duration  time.Duration
-	rounds    int
-	clients   []int
-	plants    int64
-	distances []*distance
-	quick     bool
-	beside    string
-	watch     bool
-	pool      int
-	out       string
-}
-
-// quickDefaults are the flags' defaults with -quick.
-func quickDefaults() map[string]string {
-	return map[string]string{"duration": "500ms", "rounds": "1", "distance": "0s,1ms", "plants": "6e5", "pool": "32"}
+	duration time.Duration
+	rounds   int
+	clients  []int
+	rows     string
+	delay    time.Duration
+	quick    bool
+	beside   string
+	watch    bool
+	pool     int
 }
 
 func parse(args []string, stderr io.Writer) (c config, err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.DurationVar(&c.duration, "duration", 1500*time.Millisecond, "duration of each measurement")
-	flags.IntVar(&c.rounds, "rounds", 3, "number of rounds")
+	flags.DurationVar(&c.duration, "duration", 2*time.Second, "duration of each measurement, in whole seconds")
+	flags.IntVar(&c.rounds, "rounds", 5, "number of rounds")
 	clients := flags.String("clients", "1,8,32,128", "numbers of clients, separated by commas")
-	distances := flags.String("distance", "0s,1ms,5ms,commits", "round trips to the database, separated by commas; commits: no delay, but slow commits")
-	flags.BoolVar(&c.quick, "quick", false, "one short round, without the open loop; other flags override its defaults")
+	flags.StringVar(&c.rows, "rows", "beside,away,commits,referred", "what to measure: rows of the table, separated by commas")
+	flags.DurationVar(&c.delay, "delay", 3*time.Millisecond, "round trip to the database in the row away")
+	flags.BoolVar(&c.quick, "quick", false, "one round of a second, and a pool of 32: rough")
 	flags.StringVar(&c.beside, "beside", "", "path of another build of the service, to be measured in the same rounds")
-	flags.BoolVar(&c.watch, "watch", false, "with -beside: each plant takes a row of another table along, which the other build's database watches")
+	flags.BoolVar(&c.watch, "watch", false, "give each plant a row that leaves with it; the other database watches that table")
 	flags.IntVar(&c.pool, "pool", 0, "database connections of the bare handler; 0: the fastest of 8, 16, 32 and 64")
-	plants := flags.Float64("plants", 4e6, "number of plants")
-	flags.StringVar(&c.out, "out", "", "file whose report to replace, such as cmd/bench/README.md")
 	if err := flags.Parse(args); err != nil {
 		return c, err
 	}
 	if c.quick {
-		defaults := quickDefaults()
-		flags.Visit(func(f *flag.Flag) { delete(defaults, f.Name) })
-		for name, value := range defaults {
-			if err := flags.Set(name, value); err != nil {
-				return c, err
-			}
-		}
+		c.rounds, c.duration, c.pool = 1, time.Second, 32
 	}
 	for field := range strings.SplitSeq(*clients, ",") {
 		n, err := strconv.Atoi(field)
@@ -96,12 +72,8 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 		}
 		c.clients = append(c.clients, n)
 	}
-	if c.distances, err = parseDistances(*distances); err != nil {
-		return c, fmt.Errorf("-distance: %w", err)
-	}
-	c.plants = int64(*plants)
-	if c.duration < 100*time.Millisecond || c.rounds < 1 || c.plants < 1000 || c.plants > maxPlants {
-		return c, errors.New("-duration must be at least 100ms, -rounds at least 1, -plants from 1000 to 1e9")
+	if c.duration < time.Second || c.duration > 20*time.Second || c.rounds < 1 {
+		return c, errors.New("-duration must be from 1s to 20s, -rounds at least 1")
 	}
 	return c, nil
 }
@@ -115,11 +87,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if err != nil {
 		return err
 	}
-	b := &bench{config: c, folder: folder, progress: func(format string, a ...any) {
+	b := &bench{config: c, folder: folder, script: filepath.Join(folder, "load.lua"), progress: func(format string, a ...any) {
 		fmt.Fprintf(stderr, time.Now().Format("15:04:05 ")+format+"\n", a...)
 	}}
 	defer func() { err = errors.Join(err, b.close()) }()
-
+	if err := os.WriteFile(b.script, script, 0o644); err != nil {
+		return err
+	}
 	b.progress("building")
 	for _, p := range []struct {
 		path *string
@@ -129,44 +103,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 			return err
 		}
 	}
-	settings, err := serverSettings()
-	if err != nil {
+	if b.server, err = localpg.Start(ctx, localpg.Options{Settings: serverSettings}); err != nil {
 		return err
 	}
-	if b.server, err = localpg.Start(ctx, localpg.Options{Settings: settings}); err != nil {
-		return err
-	}
-	r, err := b.measure(ctx)
+	sections, err := b.measure(ctx)
 	if ctx.Err() != nil {
 		return context.Cause(ctx) // the reason of all failures
 	}
 	if err != nil {
 		return err
 	}
-	r.command = strings.Join(append([]string{"go run ./cmd/bench"}, args...), " ")
-	text := r.markdown()
-	if c.out != "" {
-		if err := writeReport(c.out, text); err != nil {
-			return err
-		}
-	}
-	_, err = io.WriteString(stdout, text)
+	fmt.Fprintf(stdout, "`go run ./cmd/bench %s`, %s. %s, PostgreSQL %s, %d plants. Figures are medians of %d rounds of %s.\n\n",
+		strings.Join(args, " "), time.Now().UTC().Format("2 January 2006"), machine(), b.server.Version(), plants, b.rounds, b.duration)
+	_, err = io.WriteString(stdout, markdown(sections, b.clients))
 	return err
-}
-
-// README.md has the report between these two lines.
-const reportBegins, reportEnds = "<!-- report -->\n", "<!-- end of report -->\n"
-
-// writeReport replaces the report in a file.
-func writeReport(path, report string) error {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	before, rest, found := strings.Cut(string(text), reportBegins)
-	_, after, ended := strings.Cut(rest, reportEnds)
-	if !found || !ended {
-		return fmt.Errorf("%s lacks the lines %q and %q", path, reportBegins, reportEnds)
-	}
-	return os.WriteFile(path, []byte(before+reportBegins+"\n"+report+"\n"+reportEnds+after), 0o644)
 }

@@ -1,102 +1,93 @@
 //go:build linux
 
-// Command distance simulates a network between the benchmark's contenders and their
-// database. What clients send reaches the server a delay later; what the server
-// sends reaches them at once. A client that waits for a response can't distinguish
-// that from half of the delay each way.
-//
-// Each piece has its own due time, in the order of its connection. Bandwidth is not
-// limited.
-//
-// The delay is precise: one thread does everything, with epoll and high-resolution
-// timers, and runs with real-time priority where the system permits it
-// (CAP_SYS_NICE). It does not spin: on a machine of two cores that would take half of
-// what is measured.
+// Command distance simulates a network between the benchmark's contenders and their database.
+// What clients send reaches the server a delay later. What the server sends reaches them at
+// once: a client can't distinguish that from half of the delay each way.
 //
 //	distance DELAY LISTEN TARGET
 //
-// DELAY is a Go duration, LISTEN and TARGET are paths of Unix sockets. On SIGTERM it
-// prints, as JSON, how many pieces it released late, see [lateness].
+// DELAY is a Go duration, LISTEN and TARGET are paths of Unix sockets.
 package main
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
+	"io"
+	"log"
+	"net"
 	"os"
-	"os/signal"
 	"runtime"
-	"runtime/debug"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
+// A piece is what a client sent at once.
+type piece struct {
+	due  time.Time
+	to   net.Conn
+	data []byte // nil: the client hung up
+}
+
 func main() {
-	if err := run(os.Args[1:]); err != nil {
-		fmt.Fprintf(os.Stderr, "distance: %v\n", err)
-		os.Exit(1)
+	if len(os.Args) != 4 {
+		log.Fatal("usage: distance DELAY LISTEN TARGET")
+	}
+	delay, err := time.ParseDuration(os.Args[1])
+	if err != nil {
+		log.Fatal(err)
+	}
+	listener, err := net.Listen("unix", os.Args[2])
+	if err != nil {
+		log.Fatal(err)
+	}
+	log.Fatal(serve(listener, os.Args[3], delay))
+}
+
+// serve forwards bytes between the listener's clients and the server behind target.
+func serve(listener net.Listener, target string, delay time.Duration) error {
+	// All pieces have the same delay, so they are due in the order in which they came.
+	pieces := make(chan piece, 4096)
+	go release(pieces)
+	for {
+		client, err := listener.Accept()
+		if err != nil {
+			return err
+		}
+		server, err := net.Dial("unix", target)
+		if err != nil { // like a server that is down
+			client.Close()
+			continue
+		}
+		go func() {
+			_, _ = io.Copy(client, server)
+			client.Close()
+		}()
+		go func() {
+			for {
+				data := make([]byte, 16<<10)
+				n, err := client.Read(data)
+				if err != nil {
+					pieces <- piece{time.Now().Add(delay), server, nil}
+					return
+				}
+				pieces <- piece{time.Now().Add(delay), server, data[:n]}
+			}
+		}()
 	}
 }
 
-func run(args []string) error {
-	if len(args) != 3 {
-		return errors.New("usage: distance DELAY LISTEN TARGET")
-	}
-	delay, err := time.ParseDuration(args[0])
-	if err != nil {
-		return err
-	}
-	realTime, err := raisePriority()
-	if err != nil {
-		return err
-	}
-	p, err := listen(args[1], args[2], delay)
-	if err != nil {
-		return err
-	}
-	defer p.close()
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGTERM)
-	go func() {
-		<-signals
-		p.stop()
-	}()
-	// A garbage collection would stop the thread, and there is next to no garbage.
-	debug.SetGCPercent(-1)
-	debug.SetMemoryLimit(1 << 30)
+// release forwards each piece when it is due. time.Sleep may take a millisecond longer.
+func release(pieces <-chan piece) {
 	runtime.LockOSThread()
-	// By default Linux may wake a thread 50 µs late.
-	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("timer slack: %w", err)
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
+	for p := range pieces {
+		if left := time.Until(p.due); left > 0 {
+			t := unix.NsecToTimespec(left.Nanoseconds())
+			_ = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, 0, &t, nil)
+		}
+		if p.data == nil {
+			p.to.Close()
+			continue
+		}
+		_, _ = p.to.Write(p.data) // fails if the server hung up: its client learns that itself
 	}
-	p.late.RealTime = realTime
-	if err := p.serve(); err != nil {
-		return err
-	}
-	return json.NewEncoder(os.Stdout).Encode(p.late)
-}
-
-// raisePriority gives all threads real-time priority and reports whether the system
-// permits it. Threads inherit it from the one that starts them, so the program is
-// executed again.
-func raisePriority() (bool, error) {
-	now, err := unix.SchedGetAttr(0, 0)
-	if err != nil {
-		return false, fmt.Errorf("get the priority: %w", err)
-	}
-	if now.Policy == unix.SCHED_FIFO {
-		return true, nil
-	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0) != nil {
-		return false, nil
-	}
-	program, err := os.Executable()
-	if err == nil {
-		err = unix.Exec(program, os.Args, os.Environ())
-	}
-	return false, fmt.Errorf("execute again: %w", err)
 }

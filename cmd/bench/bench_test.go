@@ -5,6 +5,7 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestMeasurementsThatCount(t *testing.T) {
@@ -49,5 +50,16 @@ func TestTableHasMedianOfShares(t *testing.T) {
 	want := "| clients | 1 | 8 |\n|:--|--:|--:|\n| beside it | | 0.80 |\n| **wanted** | | **0.85** |\n\n**Beside it**\n"
 	if got := markdown([]*section{s}, []int{1, 8}); !strings.HasPrefix(got, want) {
 		t.Errorf("got\n%s\nwant it to begin with\n%s", got, want)
+	}
+}
+
+func TestQuickLeavesGivenFlags(t *testing.T) {
+	t.Parallel()
+	c, err := parse([]string{"-quick", "-rounds", "9"}, t.Output())
+	if err != nil || c.rounds != 9 || c.duration != time.Second || c.pool != 32 {
+		t.Errorf("got %+v, error %v, want 9 rounds of a second and a pool of 32", c, err)
+	}
+	if _, err := parse([]string{"-rows", "far"}, t.Output()); err == nil || !strings.Contains(err.Error(), `no row "far"`) {
+		t.Errorf("-rows far: got error %v, want one that names the row", err)
 	}
 }

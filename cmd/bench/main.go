@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -62,8 +63,19 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 	if err := flags.Parse(args); err != nil {
 		return c, err
 	}
-	if c.quick {
-		c.rounds, c.duration, c.pool = 1, time.Second, 32
+	if c.quick { // other flags override it
+		defaults := map[string]string{"rounds": "1", "duration": "1s", "pool": "32"}
+		flags.Visit(func(f *flag.Flag) { delete(defaults, f.Name) })
+		for name, value := range defaults {
+			if err := flags.Set(name, value); err != nil {
+				return c, err
+			}
+		}
+	}
+	for row := range strings.SplitSeq(c.rows, ",") {
+		if !slices.Contains([]string{"beside", "away", "commits", "referred"}, row) {
+			return c, fmt.Errorf("-rows: there is no row %q", row)
+		}
 	}
 	for field := range strings.SplitSeq(*clients, ",") {
 		n, err := strconv.Atoi(field)

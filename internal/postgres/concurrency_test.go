@@ -480,17 +480,23 @@ func TestAPrincipalHasAThirdOfAPool(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, pool := range []*pgxpool.Pool{s.solo, s.batch} {
-		most := pool.Config().MaxConns
-		var got int32
-		for n := range most {
-			d := s.of(s.first+plant.ID(n), "key")
-			if s.slots.lock(over, s.slot(pool, &d)) { // without a wait
-				got++
+		want := max(2, int(pool.Config().MaxConns)/3)
+		for n := range want {
+			_, release, err := s.slots.acquire(t.Context(), pool, s.who)
+			if err != nil {
+				t.Fatalf("connection %d of %d: %v", n+1, want, err)
 			}
+			defer release()
 		}
-		if want := max(2, most/3); got != want {
-			t.Errorf("a principal has %d of %d connections; want %d", got, most, want)
+		if _, release, err := s.slots.acquire(over, pool, s.who); err == nil {
+			release()
+			t.Errorf("a principal has more than %d connections", want)
 		}
+		_, release, err := s.slots.acquire(t.Context(), pool, "somebody else")
+		if err != nil {
+			t.Fatalf("a connection of another principal: %v", err)
+		}
+		release()
 	}
 }
 

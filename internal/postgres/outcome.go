@@ -42,7 +42,7 @@ func (p *Plants) outcome(ctx context.Context, d plant.Deletion, refuse int) (o o
 }
 
 func (p *Plants) askOnce(ctx context.Context, d plant.Deletion, refuse any) (o outcome, err error) {
-	conn, release, err := p.acquire(ctx, p.db.ask, &d)
+	conn, release, err := p.slots.acquire(ctx, p.db.ask, d.Principal)
 	if err != nil {
 		return o, err
 	}

@@ -19,10 +19,9 @@ type Plants struct {
 	batches  *batcher
 	inFlight chan struct{}
 
-	plants     keyed[plant.ID]          // one request for a plant at a time
-	principals keyed[string]            // one deletion at a time for a principal with a budget
-	slots      keyed[slot]              // a principal's connections outside of batches
-	quotas     map[*pgxpool.Pool]uint64 // how many of each pool
+	plants     keyed[plant.ID] // one request for a plant at a time
+	principals keyed[string]   // one deletion at a time for a principal with a budget
+	slots      slots           // a principal's connections outside of batches
 
 	// slow are plants that were locked or slow a moment ago. They go to the solo pool.
 	slow recent[plant.ID, struct{}]
@@ -37,11 +36,7 @@ type Plants struct {
 
 // Plants returns the repository of plants.
 func (db *DB) Plants() *Plants {
-	p := &Plants{db: db, batches: newBatcher(db), inFlight: make(chan struct{}, db.MaxInFlight), quotas: make(map[*pgxpool.Pool]uint64)}
-	for _, pool := range db.pools() {
-		p.quotas[pool] = max(2, uint64(pool.Config().MaxConns)/3)
-	}
-	return p
+	return &Plants{db: db, batches: newBatcher(db), inFlight: make(chan struct{}, db.MaxInFlight)}
 }
 
 // Delete deletes one plant once, and returns when the commit is durable. It retries until
@@ -276,7 +271,7 @@ func (e *execution) attemptSolo(ctx context.Context) (meaning, error) {
 
 func (e *execution) deleteOn(ctx context.Context, pool *pgxpool.Pool, timeout, lock time.Duration) (meaning, error) {
 	began := time.Now()
-	conn, release, err := e.acquire(ctx, pool, &e.Deletion)
+	conn, release, err := e.slots.acquire(ctx, pool, e.Principal)
 	e.Queued += time.Since(began)
 	if err != nil {
 		return notAcquired(err), err

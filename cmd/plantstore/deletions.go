@@ -212,7 +212,7 @@ func printDeletion(w io.Writer, d ledger.Deletion) error {
 		if err := row.Decode(&value); err != nil {
 			return err
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\n", shown(fmt.Sprint(column)), shown(d.Types[i]), value)
+		fmt.Fprintf(table, "%s\t%s\t%s\n", shown(fmt.Sprint(column)), shown(d.Types[i]), escaped(value))
 	}
 	return table.Flush()
 }

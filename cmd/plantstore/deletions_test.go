@@ -74,6 +74,16 @@ created_at  timestamp with time zone  "2026-01-01T00:00:00\+00:00"
 	expecting(t, pgtest.Empty(t).Owner)(1, "", `plantstore: ERROR: relation "plantstore.deletions" does not exist .*'plantstore migrate up'\n`, "deletions", "list")
 }
 
+// What a terminal would obey or hide is escaped in values as in names.
+func TestDeletionsShowEscapes(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	owner := pgtest.Connect(t, database.Owner)
+	execute(t, owner, `ALTER TABLE plants ADD j json; INSERT INTO plants (id, name, j) VALUES (1, E'ä \u0085\u009b31m \u202e \u2066 \U000e0001', E'{"a":\n1}'); DELETE FROM plants`)
+	expect := expecting(t, database.Owner)
+	expect(0, `.*\nname +text +"ä \\u0085\\u009b31m \\u202e \\u2066 \\udb40\\udc01"\n.*\nj +json +\{"a": 1\}\n`, "", "deletions", "show", "1")
+}
+
 // A command whose output cannot be written, from its beginning or at its end, does not succeed.
 func TestOutputThatIsCutShort(t *testing.T) {
 	t.Parallel()

@@ -13,6 +13,7 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -44,6 +45,25 @@ func shown(s string) string {
 		return strconv.Quote(s)
 	}
 	return s
+}
+
+// escaped returns JSON with the characters escaped that a terminal would obey or hide. Outside
+// of strings JSON has none but spaces and line breaks.
+func escaped(value json.RawMessage) string {
+	var b strings.Builder
+	for _, r := range string(value) {
+		switch {
+		case r == '\n' || r == '\r' || r == '\t':
+			b.WriteByte(' ')
+		case unicode.IsPrint(r):
+			b.WriteRune(r)
+		default:
+			for _, unit := range utf16.AppendRune(nil, r) {
+				fmt.Fprintf(&b, `\u%04x`, unit)
+			}
+		}
+	}
+	return b.String()
 }
 
 // date formats a time, or returns zero if there is none.

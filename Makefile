@@ -37,11 +37,9 @@ build: ## Build the program: .bin/plantstore
 
 install: .bin/plantstore
 install: ## Install what was built under PREFIX (/usr/local), with its systemd units; DESTDIR goes in front
-	.bin/plantstore completion >.bin/plantstore.completion
 	install -D -m 755 .bin/plantstore "$(DESTDIR)$(PREFIX)/bin/plantstore"
 	install -D -m 644 -t "$(DESTDIR)$(PREFIX)/lib/systemd/system" deploy/systemd/*
 	sed -i 's|^ExecStart="/usr/local|ExecStart="$(PREFIX)|' "$(DESTDIR)$(PREFIX)/lib/systemd/system/"*.service
-	install -D -m 644 .bin/plantstore.completion "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/plantstore"
 	install -D -m 644 deploy/postgres/roles.sql "$(DESTDIR)$(PREFIX)/share/plantstore/roles.sql"
 
 .bin/plantstore:

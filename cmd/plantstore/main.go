@@ -71,8 +71,6 @@ type commands struct {
 	Doctor      doctorCommand      `cmd:"" help:"Check the database, and say what is wrong and how to fix it."`
 	Healthcheck healthcheckCommand `cmd:"" help:"Ask a running service whether it is ready; exit code 0 if so."`
 	Version     versionCommand     `cmd:"" help:"Print version, commit, Go and newest migration."`
-	Completion  completionCommand  `cmd:"" help:"Print the completion of this command line for bash and zsh: source <(plantstore completion)."`
-	Complete    completeCommand    `cmd:"" hidden:"" help:"Print the words that may come next."`
 
 	VersionFlag kong.VersionFlag `name:"version" help:"Print the version."`
 }

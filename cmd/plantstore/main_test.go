@@ -379,28 +379,3 @@ func TestVersion(t *testing.T) {
 		t.Errorf("got version: %d, %q; --version: %d, %q, %q; want 0 and the same", code, out, flagCode, flag, stderr)
 	}
 }
-
-func TestCompletion(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct{ words, has, lacks string }{
-		{"", "token", "complete"},
-		{"", "--version", "--addr"},
-		{"token", "create", "serve"},
-		{"token create", "--days", "rotate"},
-		{"serve --rate-limit", "--addr", "create"},
-	} {
-		out, stderr, code := command(t, append([]string{"complete", "--"}, strings.Fields(tt.words)...)...)
-		words := strings.Split(out, "\n")
-		if code != 0 || !slices.Contains(words, tt.has) || slices.Contains(words, tt.lacks) {
-			t.Errorf("complete %s: got exit code %d, %s, %v; want %s in it and not %s", tt.words, code, stderr, words, tt.has, tt.lacks)
-		}
-	}
-	script, _, _ := command(t, "completion")
-	shell := exec.CommandContext(t.Context(), "bash", "-c", script+`
-		COMP_WORDS=("$0" token cr); COMP_CWORD=2
-		_plantstore "$0"; echo "${COMPREPLY[@]}"`, os.Args[0])
-	shell.Env = append(os.Environ(), runMain+"=1")
-	if out, err := shell.CombinedOutput(); err != nil || string(out) != "create\n" {
-		t.Errorf("bash: got %q, %v; want create", out, err)
-	}
-}

@@ -10,6 +10,7 @@ CREATE TABLE plantstore.cascaded (
     relation regclass NOT NULL,
     key text COLLATE "C", -- as the names in the catalogue, so that the index serves
     changed text,
+    became text,
     content json NOT NULL,
     literal text NOT NULL
 );
@@ -19,6 +20,7 @@ COMMENT ON TABLE plantstore.cascaded IS 'Rows of watched tables that left or cha
 COMMENT ON COLUMN plantstore.cascaded.deletion_id IS 'The deletion in plantstore.deletions.';
 COMMENT ON COLUMN plantstore.cascaded.key IS 'The primary key, if it is one column.';
 COMMENT ON COLUMN plantstore.cascaded.changed IS 'The column that was set to null or its default. Null: the row was removed.';
+COMMENT ON COLUMN plantstore.cascaded.became IS 'NULL, or that default: an expression.';
 COMMENT ON COLUMN plantstore.cascaded.content IS 'The row before, to read and search.';
 COMMENT ON COLUMN plantstore.cascaded.literal IS 'The row as PostgreSQL writes it, to restore it exactly.';
 
@@ -126,6 +128,14 @@ CREATE FUNCTION plantstore.deletions_of_row(parent regclass, parent_key text) RE
 $$;
 -- +goose StatementEnd
 
+-- The default of a column, as an expression.
+-- +goose StatementBegin
+CREATE FUNCTION plantstore.default_of(target regclass, column_name text) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT coalesce((SELECT pg_catalog.pg_get_expr(v.adbin, v.adrelid) FROM pg_catalog.pg_attrdef v JOIN pg_catalog.pg_attribute a ON a.attrelid = v.adrelid AND a.attnum = v.adnum
+        WHERE a.attrelid = target AND a.attname = column_name), 'NULL')
+$$;
+-- +goose StatementEnd
+
 -- Returns the body of the trigger function of a table. The function runs for statements within
 -- another trigger, as those of foreign keys are, and records the rows whose foreign key names
 -- a row that this transaction deleted and recorded. The trigger of plants runs first, then
@@ -133,13 +143,13 @@ $$;
 -- to plants by a second key with SET NULL, it does this:
 --
 --     IF TG_OP = 'DELETE' THEN
---         INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, content, literal)
---         SELECT d.id, TG_RELID, g.id::text, NULL, row_to_json(g.*), (g.*)::record::text
+--         INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, became, content, literal)
+--         SELECT d.id, TG_RELID, g.id::text, NULL, NULL, row_to_json(g.*), (g.*)::record::text
 --         FROM gone g, LATERAL (SELECT * FROM plantstore.deletions_of_row('public.order_items', g.item_id::text)) d (id);
 --     END IF;
 --     IF TG_OP = 'UPDATE' THEN
---         INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, content, literal)
---         SELECT d.id, TG_RELID, g.id::text, 'plant_id', row_to_json(g.*), (g.*)::record::text
+--         INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, became, content, literal)
+--         SELECT d.id, TG_RELID, g.id::text, 'plant_id', 'NULL', row_to_json(g.*), (g.*)::record::text
 --         FROM gone g, LATERAL (SELECT * FROM plantstore.deletion_of_plant(g.plant_id)) d (id);
 --     END IF;
 --
@@ -151,22 +161,24 @@ CREATE FUNCTION plantstore.recorder(target regclass) RETURNS text LANGUAGE sql S
         SELECT coalesce((SELECT format('g.%I::text', a.attname) FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
             WHERE i.indrelid = target AND i.indisprimary AND i.indnkeyatts = 1), 'NULL')
     ), lookups AS ( -- one for each key; those that unwatchable() refuses may have been added after the watch
-        SELECT k.name, CASE k.action WHEN 'c' THEN 'DELETE' ELSE 'UPDATE' END AS event, CASE WHEN k.action <> 'c' THEN k.column_name END AS changed,
+        SELECT k.name, k.action, CASE k.action WHEN 'c' THEN 'DELETE' ELSE 'UPDATE' END AS event, CASE WHEN k.action <> 'c' THEN k.column_name END AS changed,
             CASE k.parent WHEN 'public.plants'::regclass THEN format('SELECT * FROM plantstore.deletion_of_plant(g.%I)', k.column_name)
                 ELSE format('SELECT * FROM plantstore.deletions_of_row(%L, g.%I::text)', k.parent, k.column_name) END AS deletions
         FROM plantstore.foreign_keys k WHERE k.relation = target AND k.column_name IS NOT NULL
     ), branches AS ( -- a row that several keys took with one deletion is recorded once
-        SELECT event, changed, string_agg(deletions, ' UNION ' ORDER BY name) AS deletions FROM lookups GROUP BY event, changed
+        SELECT event, action, changed, string_agg(deletions, ' UNION ' ORDER BY name) AS deletions,
+            CASE action WHEN 'c' THEN 'NULL' WHEN 'n' THEN quote_literal('NULL') ELSE format('(SELECT plantstore.default_of(TG_RELID, %L))', changed) END AS became
+        FROM lookups GROUP BY event, action, changed
     )
     SELECT '
 #variable_conflict use_variable -- the table may name its columns like these
 BEGIN
 ' || string_agg(format($branch$    IF TG_OP = %L THEN
-        INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, content, literal)
-        SELECT d.id, TG_RELID, %s, %L, row_to_json(g.*), (g.*)::record::text
+        INSERT INTO plantstore.cascaded (deletion_id, relation, key, changed, became, content, literal)
+        SELECT d.id, TG_RELID, %s, %L, %s, row_to_json(g.*), (g.*)::record::text
         FROM gone g, LATERAL (%s) d (id);
     END IF;
-$branch$, b.event, p.value, b.changed, b.deletions), '' ORDER BY b.event, b.changed) || $end$    RETURN NULL;
+$branch$, b.event, p.value, b.changed, b.became, b.deletions), '' ORDER BY b.event, b.changed, b.action) || $end$    RETURN NULL;
 EXCEPTION WHEN syntax_error_or_access_rule_violation THEN -- names, types and rights that changed
     RAISE WARNING 'rows of % that left or changed with plants were not recorded: %', TG_RELID::regclass, SQLERRM
         USING HINT = format('Run SELECT plantstore.watch(%L);', TG_RELID::regclass);
@@ -243,7 +255,7 @@ END
 $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION plantstore.recorder(regclass), plantstore.is_watched(regclass, "char"), plantstore.unwatchable(regclass), plantstore.watch(regclass), plantstore.unwatch(regclass),
-    plantstore.chain(regclass), plantstore.missing(regclass), plantstore.deletion_of_plant(bigint), plantstore.deletions_of_row(regclass, text) FROM PUBLIC;
+    plantstore.chain(regclass), plantstore.missing(regclass), plantstore.deletion_of_plant(bigint), plantstore.deletions_of_row(regclass, text), plantstore.default_of(regclass, text) FROM PUBLIC;
 
 -- +goose Down
 -- +goose StatementBegin
@@ -269,6 +281,6 @@ END
 $$;
 -- +goose StatementEnd
 DROP FUNCTION plantstore.watch(regclass), plantstore.unwatch(regclass), plantstore.is_watched(regclass, "char"), plantstore.recorder(regclass), plantstore.unwatchable(regclass),
-    plantstore.deletion_of_plant(bigint), plantstore.deletions_of_row(regclass, text), plantstore.missing(regclass), plantstore.chain(regclass);
+    plantstore.deletion_of_plant(bigint), plantstore.deletions_of_row(regclass, text), plantstore.default_of(regclass, text), plantstore.missing(regclass), plantstore.chain(regclass);
 DROP VIEW plantstore.foreign_keys;
 DROP TABLE plantstore.cascaded;

@@ -14,6 +14,7 @@ import (
 type cascade struct {
 	of      *relation
 	changed string  // the column, or empty
+	became  string  // what the foreign key set it to, in SQL
 	ids     []int64 // in plantstore.cascaded
 }
 
@@ -23,13 +24,13 @@ func (r *restore) cascades(ctx context.Context, plants []Deletion) (all []*casca
 	if r.options.PlantsOnly {
 		return nil, nil
 	}
-	rows, _ := r.Query(ctx, `SELECT relation::text, (SELECT relkind::text FROM pg_class WHERE oid = relation), coalesce(changed, ''), array_agg(id ORDER BY id)
+	rows, _ := r.Query(ctx, `SELECT relation::text, (SELECT relkind::text FROM pg_class WHERE oid = relation), coalesce(changed, ''), coalesce(became, ''), array_agg(id ORDER BY id)
 		FROM plantstore.cascaded WHERE deletion_id = ANY ($1)
-		GROUP BY relation, changed ORDER BY changed IS NOT NULL, min(id)`, idsOf(plants))
-	var name, changed string
+		GROUP BY relation, changed, became ORDER BY changed IS NOT NULL, min(id)`, idsOf(plants))
+	var name, changed, became string
 	var kind *string
 	var ids []int64
-	if _, err := pgx.ForEachRow(rows, []any{&name, &kind, &changed, &ids}, func() error {
+	if _, err := pgx.ForEachRow(rows, []any{&name, &kind, &changed, &became, &ids}, func() error {
 		if kind == nil {
 			r.refuse(plantsOnly, "a table (once number %s) that rows left with the plants is gone", name)
 			return nil
@@ -38,7 +39,7 @@ func (r *restore) cascades(ctx context.Context, plants []Deletion) (all []*casca
 		if *kind == "p" {
 			of.only = name
 		}
-		all = append(all, &cascade{of, changed, slices.Clone(ids)})
+		all = append(all, &cascade{of, changed, became, slices.Clone(ids)})
 		return nil
 	}); err != nil {
 		return nil, err
@@ -156,7 +157,7 @@ func (r *restore) finish(ctx context.Context, c *cascade, path string, done *Res
 		value := fmt.Sprintf("(%s ->> %s)::%s", readable("e.content"), quoted(c.changed), today.typ)
 		if err := r.asTheStore(ctx, path, func() error {
 			_, err := r.Exec(ctx, fmt.Sprintf(`UPDATE %s p SET %s = %s FROM plantstore.cascaded e
-				WHERE e.id = ANY ($1) AND %s AND (p.%[2]s IS NULL OR p.%[2]s = %[5]s)`, c.of.only, today.quoted(), value, c.of.join, today.byDefault), c.ids)
+				WHERE e.id = ANY ($1) AND %s AND p.%[2]s IS NOT DISTINCT FROM (%[5]s)`, c.of.only, today.quoted(), value, c.of.join, c.became), c.ids)
 			return err
 		}); err != nil {
 			return err

@@ -322,6 +322,43 @@ func TestRowsOfSeveralDeletions(t *testing.T) {
 	}
 }
 
+// A restore replaces only what the foreign key itself left in a column.
+func TestRestoreKeepsWhatOthersSet(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	const kept = "public.stock: rows that are gone, or whose column %q has another value since: %d"
+	for name, test := range map[string]struct{ before, sql, want string }{
+		"null, and the default since":     {sql: `UPDATE stock SET a = DEFAULT WHERE id = 1`, want: fmt.Sprintf(kept, "a", 1)},
+		"the default, and null since":     {sql: `UPDATE stock SET b = NULL WHERE id = 2`, want: fmt.Sprintf(kept, "b", 2)},
+		"another default since":           {sql: `ALTER TABLE stock ALTER a SET DEFAULT 2, ALTER b SET DEFAULT 2`},
+		"another default after the watch": {before: `ALTER TABLE stock ALTER b SET DEFAULT 2`},
+		"no default":                      {before: `ALTER TABLE stock ALTER b DROP DEFAULT`, sql: `ALTER TABLE stock ALTER b SET DEFAULT 2`},
+		"no default then, one set since":  {before: `ALTER TABLE stock ALTER b DROP DEFAULT`, sql: `UPDATE stock SET b = 2 WHERE id = 2`, want: fmt.Sprintf(kept, "b", 2)},
+		"the value by hand":               {sql: `INSERT INTO plants (id, name) VALUES (9, 'x'); UPDATE stock SET a = 9, b = 9`, want: fmt.Sprintf(kept+"\n"+kept, "a", 1, "b", 2)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			execute(t, owner, `DROP TABLE IF EXISTS stock; DELETE FROM plants;
+				CREATE TABLE stock (id int PRIMARY KEY, a bigint DEFAULT 0 REFERENCES plants ON DELETE SET NULL, b bigint DEFAULT 0 REFERENCES plants ON DELETE SET DEFAULT);
+				INSERT INTO plants (id, name) SELECT i, 'p' || i FROM generate_series(0, 3) i; INSERT INTO stock VALUES (1, 1, NULL), (2, NULL, 1); SELECT plantstore.watch('stock')`)
+			execute(t, owner, test.before)
+			execute(t, owner, `DELETE FROM plants WHERE id = 1; `+test.sql)
+			const rows = `SELECT string_agg(s::text, ' ' ORDER BY id) FROM stock s`
+			before := value[string](t, owner, rows)
+			_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{1}}, ledger.Options{})
+			if test.want != "" {
+				if got := strings.Join(reasons(t, err), "\n"); got != test.want {
+					t.Errorf("refused: got %s, want %s", got, test.want)
+				}
+			} else if before = "(1,1,) (2,,1)"; err != nil {
+				t.Fatal(err)
+			}
+			if got := value[string](t, owner, rows); got != before {
+				t.Errorf("rows: got %s, want %s", got, before)
+			}
+		})
+	}
+}
+
 // A restore names what is in its way, and does what flags allow.
 func TestRestoreWholeIsRefused(t *testing.T) {
 	t.Parallel()

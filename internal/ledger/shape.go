@@ -63,7 +63,6 @@ func (t *relation) column(name string) string {
 type column struct {
 	name, typ string
 	oid       uint32 // of its type
-	byDefault string // in SQL
 	generated string // as in pg_attribute
 	required  bool   // a row has to have a value
 }
@@ -73,12 +72,11 @@ func (c column) quoted() string { return pgx.Identifier{c.name}.Sanitize() }
 func (r *restore) readColumns(ctx context.Context, t *relation) (err error) {
 	rows, _ := r.Query(ctx, `
 		SELECT attname, format_type(atttypid, atttypmod), atttypid, attgenerated::text,
-			coalesce((SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef WHERE adrelid = attrelid AND adnum = attnum), 'NULL'),
 			(attnotnull OR typnotnull) AND NOT atthasdef AND attidentity = '' AND typdefault IS NULL
 		FROM pg_attribute JOIN pg_type t ON t.oid = atttypid
 		WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum`, t.name)
 	t.columns, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (c column, err error) {
-		err = row.Scan(&c.name, &c.typ, &c.oid, &c.generated, &c.byDefault, &c.required)
+		err = row.Scan(&c.name, &c.typ, &c.oid, &c.generated, &c.required)
 		return c, err
 	})
 	return err

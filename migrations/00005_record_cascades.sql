@@ -64,7 +64,8 @@ CREATE FUNCTION plantstore.missing(target regclass) RETURNS SETOF text LANGUAGE 
     SELECT format('GRANT %s ON %s TO %I;', string_agg(v.privilege, ', '), v.object, current_user)
     FROM pg_class c, LATERAL (
         SELECT 1 AS n, 'TEMPORARY' AS privilege, format('DATABASE %I', current_database()) AS object, has_database_privilege(current_database(), 'TEMPORARY') AS granted
-        UNION ALL SELECT 2, 'USAGE', 'SCHEMA ' || c.relnamespace::regnamespace, has_schema_privilege(c.relnamespace, 'USAGE')
+        UNION ALL (SELECT 2, 'USAGE', 'SCHEMA ' || n::regnamespace, has_schema_privilege(n, 'USAGE')
+            FROM (SELECT c.relnamespace UNION SELECT t.typnamespace FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = c.oid AND a.attnum > 0) s (n))
         UNION ALL SELECT 3, p, c.oid::regclass::text, has_table_privilege(c.oid, p)
             FROM unnest(CASE WHEN EXISTS (SELECT FROM plantstore.foreign_keys k WHERE k.relation = target) THEN '{SELECT,INSERT,UPDATE,TRIGGER}' ELSE '{SELECT,INSERT}'::text[] END) p
     ) v WHERE c.oid = target AND NOT v.granted

@@ -154,6 +154,9 @@ func TestAccidents(t *testing.T) {
 				REVOKE ALL ON plants FROM plantstore_owner CASCADE; GRANT DELETE, SELECT (id) ON plants TO plantstore_app`,
 			want: []string{"problem: role plantstore_owner lacks rights to restore rows of attic.orders", "problem: role plantstore_owner lacks rights to restore rows of public.plants"}},
 
+		{check: "restore-rights", sql: `CREATE SCHEMA kinds; CREATE TYPE kinds.light AS ENUM ('sun'); ALTER TABLE plants ADD light kinds.light, ADD lights kinds.light[]`,
+			want: []string{"problem: role plantstore_owner lacks rights to restore rows of public.plants"}},
+
 		{check: "store-triggers", sql: audit + `CREATE TRIGGER a BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION audit(); CREATE TRIGGER "B" AFTER INSERT OR DELETE ON plants FOR EACH STATEMENT EXECUTE FUNCTION audit();
 				CREATE TRIGGER c BEFORE INSERT ON plants FOR EACH ROW EXECUTE FUNCTION audit(); CREATE TRIGGER d AFTER UPDATE ON plants FOR EACH ROW EXECUTE FUNCTION audit();
 				CREATE TRIGGER e BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION audit(); ALTER TABLE plants DISABLE TRIGGER e`, want: []string{

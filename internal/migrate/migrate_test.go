@@ -316,6 +316,24 @@ advice: trigger "soft delete" fires before a plant is deleted: it can refuse, or
 	}
 }
 
+// A restore names the types of the columns, which takes USAGE on their schemas.
+func TestPlanNamesTheSchemasOfTypes(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Empty(t)
+	super := pgtest.Connect(t, db.Super)
+	mustExec(t, super, `CREATE SCHEMA "the kinds"; CREATE TYPE "the kinds".light AS ENUM ('sun'); CREATE DOMAIN "the kinds".short AS text; CREATE SCHEMA gone; CREATE TYPE gone.light AS ENUM ('sun');
+		CREATE TABLE plants (id bigint PRIMARY KEY, light "the kinds".light, lights "the kinds".light[], short "the kinds".short, gone gone.light);
+		ALTER TABLE plants DROP gone; ALTER TABLE plants OWNER TO plantstore_owner`)
+	const grant = `GRANT USAGE ON SCHEMA "the kinds" TO plantstore_owner`
+	for _, want := range [][]string{{"role plantstore_owner lacks rights: " + grant}, {}} {
+		p, err := Plan(t.Context(), db.Owner)
+		if err != nil || !slices.Equal(p.Problems, want) {
+			t.Errorf("problems: got %+v, %v, want %q", p, err, want)
+		}
+		mustExec(t, super, grant)
+	}
+}
+
 // The whole life with one ordinary role that owns its database, on a server that has neither
 // of the service's roles, and with a table of another owner's. Each GRANT that is asked for
 // does.

@@ -211,6 +211,9 @@ const rights = `
 			THEN format('GRANT CREATE ON SCHEMA public TO %I', current_user) END
 		UNION ALL SELECT CASE WHEN NOT has_database_privilege(current_database(), 'TEMPORARY')
 			THEN format('GRANT TEMPORARY ON DATABASE %I TO %I', current_database(), current_user) END
+		UNION ALL SELECT DISTINCT format('GRANT USAGE ON SCHEMA %I TO %I', n.nspname, current_user) -- a restore names the columns' types
+			FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid JOIN pg_namespace n ON n.oid = t.typnamespace
+			WHERE a.attrelid = to_regclass('public.plants') AND a.attnum > 0 AND NOT has_schema_privilege(n.oid, 'USAGE')
 		UNION ALL SELECT format('GRANT %s ON public.plants TO %I', string_agg(r, ', '), current_user)
 			FROM unnest('{TRIGGER,SELECT,INSERT,DELETE}'::text[]) r WHERE NOT has_table_privilege(to_regclass('public.plants')::oid, r)
 			HAVING count(*) > 0

@@ -31,25 +31,24 @@ type batchResult struct {
 	queued  time.Duration
 }
 
-// A batcher deletes plants in batches, each one statement and one transaction. A deletion
-// that comes while no batch is under way begins one at once. Those that come meanwhile make
-// up the next.
+// A batcher deletes plants in batches, each one statement and one transaction. Nobody waits
+// for a batch to fill: what comes while batches are under way makes up the next.
 type batcher struct {
-	db    *DB
-	slots int // batches that may be under way
+	db      *DB
+	slots   int                // batches that may be under way
+	execute func([]*batchItem) // transact; tests have their own
 
-	mu           sync.Mutex
-	queue        []*batchItem
-	running      int           // batches under way
-	underWay     int           // deletions in them
-	began        time.Time     // when the newest of them began
-	meanDuration time.Duration // how long a batch takes, on average
-	timer        *time.Timer   // begins the next batch where the newest is late
-	armed        bool
+	mu      sync.Mutex
+	queue   []*batchItem
+	running int         // batches under way
+	began   time.Time   // when the newest of them began
+	late    *time.Timer // ends when the newest is old enough for another one
 }
 
 func newBatcher(db *DB) *batcher {
-	return &batcher{db: db, slots: int(db.batch.Config().MaxConns+1) / 2}
+	b := &batcher{db: db, slots: int(db.batch.Config().MaxConns+1) / 2}
+	b.execute = b.transact
+	return b
 }
 
 // delete deletes a plant in a batch. If ctx ends first, the deletion leaves the queue or, if
@@ -58,16 +57,12 @@ func (b *batcher) delete(ctx context.Context, d *plant.Deletion) batchResult {
 	item := &batchItem{Deletion: d, came: time.Now(), result: make(chan batchResult, 1)}
 	b.mu.Lock()
 	b.queue = append(b.queue, item)
-	begins := b.mayBegin(item.came)
-	if begins {
-		b.running++
-		b.began = item.came
-	}
+	batch := b.next()
 	b.mu.Unlock()
-	if deadline, _ := ctx.Deadline(); begins && time.Until(deadline) > 2*b.db.limits.batch {
-		b.run() // here, which spares a lone request two changes of goroutines
-	} else if begins {
-		go b.run() // it may take longer than ctx
+	if deadline, _ := ctx.Deadline(); batch != nil && time.Until(deadline) > 2*b.db.limits.batch {
+		b.run(batch) // here, which spares a lone request two changes of goroutines
+	} else if batch != nil {
+		go b.run(batch) // it may take longer than ctx
 	}
 	select {
 	case r := <-item.result:
@@ -75,100 +70,85 @@ func (b *batcher) delete(ctx context.Context, d *plant.Deletion) batchResult {
 	case <-ctx.Done():
 	}
 	b.mu.Lock()
-	for i, other := range b.queue {
-		if other == item {
-			b.queue = append(b.queue[:i:i], b.queue[i+1:]...)
-			b.mu.Unlock()
-			return batchResult{meaning: busy, err: ctx.Err(), queued: time.Since(item.came)}
-		}
+	defer b.mu.Unlock()
+	if n := slices.Index(b.queue, item); n >= 0 {
+		b.queue = slices.Delete(b.queue, n, n+1)
+		return batchResult{meaning: busy, err: ctx.Err(), queued: time.Since(item.came)}
 	}
-	b.mu.Unlock()
 	return batchResult{meaning: lost, err: ctx.Err(), batch: 1}
 }
 
-// mayBegin reports whether another batch may begin: none is under way, enough deletions wait,
-// or the newest batch is late. As many as are under way are enough: then two batches of one
-// size wait for their commits at the same time. The longer the round trip to the database is,
-// compared with its work, the fewer are enough.
-func (b *batcher) mayBegin(now time.Time) bool {
-	if b.running == 0 {
-		return true
-	}
-	if b.running == b.slots {
+const (
+	manyWait = 64                     // deletions, for a batch of their own
+	lateAge  = 2 * time.Millisecond   // of a batch that has kept the queue long enough
+	farAway  = 500 * time.Microsecond // to the database and back
+	fewWait  = 4                      // for each batch under way, where the database is far away
+)
+
+// mayBegin reports whether a batch may begin. It may if no other is under way. Another begins
+// beside it, as long as a slot is free, when 64 deletions wait, or when the newest batch is
+// 2 ms old. Where the database is more than half a millisecond away, it also begins when four
+// deletions wait for each batch under way.
+func (b *batcher) mayBegin() bool {
+	waiting, far := len(b.queue), time.Duration(b.db.roundTrip.Load()) > farAway
+	switch {
+	case waiting == 0 || b.running == b.slots:
 		return false
-	}
-	roundTrip := time.Duration(b.db.roundTrip.Load())
-	work := max(b.meanDuration-roundTrip, 1)
-	late := 2*work - now.Sub(b.began)
-	if late <= 0 || float64(len(b.queue))*(1+float64(roundTrip)/float64(work)) >= float64(b.underWay) {
+	case b.running == 0 || waiting >= manyWait || time.Since(b.began) >= lateAge:
 		return true
 	}
-	if !b.armed {
-		b.armed = true
-		if b.timer == nil {
-			b.timer = time.AfterFunc(late, b.late)
-		} else {
-			b.timer.Reset(late)
-		}
-	}
-	return false
+	return far && waiting >= fewWait*b.running
 }
 
-// late begins the next batch where the newest is still under way.
-func (b *batcher) late() {
-	b.mu.Lock()
-	b.armed = false
-	begins := len(b.queue) > 0 && b.mayBegin(time.Now())
-	if begins {
-		b.running++
-		b.began = time.Now()
+// next takes the next batch from the queue, or nothing where none may begin. The caller holds
+// the mutex.
+func (b *batcher) next() []*batchItem {
+	if !b.mayBegin() {
+		return nil
 	}
-	b.mu.Unlock()
-	if begins {
-		b.run()
-	}
-}
-
-// run makes one batch of the queue, and has another goroutine go on with what came meanwhile.
-func (b *batcher) run() {
-	b.mu.Lock()
-	items := b.take()
-	b.underWay += len(items)
-	b.mu.Unlock()
-	began := time.Now()
-	clean := true
-	if len(items) > 0 {
-		clean = b.execute(items)
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if clean && len(items) > 0 {
-		b.meanDuration += (time.Since(began) - b.meanDuration) / 8
-	}
-	b.underWay -= len(items)
-	b.running--
-	if len(b.queue) == 0 || !b.mayBegin(time.Now()) {
-		return
-	}
+	n := min(len(b.queue), maxBatch)
+	batch := b.queue[:n:n]
+	b.queue = b.queue[n:]
 	b.running++
 	b.began = time.Now()
+	if b.late == nil {
+		b.late = time.AfterFunc(lateAge, b.another)
+	} else {
+		b.late.Reset(lateAge)
+	}
+	return batch
+}
+
+// run makes a batch, and has another goroutine go on with what came meanwhile.
+func (b *batcher) run(batch []*batchItem) {
+	b.execute(batch)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.queue) == 0 {
+		b.running--
+		return
+	}
 	go func() {
 		runtime.Gosched() // clients that were just answered come back, and make one batch and not two
-		b.run()
+		b.mu.Lock()
+		b.running--
+		b.mu.Unlock()
+		b.another()
 	}()
 }
 
-// take removes the next batch from the queue.
-func (b *batcher) take() []*batchItem {
-	n := min(len(b.queue), maxBatch)
-	items := b.queue[:n:n]
-	b.queue = b.queue[n:]
-	return items
+// another makes a batch of what waits, if one may begin.
+func (b *batcher) another() {
+	b.mu.Lock()
+	batch := b.next()
+	b.mu.Unlock()
+	if batch != nil {
+		b.run(batch)
+	}
 }
 
-// execute makes a batch and gives each item its result. It reports whether one statement was
-// enough.
-func (b *batcher) execute(items []*batchItem) bool {
+// transact makes a batch on a connection of the pool, and gives each item its result.
+func (b *batcher) transact(items []*batchItem) {
 	ctx, cancel := context.WithTimeout(context.Background(), b.db.limits.batch)
 	conn, err := b.db.batch.Acquire(ctx)
 	cancel()
@@ -177,29 +157,29 @@ func (b *batcher) execute(items []*batchItem) bool {
 	}
 	if err != nil {
 		b.answer(items, notAcquired(err), err)
-		return false
+		return
 	}
 	defer conn.Release()
 	b.db.metrics.running.Inc()
 	defer b.db.metrics.running.Dec()
 	b.db.metrics.size.Observe(float64(len(items)))
-	return b.attempt(conn.Conn(), items)
+	b.attempt(conn.Conn(), items)
 }
 
 // attempt deletes the plants of items in one transaction. After a refusal the halves are
 // tried, down to each item alone. After a wait that was too long, the items have to find out
 // by themselves which of them it was.
-func (b *batcher) attempt(conn *pgx.Conn, items []*batchItem) bool {
+func (b *batcher) attempt(conn *pgx.Conn, items []*batchItem) {
 	if conn.IsClosed() { // earlier parts of the batch lost it
 		b.answer(items, unreachable, errClosed)
-		return false
+		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), b.db.limits.batch)
 	defer cancel()
 	if len(items) == 1 {
 		m, err := deleteOne(ctx, conn, items[0].Deletion, b.db.limits.batchLock)
 		b.answer(items, m, err)
-		return err == nil
+		return
 	}
 	deletions := make([]*plant.Deletion, len(items))
 	for n, i := range items {
@@ -214,7 +194,7 @@ func (b *batcher) attempt(conn *pgx.Conn, items []*batchItem) bool {
 			}
 			i.result <- batchResult{m, nil, len(items), i.queued}
 		}
-		return true
+		return
 	}
 	switch m := classify(err); m {
 	case lost, unreachable:
@@ -226,7 +206,6 @@ func (b *batcher) attempt(conn *pgx.Conn, items []*batchItem) bool {
 		b.attempt(conn, items[:half])
 		b.attempt(conn, items[half:])
 	}
-	return false
 }
 
 func (b *batcher) answer(items []*batchItem, m meaning, err error) {

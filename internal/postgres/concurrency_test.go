@@ -437,26 +437,6 @@ func TestLimitsOfThePools(t *testing.T) {
 	}
 }
 
-// Each new connection measures the round trip to the database, and the shortest counts.
-func TestTheShortestRoundTrip(t *testing.T) {
-	t.Parallel()
-	db := opened(t, Config{URL: pgtest.Shared(t).App})
-	for before, counts := range map[time.Duration]func(time.Duration) bool{
-		0:         func(d time.Duration) bool { return d > 0 },
-		1:         func(d time.Duration) bool { return d == 1 },
-		time.Hour: func(d time.Duration) bool { return d > 0 && d < time.Hour },
-	} {
-		db.roundTrip.Store(int64(before))
-		db.solo.Reset()
-		if err := db.solo.Ping(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if got := time.Duration(db.roundTrip.Load()); !counts(got) {
-			t.Errorf("the shortest round trip after %s and another one: got %s", before, got)
-		}
-	}
-}
-
 // The pools together have as many connections as the URL allows, and none has no connection.
 func TestPoolsShareTheConnections(t *testing.T) {
 	t.Parallel()

@@ -234,9 +234,7 @@ func TestABatchOfAllKinds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if s.batches.attempt(conn.Conn(), items) {
-		t.Error("one statement was enough; want several")
-	}
+	s.batches.attempt(conn.Conn(), items)
 	for n, i := range items {
 		want := map[int]meaning{3: referenced, 5: missing, 8: referenced}[n]
 		if r := <-i.result; r.meaning != want {
@@ -265,8 +263,7 @@ func (c *observed) Done() <-chan struct{} {
 
 // together sends deletions that would be one batch, and returns their results in order.
 func (s *store) together(deletions ...plant.Deletion) []<-chan string {
-	b := s.batches
-	b.slots, b.running = 1, 1 // as if the only batch were under way
+	release := s.batches.hold()
 	results := make([]<-chan string, len(deletions))
 	for n, d := range deletions {
 		result := make(chan string, 1)
@@ -280,7 +277,7 @@ func (s *store) together(deletions ...plant.Deletion) []<-chan string {
 		}()
 		<-queued.waits // in the batch's queue, or in the plant's
 	}
-	go b.run()
+	go release()
 	return results
 }
 
@@ -443,34 +440,6 @@ func TestPrincipalsThatFail(t *testing.T) {
 		}
 		if _, got := s.failing.get(s.who); got != c.failing {
 			t.Errorf("after deletion %d: the principal is failing: %t; want %t", n, got, c.failing)
-		}
-	}
-}
-
-func TestWhenAnotherBatchBegins(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		name                           string
-		waiting, underWay, running     int
-		roundTrip, ofOne, sinceTheLast time.Duration
-		want                           bool
-	}{
-		{"none is under way", 1, 0, 0, 0, time.Hour, 0, true},
-		{"fewer wait", 3, 4, 1, 0, time.Hour, 0, false},
-		{"as many wait", 4, 4, 1, 0, time.Hour, 0, true},
-		{"the way takes as long as the work", 2, 4, 1, time.Hour, 2 * time.Hour, 0, true},
-		{"the newest is late", 1, 4, 1, 0, time.Hour, 2 * time.Hour, true},
-		{"as many as may be are under way", 9, 4, 3, 0, time.Hour, 2 * time.Hour, false},
-	} {
-		now := time.Now()
-		b := &batcher{db: new(DB), slots: 3, queue: make([]*batchItem, test.waiting), underWay: test.underWay, running: test.running,
-			meanDuration: test.ofOne, began: now.Add(-test.sinceTheLast)}
-		b.db.roundTrip.Store(int64(test.roundTrip))
-		if got := b.mayBegin(now); got != test.want {
-			t.Errorf("%s: another batch may begin: %t; want %t", test.name, got, test.want)
-		}
-		if b.timer != nil {
-			b.timer.Stop()
 		}
 	}
 }

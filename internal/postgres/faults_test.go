@@ -312,8 +312,7 @@ func (s *stage) request(t *testing.T, p play, ids []int64, name string, keySent 
 	defer cancel()
 	results := make([]string, len(ids))
 	plants := s.DB.Plants()
-	b := plants.batches
-	b.slots, b.running = 1, 1 // as if the only batch were under way
+	release := plants.batches.hold()
 	var all sync.WaitGroup
 	for n, id := range ids {
 		d := plant.Deletion{Plant: plant.ID(id), Principal: fmt.Sprint("client-", ids[0]), RequestID: name, Key: fmt.Sprint("key-", n), KeySent: keySent}
@@ -328,7 +327,7 @@ func (s *stage) request(t *testing.T, p play, ids []int64, name string, keySent 
 		})
 		synctest.Wait() // the batch has them in order
 	}
-	b.run()
+	release()
 	all.Wait()
 	return results
 }

@@ -1,7 +1,7 @@
 # The two commands of a newcomer are `make run` and `make test`.
 
 .DEFAULT_GOAL := help
-.PHONY: help run build install up sbom test nightly lint fuzz model chaos drill bench
+.PHONY: help run build install up test nightly lint fuzz model chaos drill bench
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
@@ -44,10 +44,6 @@ install: ## Install what was built under PREFIX (/usr/local), with its systemd u
 
 .bin/plantstore:
 	$(BUILD)
-
-sbom: build
-sbom: ## List what is in the program, as CycloneDX JSON: .bin/plantstore.cdx.json
-	@go run ./deploy/sbom .bin/plantstore $(VERSION) >.bin/plantstore.cdx.json
 
 up: ## Start the service and PostgreSQL in containers, see deploy/docs/install.md
 	@PLANTSTORE_VERSION=$(VERSION) PLANTSTORE_COMMIT=$(COMMIT) \

@@ -40,12 +40,52 @@ const (
 	lost                  // the connection ended: the attempt may be committed now or later
 	misconfigured         // somebody has to fix the database
 	overloaded            // too many are in flight
+	numMeanings   = iota
 )
 
-// reasons are the labels and log words of attempts that did not bring an outcome.
-var reasons = [...]string{conflict: "conflict", unexpectedRow: "unexpected_row", referenced: "referenced", storeRule: "store_rule", overBudget: "over_budget",
-	busy: "busy", batchBusy: "batch_busy", unreachable: "unreachable", lost: "lost", misconfigured: "misconfigured",
-	overloaded: ""} // nothing was tried
+// A next says what follows an attempt.
+type next int
+
+const (
+	_       next = iota
+	succeed      // the attempt deleted the plant
+	retry        // the attempt did nothing, and another one may succeed soon
+	giveUp       // the attempt did nothing, and another one would not, either
+	refuse       // the attempt did nothing, and the deletion is refused
+	resolve      // only the ledger knows what became of the deletion
+)
+
+// An effect is what a deletion does to the others of its batch.
+type effect int
+
+const (
+	_         effect = iota
+	slows            // they wait for it
+	rollsBack        // they have to be tried again
+)
+
+// meanings has all that follows from a meaning.
+var meanings = [numMeanings]struct {
+	word    string // for logs and metrics; empty where no attempt failed
+	next    next
+	refusal int    // recorded, or returned, where the ledger has no other outcome of the key
+	err     error  // returned where no further attempt is made
+	effect  effect // where the database said so
+}{
+	deleted:       {next: succeed},
+	missing:       {next: resolve, refusal: codeNotFound},
+	conflict:      {word: "conflict", next: resolve, refusal: codeNotFound, effect: rollsBack},
+	unexpectedRow: {word: "unexpected_row", next: giveUp, err: plant.ErrMisconfigured}, // a batch of one has no such row
+	referenced:    {word: "referenced", next: refuse, refusal: codeReferenced, effect: rollsBack},
+	storeRule:     {word: "store_rule", next: refuse, refusal: codeStoreRule, effect: rollsBack},
+	overBudget:    {word: "over_budget", next: refuse, refusal: codeNotFound}, // the budget's own refusal is never recorded
+	busy:          {word: "busy", next: retry, err: plant.ErrBusy, effect: slows},
+	batchBusy:     {word: "batch_busy", next: retry, err: plant.ErrBusy},
+	unreachable:   {word: "unreachable", next: retry, err: plant.ErrUnavailable},
+	lost:          {word: "lost", next: resolve, refusal: codeNotFound},
+	misconfigured: {word: "misconfigured", next: giveUp, err: plant.ErrMisconfigured},
+	overloaded:    {next: giveUp, err: plant.ErrOverloaded},
+}
 
 // classify returns what a statement's error means. Only an ERROR of the server proves that
 // the transaction was rolled back. After anything else, such as a lost connection, the commit
@@ -109,26 +149,35 @@ const (
 	codeTriggerOff     = 50304
 )
 
-// errorOf is the error of a refusal's code. The cause is the server's error, if the refusal is
-// that of this very attempt.
-func errorOf(code int, at time.Time, cause error) error {
-	pg, ok := errors.AsType[*pgconn.PgError](cause)
-	if ok {
-		cause = &serverError{pg}
-	} else {
-		pg = &pgconn.PgError{}
+// refusals are the errors of the refusals that the ledger records, by code. The cause is the
+// server's error, if the refusal is that of this very attempt.
+var refusals = map[int]func(at time.Time, cause *serverError) error{
+	codeNotFound:       func(time.Time, *serverError) error { return plant.ErrNotFound },
+	codeDeletedEarlier: func(at time.Time, _ *serverError) error { return &plant.DeletedEarlierError{At: at} },
+	codeReferenced: func(_ time.Time, cause *serverError) error {
+		if cause == nil {
+			return &plant.ReferencedError{}
+		}
+		return &plant.ReferencedError{Table: cause.TableName, Cause: cause}
+	},
+	codeStoreRule: func(_ time.Time, cause *serverError) error {
+		if cause == nil {
+			return &plant.StoreRuleError{}
+		}
+		return &plant.StoreRuleError{Constraint: cause.ConstraintName, Cause: cause}
+	},
+}
+
+// refused is the error of a refusal with a code.
+func refused(code int, at time.Time, cause error) error {
+	refusal, ok := refusals[code]
+	if !ok { // of a newer plantstore
+		return fmt.Errorf("the ledger has a refusal with the unknown code %d", code)
 	}
-	switch code {
-	case codeDeletedEarlier:
-		return &plant.DeletedEarlierError{At: at}
-	case codeReferenced:
-		return &plant.ReferencedError{Table: pg.TableName, Cause: cause}
-	case codeStoreRule:
-		return &plant.StoreRuleError{Constraint: pg.ConstraintName, Cause: cause}
-	case codeNotFound:
-		return plant.ErrNotFound
+	if pg, ok := errors.AsType[*pgconn.PgError](cause); ok {
+		return refusal(at, &serverError{pg})
 	}
-	return fmt.Errorf("the ledger has a refusal with the unknown code %d", code) // of a newer plantstore
+	return refusal(at, nil)
 }
 
 // A serverError is an error of the server's with where it was raised, for the log.

@@ -4,11 +4,97 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"plantstore/internal/plant"
 )
+
+// Each meaning has a row, and what its row needs.
+func TestEveryMeaningHasARow(t *testing.T) {
+	t.Parallel()
+	names := meaningNames(t)
+	if len(names) != numMeanings {
+		t.Fatalf("errors.go has the meanings %q; want %d", names, numMeanings)
+	}
+	words := make(map[string]string)
+	for m, row := range meanings {
+		name := names[m]
+		if row.next == 0 {
+			t.Errorf("%s has no row in meanings", name)
+			continue
+		}
+		if wantsWord := meaning(m) != deleted && meaning(m) != missing && meaning(m) != overloaded; (row.word != "") != wantsWord {
+			t.Errorf("%s: the word is %q; want one: %t", name, row.word, wantsWord)
+		}
+		if other := words[row.word]; other != "" {
+			t.Errorf("%s has the word of %s: %q", name, other, row.word)
+		}
+		if row.word != "" {
+			words[row.word] = name
+		}
+		if wantsErr := row.next == retry || row.next == giveUp; (row.err != nil) != wantsErr {
+			t.Errorf("%s: the error is %v; want one: %t", name, row.err, wantsErr)
+		}
+		wantsRefusal := row.next == refuse || row.next == resolve
+		if _, ok := refusals[row.refusal]; ok != wantsRefusal || !wantsRefusal && row.refusal != 0 {
+			t.Errorf("%s: the refusal is %d; want one of refusals: %t", name, row.refusal, wantsRefusal)
+		}
+	}
+}
+
+// meaningNames are the names of the constants, in their order.
+func meaningNames(t *testing.T) (names []string) {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), "errors.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range file.Decls {
+		block, ok := d.(*ast.GenDecl)
+		if !ok || block.Tok != token.CONST {
+			continue
+		}
+		if first := block.Specs[0].(*ast.ValueSpec); first.Type == nil || first.Type.(*ast.Ident).Name != "meaning" {
+			continue
+		}
+		for _, s := range block.Specs[:len(block.Specs)-1] { // the last one is their number
+			names = append(names, s.(*ast.ValueSpec).Names[0].Name)
+		}
+	}
+	return names
+}
+
+// The codes that plantstore.outcome records are those that have an error.
+func TestEveryRefusalHasAnError(t *testing.T) {
+	t.Parallel()
+	codes := value[[]int](t, newStore(t), `SELECT array_agg(DISTINCT m[1]::int ORDER BY m[1]::int)
+		FROM pg_proc, regexp_matches(prosrc, '\m4\d{4}\M', 'g') m WHERE oid = 'plantstore.outcome'::regproc`)
+	if got := slices.Sorted(maps.Keys(refusals)); !slices.Equal(got, codes) {
+		t.Errorf("errors for the codes %d; want those of plantstore.outcome, %d", got, codes)
+	}
+	at := time.Date(2026, 11, 29, 0, 0, 0, 0, time.UTC)
+	pg := &pgconn.PgError{Severity: "ERROR", Code: "P0001", Message: "no", TableName: "orders", ConstraintName: "few"}
+	for code, want := range map[int]string{codeNotFound: plant.ErrNotFound.Error(), codeDeletedEarlier: "deleted earlier", codeReferenced: "referenced orders", codeStoreRule: "rule few"} {
+		if got := outcomeOf(refused(code, at, fmt.Errorf("wrapped: %w", pg))); got != want {
+			t.Errorf("%d: %s; want %s", code, got, want)
+		}
+		if got, first := outcomeOf(refused(code, at, nil)), strings.Fields(want)[0]; !strings.HasPrefix(got, first) {
+			t.Errorf("%d without a cause: %s; want %s", code, got, first)
+		}
+	}
+	if err := refused(49999, at, nil); err == nil {
+		t.Error("a code of a newer plantstore has no error")
+	}
+}
 
 // A no is final, so only what is certain to stay refused may be one.
 func TestClassify(t *testing.T) {

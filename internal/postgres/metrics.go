@@ -6,7 +6,7 @@ import (
 
 // metrics count what deletions meet in the database. The server counts their outcomes.
 type metrics struct {
-	failed  [len(reasons)]prometheus.Counter // by meaning; nil for those that are no failure
+	failed  [numMeanings]prometheus.Counter // by meaning; nil for those that are no failure
 	all     *prometheus.CounterVec
 	size    prometheus.Histogram
 	running prometheus.Gauge
@@ -18,9 +18,9 @@ func newMetrics() *metrics {
 		size:    prometheus.NewHistogram(prometheus.HistogramOpts{Name: "plantstore_batch_size", Help: "Deletions in a batch.", Buckets: prometheus.ExponentialBuckets(1, 2, 9)}),
 		running: prometheus.NewGauge(prometheus.GaugeOpts{Name: "plantstore_batches_in_flight", Help: "Batches that the database works on."}),
 	}
-	for meaning, reason := range reasons {
-		if reason != "" {
-			m.failed[meaning] = m.all.WithLabelValues(reason)
+	for n, row := range meanings {
+		if row.word != "" {
+			m.failed[n] = m.all.WithLabelValues(row.word)
 		}
 	}
 	return m

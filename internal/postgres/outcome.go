@@ -30,8 +30,8 @@ func (p *Plants) outcome(ctx context.Context, d plant.Deletion, refuse int) (o o
 			o.again = again
 			return o, nil
 		}
-		switch classify(err) {
-		case busy, lost, unreachable:
+		switch meanings[classify(err)].next {
+		case retry, resolve:
 			if !sleep(ctx, &pause, p.db.limits.margin) {
 				return o, errors.Join(plant.ErrUnavailable, err)
 			}

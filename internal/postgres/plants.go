@@ -85,30 +85,27 @@ type execution struct {
 func (e *execution) run(ctx context.Context) error {
 	for pause := firstPause; ; {
 		m, err := e.attempt(ctx)
-		switch m {
-		case deleted:
+		row := meanings[m]
+		switch row.next {
+		case succeed:
 			return nil
-		case busy, unreachable:
-			if sleep(ctx, &pause, e.db.limits.margin) {
-				continue
+		case retry:
+			if m == batchBusy {
+				e.alone = true
+			} else if !sleep(ctx, &pause, e.db.limits.margin) {
+				return e.fail(row.err, err)
 			}
-			if m == busy {
-				return e.fail(plant.ErrBusy, err)
-			}
-			return e.fail(plant.ErrUnavailable, err)
-		case batchBusy:
-			e.alone = true
 			continue
-		case overloaded:
-			return e.fail(plant.ErrOverloaded, nil)
-		case misconfigured, unexpectedRow: // a batch of one has no row that nobody asked for
-			return e.fail(plant.ErrMisconfigured, err)
-		case lost:
-			e.lost = true
-		case referenced, storeRule, overBudget:
+		case giveUp:
+			return e.fail(row.err, err)
+		case refuse:
 			if !e.isOpen() {
 				return e.unrecorded(m, err)
 			}
+		case resolve:
+			e.lost = e.lost || m == lost
+		default:
+			return e.fail(fmt.Errorf("meaning %d has no row", m), err)
 		}
 
 		o, askErr := e.outcome(ctx, e.Deletion, e.refusal(m))
@@ -122,10 +119,10 @@ func (e *execution) run(ctx context.Context) error {
 			return e.fail(plant.ErrMisconfigured, errTriggerOff)
 		case o.code != codeThere:
 			e.Replayed = e.isReplay(o)
-			if refusals[m] == 0 || e.Replayed {
+			if o.code != row.refusal || e.Replayed {
 				err = nil // it is not the cause of this refusal
 			}
-			return errorOf(o.code, o.at, err)
+			return refused(o.code, o.at, err)
 		case m == overBudget && e.lost:
 			return plant.ErrUnknown
 		case m == overBudget:
@@ -142,9 +139,6 @@ func (e *execution) run(ctx context.Context) error {
 // isOpen reports whether another attempt of the key may be committed yet.
 func (e *execution) isOpen() bool { return e.lost || e.KeySent }
 
-// refusals are the codes of refusals that an attempt's error proves, to record and to answer.
-var refusals = [...]int{referenced: codeReferenced, storeRule: codeStoreRule, overloaded: 0}
-
 // refusal is the code that the ledger has to record before an attempt's result can be
 // returned, or 0.
 func (e *execution) refusal(m meaning) int {
@@ -153,10 +147,8 @@ func (e *execution) refusal(m meaning) int {
 		return codeStoreRule
 	case !e.isOpen():
 		return 0
-	case refusals[m] != 0:
-		return refusals[m]
 	}
-	return codeNotFound
+	return meanings[m].refusal
 }
 
 // maxStillThere is how often a plant may be there after an attempt found no row, before that
@@ -170,7 +162,7 @@ func (e *execution) unrecorded(m meaning, err error) error {
 	if m == overBudget {
 		return e.overBudget(err)
 	}
-	return errorOf(refusals[m], time.Time{}, err)
+	return refused(meanings[m].refusal, time.Time{}, err)
 }
 
 // isReplay reports whether the entry of an outcome is an earlier request's, and not that of
@@ -228,10 +220,10 @@ func (e *execution) attempt(ctx context.Context) (m meaning, err error) {
 	}
 	e.note(m, err)
 	e.Attempts++
-	if reason := reasons[m]; reason != "" {
+	if word := meanings[m].word; word != "" {
 		e.db.metrics.failed[m].Inc()
 		if len(e.Failed) < plant.MaxFailed {
-			e.Failed = append(e.Failed, reason)
+			e.Failed = append(e.Failed, word)
 		}
 	}
 	return m, err
@@ -290,11 +282,11 @@ func (e *execution) note(m meaning, err error) {
 		return // the database did not say so
 	}
 	now := time.Now()
-	switch m {
-	case busy:
+	switch meanings[m].effect {
+	case slows:
 		e.slow.add(e.Plant, struct{}{}, now.Add(e.db.limits.recent))
 		e.failing.add(e.Principal, struct{}{}, now.Add(e.db.limits.failing))
-	case conflict, referenced, storeRule:
+	case rollsBack:
 		last, _ := e.lastRefusals.get(e.Principal)
 		e.lastRefusals.add(e.Principal, [2]time.Time{last[1], now}, now.Add(e.db.limits.often))
 		if now.Sub(last[0]) < e.db.limits.often {

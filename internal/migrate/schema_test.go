@@ -576,7 +576,7 @@ func TestColumnsThatMayBeNull(t *testing.T) {
 	t.Parallel()
 	got := query(t, pgtest.Shared(t).Super, `SELECT table_name || ': ' || string_agg(column_name, ' ' ORDER BY ordinal_position) FROM information_schema.columns
 		WHERE table_schema IN ('plantstore', 'public') AND table_name NOT IN ('goose_db_version', 'foreign_keys') AND is_nullable = 'YES' GROUP BY table_name ORDER BY 1`)
-	want := []string{"cascaded: key changed", "deletions: request_id idempotency_key plant literal types refused restored_at restored_by", "principals: budget budget_period",
+	want := []string{"cascaded: key changed became", "deletions: request_id idempotency_key plant literal types refused restored_at restored_by", "principals: budget budget_period",
 		"tokens: expires_at revoked_at last_used_at"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("columns (-want +got):\n%s", diff)

@@ -50,6 +50,51 @@ func shippedRules(t *testing.T) (alerts, recorded map[string]rule) {
 	return alerts, recorded
 }
 
+// The Prometheus operator takes the same rules from an object.
+func TestKubernetesHasTheRules(t *testing.T) {
+	t.Parallel()
+	var file, object struct{ Groups, Spec any }
+	for name, into := range map[string]any{"deploy/observability/rules.yml": &file, "deploy/kubernetes/base/rules.yaml": &object} {
+		if err := yaml.Unmarshal([]byte(readme.Read(t, name)), into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(any(map[string]any{"groups": file.Groups}), object.Spec); diff != "" {
+		t.Errorf("rules.yml (-) and rules.yaml (+) differ; %s has the command that renews rules.yaml:\n%s", metricsManual, diff)
+	}
+}
+
+// Failed are all 5xx but locks and unknown keys. Good are 204, and what is final about a plant.
+func TestAvailabilityCountsTheCatalogue(t *testing.T) {
+	t.Parallel()
+	var failed, good []string
+	for _, row := range readme.Table(t, "README.md", "error") { // the server's tests compare it with the catalogue
+		switch code := row[0]; {
+		case row[1] >= "500" && code != "50301" && code != "50303":
+			failed = append(failed, code)
+		case (row[1] == "404" || row[1] == "409") && code != "40400":
+			good = append(good, code)
+		}
+	}
+	_, recorded := shippedRules(t)
+	counted := regexp.MustCompile(`error=~"([^"]*)"`)
+	for kind, want := range map[string]string{"rate": strings.Join(failed, "|"), "ratio": strings.Join(slices.Concat([]string{"0"}, good, failed), "|")} {
+		seen := 0
+		for name, r := range recorded {
+			if !strings.HasPrefix(name, "plantstore:failed:"+kind) {
+				continue
+			}
+			seen++
+			if got := counted.FindStringSubmatch(r.Expr); got == nil || got[1] != want {
+				t.Errorf("%s counts %q, want %s", name, got, want)
+			}
+		}
+		if seen == 0 {
+			t.Errorf("rules.yml records no plantstore:failed:%s", kind)
+		}
+	}
+}
+
 // A panel is what the dashboard shows in one place.
 type panel struct {
 	Title   string

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -59,6 +60,10 @@ func TestDev(t *testing.T) {
 		t.Errorf("%s: got %v, %s; want the list of deletions", pasted, err, out)
 	}
 	d.stop(t, syscall.SIGHUP)
+	states := regexp.MustCompile(`msg=(?:ready|"not ready")`).FindAllString(d.output(), -1)
+	if changes := slices.Compact(slices.Clone(states)); len(changes) != len(states) {
+		t.Errorf("the log has %q, want each change of readiness once", states)
+	}
 	if left, err := filepath.Glob(filepath.Join(folder, "*")); err != nil || len(left) > 0 {
 		t.Errorf("dev left %v behind, %v", left, err)
 	}

@@ -3,7 +3,7 @@
 -- locks: public.plants SHARE ROW EXCLUSIVE
 
 -- +goose Up
--- Runs once for each DELETE statement. Who asked is in the setting plantstore.asked, an
+-- Runs once for each DELETE statement. The requests are in the setting plantstore.requests, an
 -- array of rows: plants, principals, request ids and keys. The lone deletion of a principal
 -- with a budget adds the amount and the period in seconds that the service knows.
 -- The setting counts for members of plantstore_app and of the ledger's owner only. For
@@ -13,7 +13,7 @@
 -- generated columns, which a transition table has as null.
 --
 -- A lone deletion is recorded with all that a cascade took along; those rows have no key.
--- In a batch, a row that nobody asked for fails NOT NULL on deleted_by, and the service
+-- In a batch, a row that no request names fails NOT NULL on deleted_by, and the service
 -- runs the batch again one by one.
 -- +goose StatementBegin
 CREATE FUNCTION plantstore.record_deletion() RETURNS trigger
@@ -32,7 +32,7 @@ SET quote_all_identifiers = off
 AS $$
 #variable_conflict use_variable -- the store may name its columns like these
 DECLARE
-    asked text[];
+    requests text[];
     plant bigint;
     principal text;
     request text;
@@ -40,25 +40,25 @@ DECLARE
 BEGIN
     -- to_regrole is null where there is no such role, and so is pg_has_role then.
     IF pg_has_role(session_user, current_user, 'MEMBER') OR pg_has_role(session_user, to_regrole('plantstore_app'), 'MEMBER') THEN
-        asked := nullif(current_setting('plantstore.asked', true), ''); -- '' where an earlier transaction set it
+        requests := nullif(current_setting('plantstore.requests', true), ''); -- '' where an earlier transaction set it
     END IF;
-    IF array_length(asked, 2) > 1 THEN
+    IF array_length(requests, 2) > 1 THEN
         INSERT INTO plantstore.deletions (plant_id, deleted_by, request_id, idempotency_key, plant, literal, types)
         SELECT g.id, a.principal, a.request, a.key, row_to_json(g.*), (g.*)::record::text,
             ARRAY(SELECT t.atttypid::regtype FROM pg_attribute t WHERE t.attrelid = TG_RELID AND t.attnum > 0 AND NOT t.attisdropped ORDER BY t.attnum)
-        FROM gone g LEFT JOIN unnest(asked[1:1]::bigint[], asked[2:2], asked[3:3], asked[4:4]) a (plant, principal, request, key) ON a.plant = g.id;
+        FROM gone g LEFT JOIN unnest(requests[1:1]::bigint[], requests[2:2], requests[3:3], requests[4:4]) a (plant, principal, request, key) ON a.plant = g.id;
     ELSE
-        plant := asked[1][1];
-        principal := coalesce(asked[2][1], session_user);
-        request := asked[3][1];
-        key := asked[4][1];
+        plant := requests[1][1];
+        principal := coalesce(requests[2][1], session_user);
+        request := requests[3][1];
+        key := requests[4][1];
         INSERT INTO plantstore.deletions (plant_id, deleted_by, request_id, idempotency_key, plant, literal, types)
         SELECT g.id, principal, request, CASE WHEN g.id = plant THEN key END, row_to_json(g.*), (g.*)::record::text,
             ARRAY(SELECT t.atttypid::regtype FROM pg_attribute t WHERE t.attrelid = TG_RELID AND t.attnum > 0 AND NOT t.attisdropped ORDER BY t.attnum)
         FROM gone g;
     END IF;
-    IF array_length(asked, 1) > 4 AND FOUND THEN
-        PERFORM plantstore.charge(asked[2][1], (SELECT count(*) FROM gone), asked[5][1]::bigint, make_interval(secs => asked[6][1]::float8));
+    IF array_length(requests, 1) > 4 AND FOUND THEN
+        PERFORM plantstore.charge(requests[2][1], (SELECT count(*) FROM gone), requests[5][1]::bigint, make_interval(secs => requests[6][1]::float8));
     END IF;
     RETURN NULL;
 END
@@ -109,13 +109,13 @@ $$;
 -- a recorded refusal, when, and the request that it was recorded for. Without an entry:
 -- 50304, the trigger is off; 0, the plant is there; 40401 or 40402, it is not, with when it
 -- was deleted. With 'refuse', the answer is recorded: 40401 or 40402 or, while the plant is
--- there, 40900 or 40901 if that is asked for. The INSERT waits for an attempt of the key that
+-- there, 40900 or 40901 if 'refuse' says so. The INSERT waits for an attempt of the key that
 -- is under way, and an attempt that is committed wins.
 --
 -- What was read may not have reached the synchronous standby yet. The message makes the
 -- commit of this transaction wait for it.
 -- +goose StatementBegin
-CREATE FUNCTION plantstore.outcome(plant bigint, principal text, request text, key text, refuse integer,
+CREATE FUNCTION plantstore.resolve(plant bigint, principal text, request text, key text, refuse integer,
     OUT code integer, OUT at timestamptz, OUT by_request text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
@@ -168,10 +168,10 @@ CREATE TRIGGER record_deletion AFTER DELETE ON public.plants REFERENCING OLD TAB
 CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON public.plants
     FOR EACH STATEMENT EXECUTE FUNCTION plantstore.refuse_truncate();
 -- Who could execute record_deletion() could put it on a table of their own, and forge entries.
-REVOKE EXECUTE ON FUNCTION plantstore.record_deletion(), plantstore.charge(text, bigint, bigint, interval), plantstore.outcome(bigint, text, text, text, integer) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION plantstore.record_deletion(), plantstore.charge(text, bigint, bigint, interval), plantstore.resolve(bigint, text, text, text, integer) FROM PUBLIC;
 
 -- +goose Down
 -- locks: public.plants ACCESS EXCLUSIVE
 -- Only the owner of a table can drop its triggers, and the owner of a function those that use it.
 DROP FUNCTION plantstore.record_deletion(), plantstore.refuse_truncate() CASCADE;
-DROP FUNCTION plantstore.charge(text, bigint, bigint, interval), plantstore.outcome(bigint, text, text, text, integer);
+DROP FUNCTION plantstore.charge(text, bigint, bigint, interval), plantstore.resolve(bigint, text, text, text, integer);

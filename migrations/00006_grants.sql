@@ -18,7 +18,7 @@ BEGIN
     GRANT SELECT ON plantstore.tokens, plantstore.tokens_version, plantstore.goose_db_version TO plantstore_app;
     GRANT UPDATE (last_used_at) ON plantstore.tokens TO plantstore_app;
     GRANT SELECT (name, budget, budget_period) ON plantstore.principals TO plantstore_app;
-    GRANT EXECUTE ON FUNCTION plantstore.unfit(), plantstore.outcome(bigint, text, text, text, integer) TO plantstore_app;
+    GRANT EXECUTE ON FUNCTION plantstore.unfit(), plantstore.resolve(bigint, text, text, text, integer) TO plantstore_app;
 END
 $$;
 -- +goose StatementEnd

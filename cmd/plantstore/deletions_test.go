@@ -23,9 +23,9 @@ func ledgerOf(t *testing.T) (owner *pgx.Conn, expect func(code int, stdout, stde
 	for _, sql := range []string{
 		`INSERT INTO plants (id, name, created_at) SELECT i, 'Fern <' || i || '>', '2026-01-01Z' FROM generate_series(11, 14) i`,
 		`DELETE FROM plants WHERE id = 11`, `DELETE FROM plants WHERE id = 12`, `DELETE FROM plants WHERE id = 13`,
-		`DELETE FROM plants WHERE id = 14 AND set_config('plantstore.asked', '{{14},{shop},{r-4},{k-4}}', true) <> ''`,
+		`DELETE FROM plants WHERE id = 14 AND set_config('plantstore.requests', '{{14},{shop},{r-4},{k-4}}', true) <> ''`,
 		`UPDATE plantstore.deletions SET deleted_at = '2026-07-01 12:00:00.123456Z'::timestamptz + id * interval '1 hour'`,
-		`SELECT plantstore.outcome(15, 'shop', 'r-5', 'k-5', 40401)`,
+		`SELECT plantstore.resolve(15, 'shop', 'r-5', 'k-5', 40401)`,
 	} {
 		execute(t, owner, sql)
 	}

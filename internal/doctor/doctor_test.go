@@ -107,7 +107,7 @@ func TestAccidents(t *testing.T) {
 
 		{check: "rights", sql: `REVOKE USAGE ON SCHEMA public, plantstore FROM PUBLIC, plantstore_app; REVOKE ALL ON ALL TABLES IN SCHEMA public, plantstore FROM plantstore_app;
 				REVOKE ALL ON ALL FUNCTIONS IN SCHEMA plantstore FROM PUBLIC, plantstore_app`,
-			want: []string{"problem: role plantstore_app lacks rights: EXECUTE ON FUNCTION plantstore.outcome(bigint,text,text,text,integer), EXECUTE ON FUNCTION plantstore.unfit(), USAGE ON SCHEMA plantstore, " +
+			want: []string{"problem: role plantstore_app lacks rights: EXECUTE ON FUNCTION plantstore.resolve(bigint,text,text,text,integer), EXECUTE ON FUNCTION plantstore.unfit(), USAGE ON SCHEMA plantstore, " +
 				"USAGE ON SCHEMA public, SELECT (id, deleted_at) ON plantstore.deletions, SELECT ON plantstore.goose_db_version, SELECT (name, budget, budget_period) ON plantstore.principals, " +
 				"SELECT ON plantstore.tokens, UPDATE (last_used_at) ON plantstore.tokens, SELECT ON plantstore.tokens_version, DELETE ON public.plants, SELECT (id) ON public.plants"}},
 		{check: "excess-rights", sql: `GRANT SELECT, INSERT, UPDATE ON plants TO plantstore_app, PUBLIC; GRANT INSERT ON plantstore.deletions TO PUBLIC; GRANT UPDATE, DELETE ON plantstore.tokens TO plantstore_app`, want: []string{

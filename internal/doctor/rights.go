@@ -19,7 +19,7 @@ const rights = `
 		WHERE EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = ANY (w.columns) AND NOT has_column_privilege(c.oid, a.attnum, w.privilege))
 		UNION ALL
 		SELECT 'EXECUTE', 'FUNCTION ' || p.oid::regprocedure FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-		WHERE n.nspname = 'plantstore' AND p.proname IN ('unfit', 'outcome') AND NOT has_function_privilege(p.oid, 'EXECUTE')
+		WHERE n.nspname = 'plantstore' AND p.proname IN ('unfit', 'resolve') AND NOT has_function_privilege(p.oid, 'EXECUTE')
 	)
 	SELECT 'problem', format('role %I lacks rights: %s', current_user, string_agg(privilege || ' ON ' || object, ', ' ORDER BY object COLLATE "C", privilege)),
 		string_agg(format('GRANT %s ON %s TO %I;', privilege, object, current_user), E'\n' ORDER BY object COLLATE "C", privilege)

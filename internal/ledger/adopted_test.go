@@ -58,7 +58,7 @@ func TestAdoptedTables(t *testing.T) {
 		{name: "unicode and upper case in names", sql: table(`"Größe" int, "名前" text, "🌱" text, "ID" int, "Id" int, "NAME" text, name text, "ä" text, U&"a\0308" text`,
 			`1, '木', '🌱', 2, 3, 'N', 'n', 'one', 'two'`)},
 		{name: "names of the ledger's columns", sql: table(`plant_id text, literal text, deleted_by text, types int, refused bool`, `'1', '(2)', '3', 4, true`)},
-		{name: "names of the trigger's variables", sql: table(`g date, plant interval, principal text, key float8, request bytea, code int, at timestamptz, gone money, asked text, attempt int`,
+		{name: "names of the trigger's variables", sql: table(`g date, plant interval, principal text, key float8, request bytea, code int, at timestamptz, gone money, requests text, attempt int`,
 			`'2026-12-31', '1 day -1:00', 'p', 0.1, '\x00ff', 7, '2026-07-01 12:00Z', 1.5, '{{1},{a}}', 1`)},
 		{name: "names of a restore's aliases", sql: table(`a int, d date, e int, i int, p int, r int, s0 int, c0 text, c1 date, v int, was text, "read" text, now date, "values" int`,
 			`1, '2026-12-31', 2, 3, 4, 5, 6, '7', '2026-07-01', 8, '9', '10', '2026-01-01', 11`)},

@@ -123,7 +123,7 @@ func TestCascadesOfPlantsOnly(t *testing.T) {
 		{name: "a trigger that deletes a plant", sql: `CREATE FUNCTION drop_plant() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN DELETE FROM plants WHERE id = 7; RETURN NULL; END $$;
 				CREATE TRIGGER drop_plant AFTER DELETE ON suppliers FOR EACH STATEMENT EXECUTE FUNCTION drop_plant(); DELETE FROM suppliers`,
 			want: []string{"7: stock other 2", "7: stock plant 7"}},
-		{name: "a batch of the service", app: true, sql: `DELETE FROM public.plants WHERE id = ANY (ARRAY(SELECT unnest('{1,6}'::bigint[]))) AND (SELECT set_config('plantstore.asked', '{{1,6},{shop,shop},{r,s},{k,l}}', true)) <> ''`,
+		{name: "a batch of the service", app: true, sql: `DELETE FROM public.plants WHERE id = ANY (ARRAY(SELECT unnest('{1,6}'::bigint[]))) AND (SELECT set_config('plantstore.requests', '{{1,6},{shop,shop},{r,s},{k,l}}', true)) <> ''`,
 			want: []string{"1: order_items 1", "1: order_items 11", "1: order_items 16", "1: order_items 6", "1: pictures 101", "1: pictures 102", "1: pictures 1101", "1: pictures 1102", "1: pictures 1601", "1: pictures 1602",
 				"1: pictures 601", "1: pictures 602", "1: stock other 8", "1: stock plant 1", "6: stock other 3", "6: stock plant 6"}},
 	} {

@@ -42,8 +42,8 @@ func image(t *testing.T, conn *pgx.Conn) string {
 func deleteAs(t *testing.T, conn *pgx.Conn, plant int64, principal string) {
 	t.Helper()
 	if _, err := conn.Exec(t.Context(), `
-		WITH asked AS MATERIALIZED (SELECT set_config('plantstore.asked', ARRAY[[$1::bigint::text], [$2], ['r-' || $1], ['k-' || $1]]::text, true))
-		DELETE FROM public.plants USING asked WHERE id = $1`, plant, principal); err != nil {
+		WITH requests AS MATERIALIZED (SELECT set_config('plantstore.requests', ARRAY[[$1::bigint::text], [$2], ['r-' || $1], ['k-' || $1]]::text, true))
+		DELETE FROM public.plants USING requests WHERE id = $1`, plant, principal); err != nil {
 		t.Fatal(err)
 	}
 }

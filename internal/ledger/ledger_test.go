@@ -28,7 +28,7 @@ func TestListAndGet(t *testing.T) {
 	execute(t, owner, fmt.Sprintf(`
 		DELETE FROM plants WHERE id = %[1]d + 3;
 		UPDATE plantstore.deletions SET deleted_by = '%[2]s' WHERE plant_id = %[1]d + 3;
-		SELECT plantstore.outcome(%[1]d + 9, '%[3]s', 'r', 'k', 40401)`, id, role, shop))
+		SELECT plantstore.resolve(%[1]d + 9, '%[3]s', 'r', 'k', 40401)`, id, role, shop))
 	ids := entries(t, owner, id, id+9)
 	at := func(i int) time.Time {
 		return value[time.Time](t, owner, `SELECT deleted_at FROM plantstore.deletions WHERE id = $1`, ids[i])

@@ -74,7 +74,7 @@ func TestCopiesOfTheManual(t *testing.T) {
 	for plant := range int64(6) {
 		deleteAs(t, conn, plant+1, "back-office")
 	}
-	execute(t, conn, `SELECT plantstore.outcome(7, 'shop', 'r', 'k', 40401)`)
+	execute(t, conn, `SELECT plantstore.resolve(7, 'shop', 'r', 'k', 40401)`)
 	var got []string
 	for _, manual := range []string{"migrations/README.md", "deploy/docs/install.md"} {
 		for _, m := range regexp.MustCompile(`\\(copy .*) TO \S+\.(?:csv|jsonl)([^'\n]*)`).FindAllStringSubmatch(readme.Read(t, manual), -1) {

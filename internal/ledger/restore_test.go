@@ -382,7 +382,7 @@ func TestRestoreRefusesEntries(t *testing.T) {
 	execute(t, owner, fmt.Sprintf(`
 		INSERT INTO plants (id, name) VALUES (%[1]d, 'a'), (%[1]d + 1, 'b'); DELETE FROM plants WHERE id IN (%[1]d, %[1]d + 1);
 		INSERT INTO plants (id, name) VALUES (%[1]d + 1, 'b'); DELETE FROM plants WHERE id = %[1]d + 1;
-		SELECT plantstore.outcome(%[1]d + 2, 'shop', 'r', 'k', 40401)`, id))
+		SELECT plantstore.resolve(%[1]d + 2, 'shop', 'r', 'k', 40401)`, id))
 	ids := entries(t, owner, id, id+2)
 	restore(t, owner, ledger.Selection{IDs: ids[:1]}, ledger.Options{})
 	_, err := ledger.Restore(t.Context(), owner, ledger.Selection{IDs: append(slices.Clone(ids), 1<<62), Plants: []int64{id, id + 3}}, ledger.Options{SkipExisting: true, Lossy: true, FireTriggers: true})

@@ -380,9 +380,9 @@ func lifeOfOneRole(t *testing.T, s *localpg.Server, name, setUp string) {
 	}
 	mustExec(t, super, `INSERT INTO plants (id, name) VALUES (1, 'fern')`)
 	store := pgtest.Connect(t, url)
-	mustExec(t, store, `BEGIN; SELECT set_config('plantstore.asked', '{{1},{alice},{r},{k}}', true); DELETE FROM public.plants WHERE id = 1; COMMIT`)
-	if got := query(t, url, `SELECT code FROM plantstore.outcome(1, 'alice', 'r2', 'k', NULL)`); !slices.Equal(got, []string{"204"}) {
-		t.Errorf("%s: outcome: got %v, want 204", name, got)
+	mustExec(t, store, `BEGIN; SELECT set_config('plantstore.requests', '{{1},{alice},{r},{k}}', true); DELETE FROM public.plants WHERE id = 1; COMMIT`)
+	if got := query(t, url, `SELECT code FROM plantstore.resolve(1, 'alice', 'r2', 'k', NULL)`); !slices.Equal(got, []string{"204"}) {
+		t.Errorf("%s: resolve: got %v, want 204", name, got)
 	}
 	mustExec(t, store, `DELETE FROM plantstore.deletions`)
 	if _, err := Down(t.Context(), url, 0, Options{}); err != nil {

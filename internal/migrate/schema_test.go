@@ -177,7 +177,7 @@ func TestRightsOfTheService(t *testing.T) {
 		`SELECT name, budget, budget_period FROM plantstore.principals`,
 		`SELECT version_id FROM plantstore.goose_db_version`,
 		`SELECT plantstore.unfit()`,
-		`SELECT plantstore.outcome(0, 'a', 'r', 'k', NULL)`,
+		`SELECT plantstore.resolve(0, 'a', 'r', 'k', NULL)`,
 	)
 	check(denied,
 		`SELECT name FROM public.plants`,
@@ -226,7 +226,7 @@ func TestWhoIsRecorded(t *testing.T) {
 		CREATE TABLE beds (id bigint PRIMARY KEY); ALTER TABLE plants ADD bed bigint REFERENCES beds ON DELETE CASCADE;
 		GRANT SELECT, DELETE ON plants TO `+stranger)
 	asked := func(rows string) string {
-		return `SELECT set_config('plantstore.asked', '` + rows + `', true); `
+		return `SELECT set_config('plantstore.requests', '` + rows + `', true); `
 	}
 	const one, two = `{{1},{alice},{r1},{k1}}`, `{{1,2},{alice,bob},{r1,r2},{k1,k2}}`
 	for _, test := range []struct {
@@ -346,9 +346,9 @@ func TestOutcome(t *testing.T) {
 	// The role's own limits are for a service, not for a test on a busy machine.
 	url := pgtest.WithParameters(db.App, "lock_timeout=0&statement_timeout=0&idle_in_transaction_session_timeout=0")
 	super, app := pgtest.Connect(t, db.Super), pgtest.Connect(t, url)
-	// outcome returns code, request and "at" where there is a time, or the error.
-	outcome := func(id int64, request, key string, refuse any) (answer string) {
-		err := app.QueryRow(t.Context(), `SELECT concat_ws(' ', code, by_request, CASE WHEN at IS NOT NULL THEN 'at' END) FROM plantstore.outcome($1, 'alice', $2, $3, $4::int)`, id, request, key, refuse).Scan(&answer)
+	// resolve returns code, request and "at" where there is a time, or the error.
+	resolve := func(id int64, request, key string, refuse any) (answer string) {
+		err := app.QueryRow(t.Context(), `SELECT concat_ws(' ', code, by_request, CASE WHEN at IS NOT NULL THEN 'at' END) FROM plantstore.resolve($1, 'alice', $2, $3, $4::int)`, id, request, key, refuse).Scan(&answer)
 		if err != nil {
 			return err.Error()
 		}
@@ -365,41 +365,41 @@ func TestOutcome(t *testing.T) {
 		mustExec(t, super, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%d, 'fern')`, id))
 	}
 	remove := func(conn *pgx.Conn, id int64, request, key string) error {
-		_, err := conn.Exec(t.Context(), fmt.Sprintf(`WITH a AS MATERIALIZED (SELECT set_config('plantstore.asked', '{{%[1]d},{alice},{%[2]s},{%[3]s}}', true))
+		_, err := conn.Exec(t.Context(), fmt.Sprintf(`WITH a AS MATERIALIZED (SELECT set_config('plantstore.requests', '{{%[1]d},{alice},{%[2]s},{%[3]s}}', true))
 			DELETE FROM public.plants WHERE id = %[1]d AND (SELECT set_config FROM a) IS NOT NULL`, id, request, key))
 		return err
 	}
 	id := pgtest.IDs(t)
 
 	insert(id)
-	check("the plant is there", outcome(id, "r", "k", nil), "0")
-	check("the plant is there, nothing to refuse", outcome(id, "r", "k", 40401), "0")
+	check("the plant is there", resolve(id, "r", "k", nil), "0")
+	check("the plant is there, nothing to refuse", resolve(id, "r", "k", 40401), "0")
 	if err := remove(app, id, "r1", "k"); err != nil {
 		t.Fatal(err)
 	}
-	check("deleted with the key", outcome(id, "r2", "k", nil), "204 r1 at")
-	check("deleted with the key, refusal comes late", outcome(id, "r2", "k", 40900), "204 r1 at")
-	check("deleted with another key", outcome(id, "r2", "k2", nil), "40402 at")
-	check("refused", outcome(id, "r2", "k2", 40401), "40402 at")
-	deletedAt := lines(t, super, `SELECT at = (SELECT deleted_at FROM plantstore.deletions WHERE plant_id = $1 ORDER BY id LIMIT 1) FROM plantstore.outcome($1, 'alice', 'r', 'k2', NULL)`, id)[0]
+	check("deleted with the key", resolve(id, "r2", "k", nil), "204 r1 at")
+	check("deleted with the key, refusal comes late", resolve(id, "r2", "k", 40900), "204 r1 at")
+	check("deleted with another key", resolve(id, "r2", "k2", nil), "40402 at")
+	check("refused", resolve(id, "r2", "k2", 40401), "40402 at")
+	deletedAt := lines(t, super, `SELECT at = (SELECT deleted_at FROM plantstore.deletions WHERE plant_id = $1 ORDER BY id LIMIT 1) FROM plantstore.resolve($1, 'alice', 'r', 'k2', NULL)`, id)[0]
 	check("time of a recorded 40402 is the deletion's", deletedAt, "t")
-	check("refused again", outcome(id, "r3", "k2", 40900), "40402 r2 at")
+	check("refused again", resolve(id, "r3", "k2", 40900), "40402 r2 at")
 	mustExec(t, super, fmt.Sprintf(`DELETE FROM plantstore.deletions WHERE plant_id = %d AND refused IS NULL`, id))
-	check("refused, the deletion was purged since", outcome(id, "r3", "k2", nil), "40402 r2 at")
+	check("refused, the deletion was purged since", resolve(id, "r3", "k2", nil), "40402 r2 at")
 
 	id++
-	check("never there", outcome(id, "r", "k", nil), "40401")
-	check("never there, asked again", outcome(id, "r", "k", nil), "40401")
-	check("never there, refused", outcome(id, "r1", "k", 40401), "40401")
+	check("never there", resolve(id, "r", "k", nil), "40401")
+	check("never there, asked again", resolve(id, "r", "k", nil), "40401")
+	check("never there, refused", resolve(id, "r1", "k", 40401), "40401")
 	insert(id)
-	check("refused, and the plant came", outcome(id, "r2", "k", nil), "40401 r1 at")
+	check("refused, and the plant came", resolve(id, "r2", "k", nil), "40401 r1 at")
 	if got := code(t, remove(app, id, "r1", "k")); got != "23505" {
 		t.Errorf("a late attempt of a refused key: got %q, want 23505", got)
 	}
-	check("a new key of the plant that came", outcome(id, "r2", "k2", nil), "0")
-	check("kept by the store", outcome(id, "r2", "k2", 40900), "40900")
-	check("kept by the store, asked again", outcome(id, "r3", "k2", 40901), "40900 r2 at")
-	check("kept for another reason", outcome(id, "r3", "k3", 40901), "40901")
+	check("a new key of the plant that came", resolve(id, "r2", "k2", nil), "0")
+	check("kept by the store", resolve(id, "r2", "k2", 40900), "40900")
+	check("kept by the store, asked again", resolve(id, "r3", "k2", 40901), "40900 r2 at")
+	check("kept for another reason", resolve(id, "r3", "k3", 40901), "40901")
 
 	// An attempt under way is waited for, and decides.
 	for _, end := range []struct{ sql, want string }{{"ROLLBACK", "40901"}, {"COMMIT", "204 late at"}} {
@@ -411,14 +411,14 @@ func TestOutcome(t *testing.T) {
 			t.Fatal(err)
 		}
 		answer := make(chan string)
-		go func() { answer <- outcome(id, "r", "k", 40901) }()
+		go func() { answer <- resolve(id, "r", "k", 40901) }()
 		pgtest.AwaitBlocked(t, super, late.PgConn().PID(), 1)
 		mustExec(t, late, end.sql)
 		check("after "+end.sql+" of an attempt under way", <-answer, end.want)
 	}
 }
 
-// However many refusals a plant has, outcome reads a few entries, with statistics and
+// However many refusals a plant has, resolve reads a few entries, with statistics and
 // without.
 func TestOutcomeBesideManyRefusals(t *testing.T) {
 	t.Parallel()
@@ -443,7 +443,7 @@ func TestOutcomeBesideManyRefusals(t *testing.T) {
 		} {
 			mustExec(t, super, `BEGIN`)
 			before := read()
-			code := lines(t, super, `SELECT code FROM plantstore.outcome($1, 'alice', 'r', $2, 40900)`, ask.plant, ask.key)[0]
+			code := lines(t, super, `SELECT code FROM plantstore.resolve($1, 'alice', 'r', $2, 40900)`, ask.plant, ask.key)[0]
 			n := read() - before
 			mustExec(t, super, `ROLLBACK`)
 			if code != ask.want || n > 5 {
@@ -456,7 +456,7 @@ func TestOutcomeBesideManyRefusals(t *testing.T) {
 // Where the trigger would not record, nothing is refused: the service answers 50304.
 func TestOutcomeWithoutRecords(t *testing.T) {
 	t.Parallel()
-	const ask = `SELECT code FROM plantstore.outcome(1, 'alice', 'r', 'k', 40401)`
+	const ask = `SELECT code FROM plantstore.resolve(1, 'alice', 'r', 'k', 40401)`
 	db := pgtest.New(t)
 	conn := pgtest.Connect(t, db.Super)
 	for _, begin := range []string{

@@ -427,9 +427,9 @@ func TestAStandbyIsPassedOver(t *testing.T) {
 func TestLimitsOfThePools(t *testing.T) {
 	t.Parallel()
 	l := patient
-	l.batchLock, l.batchStatement, l.soloLock, l.soloStatement, l.ask = time.Hour, 2*time.Hour, 3*time.Hour, 4*time.Hour, 5*time.Hour
+	l.batchLock, l.batchStatement, l.soloLock, l.soloStatement, l.control = time.Hour, 2*time.Hour, 3*time.Hour, 4*time.Hour, 5*time.Hour
 	db := opened(t, Config{URL: pgtest.Shared(t).App, limits: &l})
-	for pool, want := range map[*pgxpool.Pool]string{db.batch: "1h 2h", db.solo: "3h 4h", db.ask: "3h 4h", db.control: "3h 5h"} {
+	for pool, want := range map[*pgxpool.Pool]string{db.batch: "1h 2h", db.solo: "3h 4h", db.outcomes: "3h 4h", db.control: "3h 5h"} {
 		var got string
 		if err := pool.QueryRow(t.Context(), `SELECT current_setting('lock_timeout') || ' ' || current_setting('statement_timeout')`).Scan(&got); err != nil || got != want {
 			t.Errorf("lock_timeout and statement_timeout of a pool: %s, %v; want %s", got, err, want)
@@ -519,9 +519,9 @@ func TestAStrangerWhoPretendsToBeTheService(t *testing.T) {
 	s.exec(t, `GRANT SELECT, DELETE ON public.plants TO `+name)
 	stranger := pgtest.Connect(t, url)
 	for _, sql := range []string{
-		`SET plantstore.asked = '{{%[1]d},{victim},{request},{key}}'`,
+		`SET plantstore.requests = '{{%[1]d},{victim},{request},{key}}'`,
 		`DELETE FROM public.plants WHERE id = %[1]d`,
-		`SET plantstore.asked = '{{%[2]d,%[3]d},{victim,victim},{request,request},{key,key}}'`,
+		`SET plantstore.requests = '{{%[2]d,%[3]d},{victim,victim},{request,request},{key,key}}'`,
 		`DELETE FROM public.plants WHERE id IN (%[2]d, %[3]d)`,
 	} {
 		if _, err := stranger.Exec(t.Context(), fmt.Sprintf(sql, id, id+1, id+2)); err != nil {
@@ -532,7 +532,7 @@ func TestAStrangerWhoPretendsToBeTheService(t *testing.T) {
 	if got, want := value[string](t, s, recorded), name+" 3"; got != want {
 		t.Errorf("recorded: %s; want %s", got, want)
 	}
-	if _, err := stranger.Exec(t.Context(), `SELECT plantstore.outcome($1, 'victim', 'request', 'key', 40401)`, int64(id)); err == nil {
+	if _, err := stranger.Exec(t.Context(), `SELECT plantstore.resolve($1, 'victim', 'request', 'key', 40401)`, int64(id)); err == nil {
 		t.Error("a stranger may record a refusal")
 	}
 }
@@ -658,7 +658,7 @@ func TestACutShortWaitForTheStandby(t *testing.T) {
 		result <- err
 	}()
 	var last time.Time
-	for n := range 4 { // the deletion's commit, and then those of the question
+	for n := range 4 { // the deletion's commit, and then those of its resolution
 		pgtest.Await(t, s.admin, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query_start > $1)`, last)
 		last = value[time.Time](t, s, `SELECT max(query_start) FROM pg_stat_activity WHERE wait_event = 'SyncRep'`)
 		if n < 3 {

@@ -38,23 +38,24 @@ type limits struct {
 	batchLock, batchStatement time.Duration // of a batch, by the server
 	batch                     time.Duration // of a batch with its commit, by us
 	soloLock, soloStatement   time.Duration // of a deletion that is locked or slow, by the server
-	ask                       time.Duration // of one question about an outcome, and of one poll
+	resolve                   time.Duration // of one call of plantstore.resolve
+	control                   time.Duration // of one poll of the tokens, and of one look for readiness
 	margin                    time.Duration // left of a request when its last attempt ends
 	connect, ping, close      time.Duration
 	queue                     time.Duration // for a place among those in flight
 	recent, failing           time.Duration // how long a locked or slow plant, and a failing principal, keep out of batches
 	often                     time.Duration // in which three refusals make a principal fail
 	poll, maxAge              time.Duration // of the tokens' snapshot: from one poll to the next, and until it is stale
-	used                      time.Duration // from one note of last uses to the next
+	noteUses                  time.Duration // from one record of the tokens' last uses to the next
 }
 
 var defaults = limits{
 	batchLock: 50 * time.Millisecond, batchStatement: 150 * time.Millisecond, batch: 1500 * time.Millisecond,
 	soloLock: time.Second, soloStatement: 15 * time.Second,
-	ask: 2 * time.Second, margin: 250 * time.Millisecond,
+	resolve: 2 * time.Second, control: 2 * time.Second, margin: 250 * time.Millisecond,
 	connect: 2 * time.Second, ping: 250 * time.Millisecond, close: 500 * time.Millisecond,
 	queue: 200 * time.Millisecond, recent: 5 * time.Second, failing: time.Second, often: 20 * time.Millisecond,
-	poll: 2 * time.Second, maxAge: 5 * time.Second, used: time.Minute,
+	poll: 2 * time.Second, maxAge: 5 * time.Second, noteUses: time.Minute,
 }
 
 const (
@@ -68,10 +69,10 @@ type DB struct {
 	Config
 	limits limits
 
-	batch   *pgxpool.Pool // deletions that go together
-	solo    *pgxpool.Pool // deletions of plants that are locked or slow
-	ask     *pgxpool.Pool // outcomes; a missing standby can hold all of these
-	control *pgxpool.Pool // one connection for tokens and readiness
+	batch    *pgxpool.Pool // deletions that go together
+	solo     *pgxpool.Pool // deletions of plants that are locked or slow
+	outcomes *pgxpool.Pool // plantstore.resolve; a missing standby can hold all of these
+	control  *pgxpool.Pool // one connection for tokens and readiness
 
 	server      string       // or servers, for messages
 	roundTrip   atomic.Int64 // nanoseconds, the shortest seen
@@ -103,8 +104,8 @@ func Open(ctx context.Context, c Config) (*DB, error) {
 	}{
 		{&db.batch, conns - 1 - max(1, conns/8) - max(1, conns/4), db.limits.batchLock, db.limits.batchStatement},
 		{&db.solo, max(1, conns/4), db.limits.soloLock, db.limits.soloStatement},
-		{&db.ask, max(1, conns/8), db.limits.soloLock, db.limits.soloStatement},
-		{&db.control, 1, db.limits.soloLock, db.limits.ask},
+		{&db.outcomes, max(1, conns/8), db.limits.soloLock, db.limits.soloStatement},
+		{&db.control, 1, db.limits.soloLock, db.limits.control},
 	} {
 		if *p.pool, err = db.open(ctx, url, p.conns, p.lock, p.statement); err != nil {
 			return nil, err
@@ -224,7 +225,9 @@ func (db *DB) reset() {
 	}
 }
 
-func (db *DB) pools() []*pgxpool.Pool { return []*pgxpool.Pool{db.batch, db.solo, db.ask, db.control} }
+func (db *DB) pools() []*pgxpool.Pool {
+	return []*pgxpool.Pool{db.batch, db.solo, db.outcomes, db.control}
+}
 
 // Run does background work, such as reading the tokens, until ctx ends.
 func (db *DB) Run(ctx context.Context) { db.tokens.run(ctx) }

@@ -138,7 +138,7 @@ func notAcquired(err error) meaning {
 	return busy
 }
 
-// Codes of plantstore.outcome. 40401 to 40901 are error codes of the interface.
+// Codes of plantstore.resolve. 40401 to 40901 are error codes of the interface.
 const (
 	codeThere          = 0 // nothing is recorded, and the plant is there
 	codeDeleted        = 204

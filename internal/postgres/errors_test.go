@@ -73,13 +73,13 @@ func meaningNames(t *testing.T) (names []string) {
 	return names
 }
 
-// The codes that plantstore.outcome records are those that have an error.
+// The codes that plantstore.resolve records are those that have an error.
 func TestEveryRefusalHasAnError(t *testing.T) {
 	t.Parallel()
 	codes := value[[]int](t, newStore(t), `SELECT array_agg(DISTINCT m[1]::int ORDER BY m[1]::int)
-		FROM pg_proc, regexp_matches(prosrc, '\m4\d{4}\M', 'g') m WHERE oid = 'plantstore.outcome'::regproc`)
+		FROM pg_proc, regexp_matches(prosrc, '\m4\d{4}\M', 'g') m WHERE oid = 'plantstore.resolve'::regproc`)
 	if got := slices.Sorted(maps.Keys(refusals)); !slices.Equal(got, codes) {
-		t.Errorf("errors for the codes %d; want those of plantstore.outcome, %d", got, codes)
+		t.Errorf("errors for the codes %d; want those of plantstore.resolve, %d", got, codes)
 	}
 	at := time.Date(2026, 11, 29, 0, 0, 0, 0, time.UTC)
 	pg := &pgconn.PgError{Severity: "ERROR", Code: "P0001", Message: "no", TableName: "orders", ConstraintName: "few"}

@@ -21,9 +21,9 @@ func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 // them only.
 var patient = limits{
 	batchLock: time.Hour, batchStatement: time.Hour, batch: time.Hour,
-	soloLock: time.Hour, soloStatement: time.Hour, ask: time.Hour,
+	soloLock: time.Hour, soloStatement: time.Hour, resolve: time.Hour, control: time.Hour,
 	margin: time.Second, connect: time.Minute, ping: time.Minute, close: time.Minute,
-	queue: time.Hour, recent: time.Hour, failing: time.Hour, often: time.Hour, poll: time.Hour, maxAge: time.Hour, used: time.Hour,
+	queue: time.Hour, recent: time.Hour, failing: time.Hour, often: time.Hour, poll: time.Hour, maxAge: time.Hour, noteUses: time.Hour,
 }
 
 // A store is a service's side of a database, and a superuser's connection to that.

@@ -40,7 +40,7 @@ func (db *DB) Collect(ch chan<- prometheus.Metric) {
 	db.metrics.all.Collect(ch)
 	db.metrics.size.Collect(ch)
 	db.metrics.running.Collect(ch)
-	names := [...]string{"batch", "solo", "ask", "control"}
+	names := [...]string{"batch", "solo", "outcomes", "control"}
 	for n, p := range db.pools() {
 		s := p.Stat()
 		for _, c := range []struct {

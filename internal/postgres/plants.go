@@ -108,21 +108,21 @@ func (e *execution) run(ctx context.Context) error {
 			return e.fail(fmt.Errorf("meaning %d has no row", m), err)
 		}
 
-		o, askErr := e.outcome(ctx, e.Deletion, e.refusal(m))
+		r, resolveErr := e.resolve(ctx, e.Deletion, e.refusal(m))
 		switch {
-		case askErr != nil:
-			return e.fail(askErr, err)
-		case o.code == codeDeleted:
-			e.Replayed = e.isReplay(o)
+		case resolveErr != nil:
+			return e.fail(resolveErr, err)
+		case r.code == codeDeleted:
+			e.Replayed = e.isReplay(r)
 			return nil
-		case o.code == codeTriggerOff:
+		case r.code == codeTriggerOff:
 			return e.fail(plant.ErrMisconfigured, errTriggerOff)
-		case o.code != codeThere:
-			e.Replayed = e.isReplay(o)
-			if o.code != row.refusal || e.Replayed {
+		case r.code != codeThere:
+			e.Replayed = e.isReplay(r)
+			if r.code != row.refusal || e.Replayed {
 				err = nil // it is not the cause of this refusal
 			}
-			return refused(o.code, o.at, err)
+			return refused(r.code, r.at, err)
 		case m == overBudget && e.lost:
 			return plant.ErrUnknown
 		case m == overBudget:
@@ -165,10 +165,10 @@ func (e *execution) unrecorded(m meaning, err error) error {
 	return refused(meanings[m].refusal, time.Time{}, err)
 }
 
-// isReplay reports whether the entry of an outcome is an earlier request's, and not that of
-// a lost attempt or question of this one.
-func (e *execution) isReplay(o outcome) bool {
-	return o.by != "" && !((e.lost || o.again) && o.by == e.RequestID)
+// isReplay reports whether the entry of a resolution is an earlier request's, and not that of
+// a lost attempt or call of this one.
+func (e *execution) isReplay(r resolution) bool {
+	return r.by != "" && !((e.lost || r.again) && r.by == e.RequestID)
 }
 
 // fail returns an error that means "nothing was done", unless an attempt was lost.

@@ -25,7 +25,7 @@ func (e *NotReadyError) Error() string { return e.text }
 // Ready returns nil when a writable primary answers, has every migration of versions and is
 // fit to delete from. Otherwise it returns a *NotReadyError.
 func (db *DB) Ready(ctx context.Context, versions []int64) error {
-	ctx, cancel := context.WithTimeout(ctx, db.limits.ask)
+	ctx, cancel := context.WithTimeout(ctx, db.limits.control)
 	defer cancel()
 	conn, err := db.control.Acquire(ctx)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"plantstore/internal/plant"
 )
 
-// Conditions of every deletion, beside the set_config that tells the trigger who asked. They
+// Conditions of every deletion, beside the set_config that tells the trigger who requests. They
 // are evaluated once, before the trigger, and prove that it will record the deletion: it is
 // enabled, and it was found after the table was locked.
 const conditions = `
@@ -19,16 +19,16 @@ const conditions = `
 
 const (
 	deleteOneSQL = `DELETE FROM ONLY public.plants WHERE id = $1
-	AND (SELECT set_config('plantstore.asked', $2::text, true)) IS NOT NULL` + conditions
+	AND (SELECT set_config('plantstore.requests', $2::text, true)) IS NOT NULL` + conditions
 
 	// Without the subquery, each array of ids would be planned anew.
 	deleteManySQL = `DELETE FROM ONLY public.plants WHERE id = ANY (ARRAY(SELECT unnest($1::bigint[])))
-	AND (SELECT set_config('plantstore.asked', $2::text, true)) IS NOT NULL` + conditions + `
+	AND (SELECT set_config('plantstore.requests', $2::text, true)) IS NOT NULL` + conditions + `
 	RETURNING id`
 
 	// Behind a transaction pooler, the session's lock_timeout is that of a lone deletion.
 	deleteImpatientlySQL = `DELETE FROM ONLY public.plants WHERE id = ANY (ARRAY(SELECT unnest($1::bigint[])))
-	AND (SELECT set_config('plantstore.asked', $2::text, true) || set_config('lock_timeout', $3::text, true)) IS NOT NULL` + conditions + `
+	AND (SELECT set_config('plantstore.requests', $2::text, true) || set_config('lock_timeout', $3::text, true)) IS NOT NULL` + conditions + `
 	RETURNING id`
 )
 
@@ -39,7 +39,7 @@ func deleteOne(ctx context.Context, conn *pgx.Conn, d *plant.Deletion, lock time
 		gone, err := deleteMany(ctx, conn, []*plant.Deletion{d}, lock)
 		return meaningOf(len(gone), err), err
 	}
-	tag, err := conn.Exec(ctx, deleteOneSQL, int64(d.Plant), asked(d))
+	tag, err := conn.Exec(ctx, deleteOneSQL, int64(d.Plant), requests(d))
 	if err == nil {
 		err = takeCutShort(conn)
 	}
@@ -62,7 +62,7 @@ func deleteMany(ctx context.Context, conn *pgx.Conn, deletions []*plant.Deletion
 	for n, d := range deletions {
 		ids[n] = int64(d.Plant)
 	}
-	sql, args := deleteManySQL, []any{ids, asked(deletions...)}
+	sql, args := deleteManySQL, []any{ids, requests(deletions...)}
 	if conn.PgConn().CustomData()[throughPooler] != nil {
 		sql, args = deleteImpatientlySQL, append(args, strconv.FormatInt(lock.Milliseconds(), 10))
 	}
@@ -77,9 +77,9 @@ func deleteMany(ctx context.Context, conn *pgx.Conn, deletions []*plant.Deletion
 	return gone, err
 }
 
-// asked is the setting plantstore.asked, see migrations/00004_record_deletions.sql. Who has a
+// requests is the setting plantstore.requests, see migrations/00004_record_deletions.sql. Who has a
 // budget deletes alone.
-func asked(deletions ...*plant.Deletion) string {
+func requests(deletions ...*plant.Deletion) string {
 	b := append(make([]byte, 0, 160*len(deletions)), '{')
 	row := func(value func(*plant.Deletion) []byte) {
 		for n, d := range deletions {

@@ -117,7 +117,7 @@ func (t *Tokens) run(ctx context.Context) {
 			t.db.Log.Warn("tokens cannot be read", "cause", Explain(err, t.db.Setting))
 		}
 		failing = err != nil
-		if err == nil && time.Since(noted) >= t.db.limits.used {
+		if err == nil && time.Since(noted) >= t.db.limits.noteUses {
 			noted = time.Now()
 			if err := t.note(ctx); err != nil && ctx.Err() == nil {
 				t.db.Log.Warn("last use of tokens not recorded", "cause", Explain(err, t.db.Setting))
@@ -145,7 +145,7 @@ func wait(ctx context.Context, d time.Duration) bool {
 
 // poll confirms the snapshot or reads the tokens anew.
 func (t *Tokens) poll(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, t.db.limits.ask)
+	ctx, cancel := context.WithTimeout(ctx, t.db.limits.control)
 	defer cancel()
 	began := time.Now()
 	s, err := t.read(ctx)
@@ -227,7 +227,7 @@ func (t *Tokens) read(ctx context.Context) (*snapshot, error) {
 // note writes when tokens were last used, and reads the age of the ledger. This commit does
 // not wait for the standby.
 func (t *Tokens) note(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, t.db.limits.ask)
+	ctx, cancel := context.WithTimeout(ctx, t.db.limits.control)
 	defer cancel()
 	var ids [][16]byte
 	for _, token := range t.snapshot.Load().tokens {

@@ -171,7 +171,7 @@ func TestLastUseIsNoted(t *testing.T) {
 		if _, err := owner.Exec(t.Context(), `INSERT INTO plantstore.deletions (plant_id, deleted_by, deleted_at) VALUES (1, 'somebody', now() - interval '1 day')`); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(defaults.used + defaults.poll)
+		time.Sleep(defaults.noteUses + defaults.poll)
 		var got []string
 		if err := owner.QueryRow(t.Context(), `SELECT array_agg(principal) FROM plantstore.tokens WHERE last_used_at IS NOT NULL`).Scan(&got); err != nil {
 			t.Fatal(err)

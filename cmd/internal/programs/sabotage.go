@@ -31,7 +31,7 @@ type edit struct {
 func sabotages() map[string][]edit {
 	const plants, statement, errors, session = "internal/postgres/plants.go", "internal/postgres/statement.go", "internal/postgres/errors.go", "internal/postgres/session.go"
 	return map[string][]edit{
-		ForgetLedger:    {{plants, "case o.code == codeDeleted:", "case o.code == codeDeleted: return plant.ErrNotFound; case false:"}},
+		ForgetLedger:    {{plants, "case r.code == codeDeleted:", "case r.code == codeDeleted: return plant.ErrNotFound; case false:"}},
 		ForgetRefusal:   {{plants, "return e.lost || e.KeySent", "return false"}},
 		ForgetLost:      {{plants, "if e.lost {", "if false {"}},
 		ForgetTrigger:   {{statement, "AND tgenabled IN ('O', 'A')", ""}},

@@ -1,0 +1,66 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"plantstore/internal/plant"
+)
+
+// A resolution is what the ledger knows of a deletion.
+type resolution struct {
+	code int
+	at   time.Time
+	by   string // the request that the entry was recorded for; empty without an entry
+	// again: an earlier call, whose answer was lost, may have recorded the entry.
+	again bool
+}
+
+// resolve reads from the ledger what became of a deletion. With refuse, the code of a refusal,
+// it records that, see migrations/00004_record_deletions.sql. It tries until the deadline, and
+// returns an error of package plant then, or ErrMisconfigured.
+func (p *Plants) resolve(ctx context.Context, d plant.Deletion, refuse int) (r resolution, err error) {
+	var recorded any
+	if refuse != 0 {
+		recorded = refuse
+	}
+	for pause, again := firstPause, false; ; again = true {
+		if r, err = p.resolveOnce(ctx, d, recorded); err == nil {
+			r.again = again
+			return r, nil
+		}
+		switch meanings[classify(err)].next {
+		case retry, resolve:
+			if !sleep(ctx, &pause, p.db.limits.margin) {
+				return r, errors.Join(plant.ErrUnavailable, err)
+			}
+		default:
+			return r, errors.Join(plant.ErrMisconfigured, err)
+		}
+	}
+}
+
+func (p *Plants) resolveOnce(ctx context.Context, d plant.Deletion, refuse any) (r resolution, err error) {
+	conn, release, err := p.slots.acquire(ctx, p.db.outcomes, d.Principal)
+	if err != nil {
+		return r, err
+	}
+	defer release()
+	ctx, cancel := context.WithTimeout(ctx, p.db.limits.resolve)
+	defer cancel()
+	var at *time.Time
+	var by *string
+	err = conn.QueryRow(ctx, `SELECT code, at, by_request FROM plantstore.resolve($1, $2, $3, $4, $5)`,
+		int64(d.Plant), d.Principal, d.RequestID, d.Key, refuse).Scan(&r.code, &at, &by)
+	if err == nil {
+		err = takeCutShort(conn)
+	}
+	if at != nil {
+		r.at = *at
+	}
+	if by != nil {
+		r.by = *by
+	}
+	return r, err
+}

@@ -3,10 +3,10 @@
 .DEFAULT_GOAL := help
 .PHONY: help run build install up test nightly lint fuzz model chaos drill bench
 
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-COMMIT  := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+VERSION := $(shell sed -n 's/^const version = "\(.*\)"$$/\1/p' cmd/plantstore/version.go)
+COMMIT  := $(shell git describe --always --exclude='*' --abbrev=7 --dirty 2>/dev/null || echo unknown)
 # Reproducible builds: the same source makes the same bytes in any folder.
-BUILD   = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)" -o .bin/plantstore ./cmd/plantstore
+BUILD   = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.commit=$(COMMIT)" -o .bin/plantstore ./cmd/plantstore
 PREFIX ?= /usr/local
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
@@ -46,7 +46,7 @@ install: ## Install what was built under PREFIX (/usr/local), with its systemd u
 	$(BUILD)
 
 up: ## Start the service and PostgreSQL in containers, see deploy/docs/install.md
-	@PLANTSTORE_VERSION=$(VERSION) PLANTSTORE_COMMIT=$(COMMIT) \
+	@PLANTSTORE_COMMIT=$(COMMIT) \
 		$(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) up -d --build
 
 test: ## Run the tests on a real Postgres; TESTS says which, as in TESTS='-race -run TestRefusals ./internal/postgres'

@@ -370,12 +370,3 @@ func TestHealthcheck(t *testing.T) {
 		}
 	}
 }
-
-func TestVersion(t *testing.T) {
-	t.Parallel()
-	out, _, code := command(t, "version")
-	flag, stderr, flagCode := command(t, "--version")
-	if code != 0 || flagCode != 0 || flag != out || stderr != "" || !strings.HasPrefix(out, "plantstore dev\ncommit     unknown\ngo         go1.") {
-		t.Errorf("got version: %d, %q; --version: %d, %q, %q; want 0 and the same", code, out, flagCode, flag, stderr)
-	}
-}

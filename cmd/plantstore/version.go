@@ -8,21 +8,21 @@ import (
 	"plantstore/internal/migrate"
 )
 
-// Set by the linker, as in the Makefile, or by identify.
-var (
-	version = "dev"
-	commit  = "unknown"
-)
+// version is that of the release. After a release it gets the next number with "-dev", and
+// builds in between differ by their commit. The Makefile reads this line.
+const version = "1.0.0"
 
-// identify takes version and commit from Go's own build information where the linker set
-// nothing, as after "go install".
+// commit is set by the linker, as in the Makefile, or by identify.
+var commit = unknownCommit
+
+const unknownCommit = "unknown"
+
+// identify takes the commit from Go's own build information where the linker set none, as
+// after "go install".
 func identify() {
 	info, ok := debug.ReadBuildInfo()
-	if !ok || version != "dev" {
+	if !ok || commit != unknownCommit {
 		return
-	}
-	if v := info.Main.Version; v != "" && v != "(devel)" {
-		version = v
 	}
 	for _, s := range info.Settings {
 		if s.Key == "vcs.revision" {

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"plantstore/internal/readme"
+)
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	out, _, code := command(t, "version")
+	flag, stderr, flagCode := command(t, "--version")
+	if code != 0 || flagCode != 0 || flag != out || stderr != "" || !strings.HasPrefix(out, "plantstore "+version+"\ncommit     unknown\ngo         go1.") {
+		t.Errorf("got version: %d, %q; --version: %d, %q, %q; want 0 and the same", code, out, flagCode, flag, stderr)
+	}
+}
+
+// Whatever names the version names that of the program.
+func TestOneVersion(t *testing.T) {
+	t.Parallel()
+	for file, pattern := range map[string]string{
+		"README.md":           `(?m)^\*\*Status:\*\* version (\S+)\. `,
+		"deploy/CHANGELOG.md": `(?m)^## (\S+)`,
+		"deploy/Dockerfile":   `image\.version="(\S+)"`,
+		"docker-compose.yml":  `(?m)^  image: plantstore:\$\{PLANTSTORE_TAG:-(\S+)\}`,
+		"deploy/kubernetes/overlay/kustomization.yaml": `(?m)^    newTag: "(\S+)"`,
+	} {
+		found := regexp.MustCompile(pattern).FindStringSubmatch(readme.Read(t, file))
+		if found == nil {
+			t.Errorf("%s: found no version, by %s", file, pattern)
+		} else if found[1] != version {
+			t.Errorf("%s: got version %s, want %s as in version.go", file, found[1], version)
+		}
+	}
+}

@@ -175,7 +175,7 @@ func TestRequestsThatEnd(t *testing.T) {
 			first := s.plant(t, 4)
 			for n := range plant.ID(4) {
 				if c.apart {
-					s.slow.add(first+n, struct{}{}, time.Now().Add(time.Hour))
+					s.memory.plants.add(first+n, onSoloPool, time.Now().Add(time.Hour))
 				}
 			}
 			pid, release := holder(t, pgtest.Shared(t), `SELECT FROM public.plants WHERE id BETWEEN $1 AND $1 + 3 FOR UPDATE`, int64(first))
@@ -454,7 +454,7 @@ func TestPoolsShareTheConnections(t *testing.T) {
 }
 
 // A principal's locked plants leave connections for the plants of others.
-func TestAPrincipalHasAThirdOfAPool(t *testing.T) {
+func TestAPrincipalLeavesConnectionsToOthers(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	over, cancel := context.WithCancel(t.Context())

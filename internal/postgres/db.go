@@ -43,8 +43,8 @@ type limits struct {
 	margin                    time.Duration // left of a request when its last attempt ends
 	connect, ping, close      time.Duration
 	queue                     time.Duration // for a place among those in flight
-	recent, failing           time.Duration // how long a locked or slow plant, and a failing principal, keep out of batches
-	often                     time.Duration // in which three refusals make a principal fail
+	remember                  time.Duration // how long plants, and principals' last deletions, are remembered
+	outOfBatches              time.Duration // how long a locked or slow deletion keeps its principal out of batches
 	poll, maxAge              time.Duration // of the tokens' snapshot: from one poll to the next, and until it is stale
 	noteUses                  time.Duration // from one record of the tokens' last uses to the next
 }
@@ -54,7 +54,7 @@ var defaults = limits{
 	soloLock: time.Second, soloStatement: 15 * time.Second,
 	resolve: 2 * time.Second, control: 2 * time.Second, margin: 250 * time.Millisecond,
 	connect: 2 * time.Second, ping: 250 * time.Millisecond, close: 500 * time.Millisecond,
-	queue: 200 * time.Millisecond, recent: 5 * time.Second, failing: time.Second, often: 20 * time.Millisecond,
+	queue: 200 * time.Millisecond, remember: 5 * time.Second, outOfBatches: time.Second,
 	poll: 2 * time.Second, maxAge: 5 * time.Second, noteUses: time.Minute,
 }
 

@@ -317,15 +317,15 @@ func TestABatchWithALockedPlant(t *testing.T) {
 	if got, want := <-results[1], "batch_busy, busy, deleted"; got != want {
 		t.Errorf("the locked plant: %s; want %s", got, want)
 	}
-	for n, want := range []bool{false, true, false} {
-		if _, slow := s.slow.get(id + plant.ID(n)); slow != want {
-			t.Errorf("plant %d is slow: %t; want %t", n, slow, want)
+	for n, want := range []route{inBatch, onSoloPool, inBatch} {
+		d := s.of(id+plant.ID(n), "again")
+		if got := s.memory.route(&d); got != want {
+			t.Errorf("plant %d takes route %d next; want %d", n, got, want)
 		}
 	}
-	for principal, want := range map[string]bool{s.who: false, locked.Principal: true} {
-		if _, failing := s.failing.get(principal); failing != want {
-			t.Errorf("principal %s is failing: %t; want %t", principal, failing, want)
-		}
+	locked.Plant = id
+	if got := s.memory.route(&locked); got != onBatchPool {
+		t.Errorf("another plant of the locked one's principal takes route %d next; want %d", got, onBatchPool)
 	}
 }
 
@@ -344,7 +344,7 @@ func TestASlowDeletionLeavesItsBatch(t *testing.T) {
 	if got, want := <-results[0], "batch_busy, deleted"; got != want {
 		t.Errorf("the slow plant: %s; want %s", got, want)
 	}
-	if _, failing := s.failing.get(s.who); !failing {
+	if d := s.of(id, "again"); s.memory.route(&d) != onBatchPool {
 		t.Error("its principal goes on in batches")
 	}
 	release()
@@ -420,26 +420,5 @@ func TestALedgerWhoseSequenceIsBehind(t *testing.T) {
 	s.exec(t, `ALTER TABLE plantstore.deletions ALTER id RESTART`)
 	if _, err := s.Delete(t.Context(), s.sent(id+1, "second")); !errors.Is(err, plant.ErrMisconfigured) || !s.lives(t, id+1) {
 		t.Errorf("Delete = %v, and the plant is there: %t; want ErrMisconfigured, and that it is", err, s.lives(t, id+1))
-	}
-}
-
-// A principal that is often refused keeps out of the batches of others.
-func TestPrincipalsThatFail(t *testing.T) {
-	t.Parallel()
-	s := newStore(t, pgtest.New(t))
-	first := s.plant(t, 20)
-	s.exec(t, `CREATE TABLE public.orders (plant bigint REFERENCES public.plants)`)
-	s.exec(t, `INSERT INTO public.orders SELECT i FROM generate_series($1::bigint, $1 + 9) i`, int64(first))
-	for n, c := range []struct {
-		id      plant.ID
-		failing bool
-	}{{0, false}, {10, false}, {1, false}, {2, true}, {11, true}} {
-		_, err := s.Delete(t.Context(), s.of(first+c.id, fmt.Sprint(n)))
-		if (err == nil) != (c.id >= 10) {
-			t.Fatalf("deletion %d: %v", n, err)
-		}
-		if _, got := s.failing.get(s.who); got != c.failing {
-			t.Errorf("after deletion %d: the principal is failing: %t; want %t", n, got, c.failing)
-		}
 	}
 }

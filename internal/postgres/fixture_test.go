@@ -23,7 +23,7 @@ var patient = limits{
 	batchLock: time.Hour, batchStatement: time.Hour, batch: time.Hour,
 	soloLock: time.Hour, soloStatement: time.Hour, resolve: time.Hour, control: time.Hour,
 	margin: time.Second, connect: time.Minute, ping: time.Minute, close: time.Minute,
-	queue: time.Hour, recent: time.Hour, failing: time.Hour, often: time.Hour, poll: time.Hour, maxAge: time.Hour, noteUses: time.Hour,
+	queue: time.Hour, remember: time.Hour, outOfBatches: time.Hour, poll: time.Hour, maxAge: time.Hour, noteUses: time.Hour,
 }
 
 // A store is a service's side of a database, and a superuser's connection to that.

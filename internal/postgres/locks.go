@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"maps"
 	"sync"
 	"time"
 )
@@ -57,52 +56,6 @@ func (l *keyed[K]) unlock(key K) {
 	}
 	close(queue[0])
 	l.waiters[key] = queue[1:]
-}
-
-// recent remembers values by their keys until their time is over.
-type recent[K comparable, V any] struct {
-	mu     sync.Mutex
-	values map[K]timed[V]
-}
-
-type timed[V any] struct {
-	value V
-	until time.Time
-}
-
-// maxRecent limits how many keys are remembered. What is not remembered is learned again.
-const maxRecent = 10_000
-
-// add remembers a value until a time, or until the key's earlier value ends if that is later.
-// It returns the key's earlier value, which may have ended.
-func (r *recent[K, V]) add(key K, value V, until time.Time) (last V) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.values == nil {
-		r.values = make(map[K]timed[V])
-	}
-	if len(r.values) >= maxRecent {
-		now := time.Now()
-		maps.DeleteFunc(r.values, func(_ K, v timed[V]) bool { return !now.Before(v.until) })
-	}
-	old := r.values[key]
-	if until.Before(old.until) {
-		until = old.until
-	}
-	if len(r.values) < maxRecent {
-		r.values[key] = timed[V]{value, until}
-	}
-	return old.value
-}
-
-func (r *recent[K, V]) get(key K) (value V, ok bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.values) == 0 {
-		return value, false
-	}
-	v, ok := r.values[key]
-	return v.value, ok && time.Now().Before(v.until)
 }
 
 const (

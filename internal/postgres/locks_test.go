@@ -5,7 +5,6 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
-	"time"
 )
 
 func TestKeyedIsFirstComeFirstServed(t *testing.T) {
@@ -55,56 +54,14 @@ func TestKeyedLosesNoTurn(t *testing.T) {
 			had := make(chan bool)
 			go func() { had <- l.lock(ctx, 1) }()
 			synctest.Wait()
-			l.mu.Lock()
 			leave()
-			close(l.waiters[1][0]) // as unlock does
-			l.waiters[1] = nil
-			l.mu.Unlock()
+			l.unlock(1)
 			if <-had {
 				l.unlock(1)
 			}
 			if !l.lock(t.Context(), 1) {
 				t.Fatal("the lock was not had")
 			}
-		}
-	})
-}
-
-func TestRecent(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var r recent[int, string]
-		in := func(d time.Duration) time.Time { return time.Now().Add(d) }
-		check := func(key int, want string, wantOK bool) {
-			t.Helper()
-			if got, ok := r.get(key); ok != wantOK || ok && got != want {
-				t.Errorf("get(%d) = %q, %t; want %q, %t", key, got, ok, want, wantOK)
-			}
-		}
-		check(1, "", false)
-		if last := r.add(1, "a", in(time.Minute)); last != "" {
-			t.Errorf("the last value is %q; want none", last)
-		}
-		if last := r.add(1, "b", in(time.Second)); last != "a" {
-			t.Errorf("the last value is %q; want a", last)
-		}
-		time.Sleep(time.Minute - 1)
-		check(1, "b", true)
-		time.Sleep(time.Nanosecond)
-		check(1, "", false)
-		if last := r.add(1, "c", in(time.Minute)); last != "b" {
-			t.Errorf("the last value is %q; want b, though its time is over", last)
-		}
-		for n := range maxRecent + 1 {
-			r.add(n+10, "many", in(time.Second))
-		}
-		check(1, "c", true)
-		check(maxRecent+9, "", false) // there was no room
-		time.Sleep(time.Second)
-		r.add(2, "d", in(time.Minute))
-		check(2, "d", true)
-		if len(r.values) != 2 {
-			t.Errorf("%d are kept; want 2", len(r.values))
 		}
 	})
 }

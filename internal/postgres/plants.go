@@ -22,14 +22,8 @@ type Plants struct {
 	plants     keyed[plant.ID] // one request for a plant at a time
 	principals keyed[string]   // one deletion at a time for a principal with a budget
 	slots      slots           // a principal's connections outside of batches
+	memory     memory          // of what would harm the batches of others
 
-	// slow are plants that were locked or slow a moment ago. They go to the solo pool.
-	slow recent[plant.ID, struct{}]
-	// failing are principals whose deletions were locked, slow or often refused a moment ago.
-	// All of theirs go alone, so that they hold up nobody else's.
-	failing recent[string, struct{}]
-	// lastRefusals are the times of a principal's last two.
-	lastRefusals recent[string, [2]time.Time]
 	// usedUp are principals whose budget was used up a moment ago, with the end of its period.
 	usedUp recent[string, time.Time]
 }
@@ -75,7 +69,7 @@ type execution struct {
 	plant.Deletion
 	plant.Result
 	lost       bool // an attempt may be committed now or later
-	alone      bool // its batch took too long, with it or another item as the reason
+	suspect    bool // its batch took too long, with it or another item as the reason
 	stillThere int  // how often the plant was there although an attempt found no row
 }
 
@@ -91,7 +85,7 @@ func (e *execution) run(ctx context.Context) error {
 			return nil
 		case retry:
 			if m == batchBusy {
-				e.alone = true
+				e.suspect = true
 			} else if !sleep(ctx, &pause, e.db.limits.margin) {
 				return e.fail(row.err, err)
 			}
@@ -191,34 +185,36 @@ func (e *execution) overBudget(err error) error {
 	}
 	seconds, _ := strconv.ParseFloat(pg.Detail, 64) // of plantstore.charge
 	until := time.Now().Add(time.Duration(seconds * float64(time.Second)))
-	last := e.usedUp.add(e.Principal, until, time.Now().Add(min(time.Until(until), e.db.limits.recent)))
+	last := e.usedUp.add(e.Principal, until, time.Now().Add(min(time.Until(until), e.db.limits.remember)))
 	return &plant.OverBudgetError{Until: until, First: until.Sub(last).Abs() > time.Second}
 }
 
-// attempt tries to delete the plant: in a batch, or on a connection of its own if the plant
-// failed in one a moment ago.
+// attempt tries to delete the plant, and remembers what would harm the batches of others.
 func (e *execution) attempt(ctx context.Context) (m meaning, err error) {
-	if e.Budget != (plant.Budget{}) {
+	limited := e.Budget != (plant.Budget{})
+	if limited {
 		if _, ok := e.usedUp.get(e.Principal); ok {
 			return overBudget, nil
 		}
 	}
-	_, slow := e.slow.get(e.Plant)
-	_, failing := e.failing.get(e.Principal)
-	switch {
-	case slow:
-		m, err = e.attemptSolo(ctx)
-	case e.alone || failing || e.Budget != (plant.Budget{}):
-		began, queued := time.Now(), e.Queued
-		m, err = e.attemptAlone(ctx)
-		if took := time.Since(began) - (e.Queued - queued); e.alone && took > e.db.limits.batchStatement/8 {
-			// It made its batch slow, as where a foreign key has no index, and would the next.
-			e.failing.add(e.Principal, struct{}{}, time.Now().Add(e.db.limits.failing))
-		}
-	default:
-		m, err = e.attemptInBatch(ctx)
+	route := e.memory.route(&e.Deletion)
+	if route == inBatch && (e.suspect || limited) {
+		route = onBatchPool
 	}
-	e.note(m, err)
+	switch route {
+	case inBatch:
+		m, err = e.attemptInBatch(ctx)
+	case onBatchPool:
+		m, err = e.attemptOn(ctx, e.db.batch, e.db.limits.batch, e.db.limits.batchLock)
+	case onSoloPool: // which ends early enough for the server to say that it was rolled back
+		deadline, _ := ctx.Deadline()
+		early, cancel := context.WithDeadline(ctx, deadline.Add(-e.db.limits.margin))
+		m, err = e.attemptOn(early, e.db.solo, e.db.RequestTimeout, 0)
+		cancel()
+	}
+	if _, ok := errors.AsType[*pgconn.PgError](err); ok || err == nil { // the database said so
+		e.memory.note(&e.Deletion, m, &e.db.limits)
+	}
 	e.Attempts++
 	if word := meanings[m].word; word != "" {
 		e.db.metrics.failed[m].Inc()
@@ -247,21 +243,9 @@ func (e *execution) attemptInBatch(ctx context.Context) (meaning, error) {
 	return r.meaning, r.err
 }
 
-// attemptAlone is a batch of one.
-func (e *execution) attemptAlone(ctx context.Context) (meaning, error) {
-	return e.deleteOn(ctx, e.db.batch, e.db.limits.batch, e.db.limits.batchLock)
-}
-
-// attemptSolo has the patience of a lone deletion. It ends early enough for the server to
-// say that it was rolled back.
-func (e *execution) attemptSolo(ctx context.Context) (meaning, error) {
-	deadline, _ := ctx.Deadline()
-	ctx, cancel := context.WithDeadline(ctx, deadline.Add(-e.db.limits.margin))
-	defer cancel()
-	return e.deleteOn(ctx, e.db.solo, e.db.RequestTimeout, 0)
-}
-
-func (e *execution) deleteOn(ctx context.Context, pool *pgxpool.Pool, timeout, lock time.Duration) (meaning, error) {
+// attemptOn deletes the plant in a transaction of its own, on one of its principal's
+// connections of a pool.
+func (e *execution) attemptOn(ctx context.Context, pool *pgxpool.Pool, timeout, lock time.Duration) (meaning, error) {
 	began := time.Now()
 	conn, release, err := e.slots.acquire(ctx, pool, e.Principal)
 	e.Queued += time.Since(began)
@@ -272,25 +256,11 @@ func (e *execution) deleteOn(ctx context.Context, pool *pgxpool.Pool, timeout, l
 	e.Batch = 1
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	return deleteOne(ctx, conn, &e.Deletion, lock)
-}
-
-// note remembers what would hold up the deletions of others. Three refusals in a short time
-// are often: to take each out of its batch costs more than to have no batches.
-func (e *execution) note(m meaning, err error) {
-	if _, ok := errors.AsType[*pgconn.PgError](err); !ok {
-		return // the database did not say so
+	began = time.Now()
+	m, err := deleteOne(ctx, conn, &e.Deletion, lock)
+	if e.suspect && time.Since(began) > e.db.limits.batchStatement/8 {
+		// It made its batch slow, as where a foreign key has no index, and would the next.
+		e.memory.slow(e.Principal, &e.db.limits)
 	}
-	now := time.Now()
-	switch meanings[m].effect {
-	case slows:
-		e.slow.add(e.Plant, struct{}{}, now.Add(e.db.limits.recent))
-		e.failing.add(e.Principal, struct{}{}, now.Add(e.db.limits.failing))
-	case rollsBack:
-		last, _ := e.lastRefusals.get(e.Principal)
-		e.lastRefusals.add(e.Principal, [2]time.Time{last[1], now}, now.Add(e.db.limits.often))
-		if now.Sub(last[0]) < e.db.limits.often {
-			e.failing.add(e.Principal, struct{}{}, now.Add(e.db.limits.failing))
-		}
-	}
+	return m, err
 }

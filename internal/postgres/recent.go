@@ -1,0 +1,123 @@
+package postgres
+
+import (
+	"maps"
+	"math/bits"
+	"sync"
+	"time"
+
+	"plantstore/internal/plant"
+)
+
+// A route is how an attempt at a deletion is made.
+type route int
+
+const (
+	inBatch     route = iota
+	onBatchPool       // in a transaction of its own, with a batch's limits
+	onSoloPool        // likewise, with time to wait for a lock or a slow trigger
+)
+
+// A memory has what would harm the batches of others, for a short time.
+type memory struct {
+	plants     recent[plant.ID, route] // that were locked, slow or refused
+	principals recent[string, conduct]
+}
+
+// A conduct is how a principal's last deletions went.
+type conduct struct {
+	refused uint8     // of the last eight, a bit for each
+	slow    time.Time // until then, one that was locked or slow keeps the principal out of batches
+}
+
+// route returns how a plant is to be deleted.
+func (m *memory) route(d *plant.Deletion) route {
+	if w, ok := m.plants.get(d.Plant); ok {
+		return w
+	}
+	if c, ok := m.principals.get(d.Principal); ok && (bits.OnesCount8(c.refused) >= 4 || time.Now().Before(c.slow)) {
+		return onBatchPool
+	}
+	return inBatch
+}
+
+// note remembers how an attempt went, as the database said. A plant that is remembered harms no
+// batch, so it says nothing of its principal.
+func (m *memory) note(d *plant.Deletion, result meaning, l *limits) {
+	now := time.Now()
+	switch effect := meanings[result].effect; {
+	case effect == slows:
+		m.plants.add(d.Plant, onSoloPool, now.Add(l.remember))
+		m.slow(d.Principal, l)
+	case effect == rollsBack:
+		if _, known := m.plants.get(d.Plant); !known {
+			m.principals.change(d.Principal, now.Add(l.remember), func(c conduct) conduct { return conduct{c.refused<<1 | 1, c.slow} })
+		}
+		m.plants.add(d.Plant, onBatchPool, now.Add(l.remember))
+	case result == deleted || result == missing:
+		if _, ok := m.principals.get(d.Principal); ok {
+			m.principals.change(d.Principal, now, func(c conduct) conduct { return conduct{c.refused << 1, c.slow} })
+		}
+	}
+}
+
+// slow remembers a principal whose deletion was locked or slow.
+func (m *memory) slow(principal string, l *limits) {
+	until := time.Now().Add(l.outOfBatches)
+	m.principals.change(principal, until, func(c conduct) conduct { return conduct{c.refused, until} })
+}
+
+// recent remembers values by their keys until their time is over.
+type recent[K comparable, V any] struct {
+	mu     sync.Mutex
+	values map[K]timed[V]
+}
+
+type timed[V any] struct {
+	value V
+	until time.Time
+}
+
+// maxRecent limits how many keys are remembered. What is not remembered is learned again.
+const maxRecent = 10_000
+
+// add remembers a value until a time, or until the key's earlier value ends if that is later.
+// It returns the key's earlier value, which may have ended.
+func (r *recent[K, V]) add(key K, value V, until time.Time) (last V) {
+	return r.change(key, until, func(V) V { return value })
+}
+
+// change is add with a value made of the one that is remembered.
+func (r *recent[K, V]) change(key K, until time.Time, change func(V) V) (last V) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.values == nil {
+		r.values = make(map[K]timed[V])
+	}
+	now := time.Now()
+	if len(r.values) >= maxRecent {
+		maps.DeleteFunc(r.values, func(_ K, v timed[V]) bool { return !now.Before(v.until) })
+	}
+	var remembered V
+	old := r.values[key]
+	if now.Before(old.until) {
+		remembered = old.value
+	}
+	if until.Before(old.until) {
+		until = old.until
+	}
+	if len(r.values) < maxRecent {
+		r.values[key] = timed[V]{change(remembered), until}
+	}
+	return old.value
+}
+
+func (r *recent[K, V]) get(key K) (value V, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.values) == 0 {
+		return value, false
+	}
+	v, ok := r.values[key]
+	return v.value, ok && time.Now().Before(v.until)
+}

@@ -8,21 +8,27 @@ CREATE TABLE plantstore.cascaded (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     deletion_id bigint NOT NULL,
     relation regclass NOT NULL,
-    key text COLLATE "C", -- as the names in the catalogue, so that the index serves
+    key text COLLATE "C" NOT NULL, -- as the names in the catalogue, so that the index serves
     changed text,
     became text,
     content json NOT NULL,
     literal text NOT NULL
 );
 CREATE INDEX cascaded_by_deletion ON plantstore.cascaded (deletion_id);
-CREATE INDEX cascaded_by_key ON plantstore.cascaded (key, relation) WHERE key IS NOT NULL;
+CREATE INDEX cascaded_by_key ON plantstore.cascaded (key, relation);
 COMMENT ON TABLE plantstore.cascaded IS 'Rows of watched tables that left or changed with a deleted plant.';
 COMMENT ON COLUMN plantstore.cascaded.deletion_id IS 'The deletion in plantstore.deletions.';
-COMMENT ON COLUMN plantstore.cascaded.key IS 'The primary key, if it is one column.';
+COMMENT ON COLUMN plantstore.cascaded.key IS 'The primary key: its value, or a row of its values.';
 COMMENT ON COLUMN plantstore.cascaded.changed IS 'The column that was set to null or its default. Null: the row was removed.';
 COMMENT ON COLUMN plantstore.cascaded.became IS 'NULL, or that default: an expression.';
 COMMENT ON COLUMN plantstore.cascaded.content IS 'The row before, to read and search.';
 COMMENT ON COLUMN plantstore.cascaded.literal IS 'The row as PostgreSQL writes it, to restore it exactly.';
+
+-- All rows that a restore brings back: plants, and those of watched tables.
+CREATE VIEW plantstore.recorded AS
+    SELECT d.id AS deletion_id, d.id, to_regclass('public.plants') AS relation, d.plant_id::text AS key, NULL AS changed, NULL AS became, d.plant AS content, d.literal, d.types
+    FROM plantstore.deletions d WHERE d.refused IS NULL
+    UNION ALL SELECT c.deletion_id, c.id, c.relation, c.key, c.changed, c.became, c.content, c.literal, NULL FROM plantstore.cascaded c;
 
 -- The foreign keys by which a deletion of a plant removes or changes rows of other tables.
 -- depth is the length of the shortest path from plants to the parent, and levels is how many
@@ -114,12 +120,13 @@ CREATE FUNCTION plantstore.unwatchable(target regclass) RETURNS SETOF text LANGU
 $$;
 -- +goose StatementEnd
 
--- The deletions of this transaction that took a plant, or a recorded row of a watched table.
--- PostgreSQL puts these functions into the statements that call them. OFFSET 0 keeps the order
--- of the joins.
+-- The deletion of this transaction that took a plant, and those that took a recorded row of a
+-- watched table. PostgreSQL puts these functions into the statements that call them. OFFSET 0
+-- keeps the order of the joins.
 -- +goose StatementBegin
 CREATE FUNCTION plantstore.deletion_of_plant(deleted_plant bigint) RETURNS SETOF bigint LANGUAGE sql STABLE AS $$
-    SELECT t.id FROM plantstore.deletions t WHERE t.plant_id = deleted_plant AND t.refused IS NULL AND t.transaction_id = pg_catalog.pg_current_xact_id() OFFSET 0
+    SELECT t.id FROM plantstore.deletions t WHERE t.plant_id = deleted_plant AND t.refused IS NULL AND t.transaction_id = pg_catalog.pg_current_xact_id()
+    ORDER BY t.id + 0 DESC LIMIT 1 -- the newest, and not by the index on the id
 $$;
 -- +goose StatementEnd
 -- +goose StatementBegin
@@ -159,8 +166,9 @@ $$;
 -- +goose StatementBegin
 CREATE FUNCTION plantstore.recorder(target regclass) RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WITH primary_key (value) AS (
-        SELECT coalesce((SELECT format('g.%I::text', a.attname) FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
-            WHERE i.indrelid = target AND i.indisprimary AND i.indnkeyatts = 1), 'NULL')
+        SELECT format(CASE count(*) WHEN 1 THEN '%s::text' ELSE 'ROW(%s)::text' END, string_agg(format('g.%I', a.attname), ', ' ORDER BY k.n))
+        FROM pg_constraint p, unnest(p.conkey) WITH ORDINALITY k (attnum, n), pg_attribute a
+        WHERE p.conrelid = target AND p.contype = 'p' AND a.attrelid = target AND a.attnum = k.attnum
     ), lookups AS ( -- one for each key; those that unwatchable() refuses may have been added after the watch
         SELECT k.name, k.action, CASE k.action WHEN 'c' THEN 'DELETE' ELSE 'UPDATE' END AS event, CASE WHEN k.action <> 'c' THEN k.column_name END AS changed,
             CASE k.parent WHEN 'public.plants'::regclass THEN format('SELECT * FROM plantstore.deletion_of_plant(g.%I)', k.column_name)
@@ -283,5 +291,5 @@ $$;
 -- +goose StatementEnd
 DROP FUNCTION plantstore.watch(regclass), plantstore.unwatch(regclass), plantstore.is_watched(regclass, "char"), plantstore.recorder(regclass), plantstore.unwatchable(regclass),
     plantstore.deletion_of_plant(bigint), plantstore.deletions_of_row(regclass, text), plantstore.default_of(regclass, text), plantstore.missing(regclass), plantstore.chain(regclass);
-DROP VIEW plantstore.foreign_keys;
+DROP VIEW plantstore.foreign_keys, plantstore.recorded;
 DROP TABLE plantstore.cascaded;

@@ -14,19 +14,17 @@ import (
 type deletionsRestore struct {
 	ownerFlags   `embed:""`
 	period       `embed:""`
-	IDs          []int64           `arg:"" name:"id" optional:"" help:"The deletions, as 'deletions list' numbers them."`
-	Plant        []int64           `placeholder:"ID" help:"The newest deletion of this plant; beside ids or instead of them."`
-	By           string            `aliases:"principal" placeholder:"NAME" help:"Instead of ids: all that this principal deleted, with --since."`
-	ByRole       string            `placeholder:"ROLE" help:"Instead of ids: all that this database role deleted with SQL, with --since."`
-	Rename       map[string]string `mapsep:"none" placeholder:"OLD=NEW" help:"A column that was renamed since: its values go to the column with the new name."`
-	Lossy        bool              `help:"Restore even if some values fit no column."`
-	FireTriggers bool              `help:"Restore even if the store's triggers fire. Their changes don't count as loss."`
-	SkipExisting bool              `help:"Leave out plants whose ids are taken, and columns of watched tables that have another value since."`
-	PlantsOnly   bool              `help:"Leave out the rows of watched tables."`
-	DryRun       bool              `help:"Try the restore, roll it back, and print the result."`
-	Yes          bool              `help:"Do not ask."`
-	SQL          bool              `name:"sql" help:"Print the SQL that restores, for psql, instead of running it."`
-	JSON         bool              `name:"json" help:"Print JSON."`
+	IDs          []int64 `arg:"" name:"id" optional:"" help:"The deletions, as 'deletions list' numbers them."`
+	Plant        []int64 `placeholder:"ID" help:"The newest deletion of this plant; beside ids or instead of them."`
+	By           string  `aliases:"principal" placeholder:"NAME" help:"Instead of ids: all that this principal deleted, with --since."`
+	ByRole       string  `placeholder:"ROLE" help:"Instead of ids: all that this database role deleted with SQL, with --since."`
+	FireTriggers bool    `help:"Restore even if the store's triggers fire and change rows."`
+	SkipExisting bool    `help:"Leave out plants whose ids are taken, and columns of watched tables that have another value since."`
+	PlantsOnly   bool    `help:"Leave out the rows of watched tables."`
+	DryRun       bool    `help:"Try the restore, roll it back, and print the result."`
+	Yes          bool    `help:"Do not ask."`
+	SQL          bool    `name:"sql" help:"Print the SQL that restores, for psql, instead of running it."`
+	JSON         bool    `name:"json" help:"Print JSON."`
 }
 
 // Help adds to the command's help.
@@ -34,6 +32,7 @@ func (c *deletionsRestore) Help() string {
 	return `Plants come back exactly as they were, all of them or none. New columns take their default.
 Whatever is in the way is named before anything is done: an id that is taken, a column
 that was dropped, renamed or has another type, a row that it refers to and that is gone.
+Where a column has changed, the SQL to restore by hand is printed.
 
 Rows of other tables that ON DELETE CASCADE removed, and columns that ON DELETE SET NULL or
 SET DEFAULT changed, come back with the plants if the tables were watched at the deletion:
@@ -50,7 +49,7 @@ func (c *deletionsRestore) Validate() error {
 		return errors.New("--since is missing: when did the deletions to be restored begin?")
 	case c.By != "" && c.ByRole != "":
 		return errors.New("--by and --by-role contradict each other: no deletion is by both")
-	case c.SQL && (c.JSON || c.DryRun || c.Lossy || c.FireTriggers || c.SkipExisting || c.PlantsOnly || len(c.Rename) > 0):
+	case c.SQL && (c.JSON || c.DryRun || c.FireTriggers || c.SkipExisting || c.PlantsOnly):
 		return errors.New("--sql prints SQL for an unchanged table: leave out the other flags of restore")
 	}
 	return inOrder(c.Since, c.Until)
@@ -59,7 +58,7 @@ func (c *deletionsRestore) Validate() error {
 // Run restores plants. Before it asks, it tries the restore and rolls it back.
 func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 	selection := ledger.Selection{IDs: c.IDs, Plants: c.Plant, By: c.By, ByRole: c.ByRole, Since: c.Since.Time, Until: c.Until.Time}
-	options := ledger.Options{Rename: c.Rename, Lossy: c.Lossy, FireTriggers: c.FireTriggers, SkipExisting: c.SkipExisting, PlantsOnly: c.PlantsOnly, DryRun: c.DryRun}
+	options := ledger.Options{FireTriggers: c.FireTriggers, SkipExisting: c.SkipExisting, PlantsOnly: c.PlantsOnly, DryRun: c.DryRun}
 	return c.withLedger(ctx, func(conn *pgx.Conn) error {
 		if c.SQL {
 			return ledger.Script(ctx, conn, selection, console.out)

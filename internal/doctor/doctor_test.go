@@ -101,7 +101,7 @@ func TestAccidents(t *testing.T) {
 		{check: "sequences", sql: `ALTER TABLE plants ALTER id RESTART WITH 5001; INSERT INTO plants (id, name) VALUES (5000, 'fern')`},
 		{check: "sequences", sql: `SELECT setval('plants_id_seq', 5000); INSERT INTO plants (id, name) VALUES (5000, 'fern')`},
 		{check: "sequences", sql: `INSERT INTO plantstore.deletions (id, plant_id, deleted_by) OVERRIDING SYSTEM VALUE VALUES (7000, 1, 'shop'); ALTER TABLE plantstore.goose_db_version ALTER id RESTART WITH 2;
-				INSERT INTO plantstore.cascaded (id, deletion_id, relation, content, literal) OVERRIDING SYSTEM VALUE VALUES (3, 7000, 'plants', '{}', '')`, want: []string{
+				INSERT INTO plantstore.cascaded (id, deletion_id, relation, key, content, literal) OVERRIDING SYSTEM VALUE VALUES (3, 7000, 'plants', '1', '{}', '')`, want: []string{
 			"problem: the next id of plantstore.deletions is 1, and 7000 exists already: deletions fail",
 			"problem: the next id of plantstore.cascaded is 1, and 3 exists already: deletions of plants with rows in watched tables fail", "problem: the next id of plantstore.goose_db_version is 2, and 7 exists already: migrations fail"}},
 

@@ -312,12 +312,12 @@ func TestRowsOfSeveralDeletions(t *testing.T) {
 	execute(t, owner, `UPDATE stock SET plant = 8, other = 1 WHERE bin = 7; DELETE FROM plants WHERE id = 8`)
 	const several = "several of these deletions recorded these rows with different values"
 	_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{7, 8}}, ledger.Options{})
-	if got, want := reasons(t, err), []string{`public.stock: ` + several + `: say "a,b", 7; restore one deletion at a time`}; !slices.Equal(got, want) {
+	if got, want := reasons(t, err), []string{several + `: public.stock: ("say ""a,b""",7); restore one deletion at a time`}; !slices.Equal(got, want) {
 		t.Errorf("a changed column: got %q, want %q", got, want)
 	}
 	execute(t, owner, `INSERT INTO "Odd %s" VALUES (2, 5, 6); DELETE FROM plants WHERE id = 6; INSERT INTO "Odd %s" VALUES (2, 5, 3); DELETE FROM plants WHERE id = 3`)
 	_, err = ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{3, 6}}, ledger.Options{})
-	if got, want := reasons(t, err), []string{`public."Odd %s": ` + several + `: 2; restore one deletion at a time`}; !slices.Equal(got, want) {
+	if got, want := reasons(t, err), []string{several + `: public."Odd %s": 2; restore one deletion at a time`}; !slices.Equal(got, want) {
 		t.Errorf("a removed row: got %q, want %q", got, want)
 	}
 }
@@ -366,7 +366,7 @@ func TestRestoreWholeIsRefused(t *testing.T) {
 	execute(t, owner, watchedStore)
 	execute(t, owner, watchAll)
 	execute(t, owner, `UPDATE order_items SET supplier_id = 1; DELETE FROM plants WHERE id = 1`)
-	const bin = `say "a,b", `
+	const bin = `("say ""a,b""",`
 	for _, test := range []struct {
 		name, sql string
 		refused   string // one reason a line, with its flag
@@ -376,31 +376,28 @@ func TestRestoreWholeIsRefused(t *testing.T) {
 	}{
 		{name: "nothing in the way", rows: 4 + 8 + 1 + 2},
 		{name: "plants only", options: ledger.Options{PlantsOnly: true}, sql: `DROP TABLE pictures, sales`},
-		{name: "taken", sql: `INSERT INTO order_items (id, price) OVERRIDING SYSTEM VALUE VALUES (6, 1), (16, 1)`, refused: "public.order_items: keys that are taken: 6; 16 [--plants-only]"},
-		{name: "taken, skipped", sql: `INSERT INTO order_items (id, price) OVERRIDING SYSTEM VALUE VALUES (6, 1), (16, 1)`, options: ledger.Options{SkipExisting: true},
-			refused: "public.order_items: keys that are taken: 6; 16 [--plants-only]"},
+		{name: "taken", sql: `INSERT INTO order_items (id, price) OVERRIDING SYSTEM VALUE VALUES (6, 1), (16, 1)`, refused: "duplicate key value violates unique constraint \"order_items_pkey\": Key (id)=(6) already exists. [--plants-only]"},
 		{name: "changed since", sql: `UPDATE stock SET plant = 2 WHERE bin = 1; DELETE FROM stock WHERE bin = 8`,
-			refused: "public.stock: rows that are gone, or whose column \"other\" has another value since: " + bin + "8 [--skip-existing]\n" +
-				"public.stock: rows that are gone, or whose column \"plant\" has another value since: " + bin + "1 [--skip-existing]"},
+			refused: "public.stock: rows that are gone, or whose column \"other\" has another value since: " + bin + "8) [--skip-existing]\n" +
+				"public.stock: rows that are gone, or whose column \"plant\" has another value since: " + bin + "1) [--skip-existing]"},
 		{name: "changed since, skipped", sql: `UPDATE stock SET plant = 2 WHERE bin = 1`, options: ledger.Options{SkipExisting: true},
-			notices: "left out, public.stock: rows that are gone, or whose column \"plant\" has another value since: " + bin + "1", rows: 14},
+			notices: "left out, public.stock: rows that are gone, or whose column \"plant\" has another value since: " + bin + "1)", rows: 14},
 		{name: "another parent gone", sql: `DELETE FROM suppliers`,
 			refused: "insert or update on table \"order_items\" violates foreign key constraint \"order_items_supplier_id_fkey\": Key (supplier_id)=(1) is not present in table \"suppliers\". [--plants-only]"},
 		{name: "a table gone", sql: `DROP TABLE sales`, refused: "a table (once number N) that rows left with the plants is gone [--plants-only]"},
 		{name: "a column gone", sql: `ALTER TABLE pictures DROP data; ALTER TABLE pictures ADD title text DEFAULT 'x'`,
-			refused: "column \"data\" of public.pictures is gone, with the values of 8 rows [--lossy]\ncolumn \"title\" of public.pictures is new and takes its default"},
-		{name: "a column gone, lossy", sql: `ALTER TABLE pictures DROP data`, options: ledger.Options{Lossy: true}, notices: "column \"data\" of public.pictures is gone, with the values of 8 rows", rows: 15},
+			refused: "column \"data\" of public.pictures is gone [--plants-only]"},
 		{name: "a value changed", sql: `ALTER TABLE order_items DROP twice, ALTER price TYPE float4`,
-			refused: "column \"twice\" of public.order_items is gone, with the values of 4 rows [--lossy]"},
+			refused: "column \"twice\" of public.order_items is gone [--plants-only]"},
 		{name: "a changed column renamed", sql: `ALTER TABLE stock RENAME plant TO plants`, refused: "column \"plant\" of public.stock is gone, and it was set to null or its default [--plants-only]"},
-		{name: "no primary key", sql: `ALTER TABLE stock DROP CONSTRAINT stock_pkey`, refused: "public.stock has no primary key any more [--plants-only]\npublic.stock has no primary key any more [--plants-only]"},
+		{name: "no primary key", sql: `ALTER TABLE stock DROP CONSTRAINT stock_pkey`, refused: "public.stock has another primary key than when its rows left, or none [--plants-only]\npublic.stock has another primary key than when its rows left, or none [--plants-only]"},
 		{name: "another primary key", sql: `ALTER TABLE pictures DROP CONSTRAINT pictures_pkey CASCADE, ADD number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY`,
-			refused: "public.pictures has another primary key than when its rows left [--plants-only]"},
+			refused: "public.pictures has another primary key than when its rows left, or none [--plants-only]"},
 		{name: "triggers", sql: `CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 				CREATE TRIGGER i BEFORE INSERT ON pictures FOR EACH ROW EXECUTE FUNCTION veto(); CREATE TRIGGER u BEFORE UPDATE ON order_items FOR EACH ROW EXECUTE FUNCTION veto()`,
 			refused: "inserting fires the store's trigger i (function public.veto) of public.pictures [--fire-triggers]"},
 		{name: "triggers, fired", sql: `CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$; CREATE TRIGGER i BEFORE INSERT ON sales FOR EACH ROW EXECUTE FUNCTION veto()`,
-			options: ledger.Options{FireTriggers: true}, refused: "public.sales: rows that a trigger did not let in, or gave another key: 2025-12-31, 1 [--plants-only]"},
+			options: ledger.Options{FireTriggers: true}, refused: "public.sales: rows that a trigger did not let in, or gave another key: (2025-12-31,1) [--plants-only]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			execute(t, owner, `BEGIN; `+test.sql)

@@ -1,6 +1,7 @@
 package ledger_test
 
 import (
+	"errors"
 	"regexp"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"plantstore/internal/ledger"
 	"plantstore/internal/pgtest"
 	"plantstore/internal/readme"
 )
@@ -63,6 +65,34 @@ func TestStatementsOfTheManual(t *testing.T) {
 	}
 	if got := value[int64](t, conn, `SELECT count(*) FROM plantstore.deletions WHERE restored_at IS NOT NULL`); got != 4 {
 		t.Errorf("%d entries are marked as restored, want 4", got)
+	}
+}
+
+// A refusal prints SQL that restores all but a renamed column, and the manual adds it.
+func TestRenamedColumnOfTheManual(t *testing.T) {
+	t.Parallel()
+	manual := regexp.MustCompile("(?s)```sql\n(BEGIN;\n[^`]*\"cost\".*?)\n```").FindStringSubmatch(readme.Read(t, "migrations/README.md"))
+	if manual == nil {
+		t.Fatal("the manual has no SQL for a renamed column")
+	}
+	conn := pgtest.Connect(t, pgtest.New(t).Owner)
+	execute(t, conn, `ALTER TABLE plants ADD price numeric; INSERT INTO plants (id, name, price) SELECT i, 'fern', 1.10 FROM generate_series(1, 3) i`)
+	for plant := range int64(3) {
+		deleteAs(t, conn, plant+1, "back-office")
+	}
+	execute(t, conn, `ALTER TABLE plants RENAME price TO cost`)
+	_, err := ledger.Restore(t.Context(), conn, ledger.Selection{IDs: []int64{3}}, ledger.Options{})
+	refused, ok := errors.AsType[*ledger.RefusedError](err)
+	if !ok {
+		t.Fatalf("got %v, want a refusal", err)
+	}
+	printed := strings.NewReplacer(`, "cost"`, "", `, (e.content->>'price')::numeric`, "").Replace(manual[1])
+	if diff := cmp.Diff(printed, refused.ByHand); diff != "" {
+		t.Errorf("SQL of the refusal (-manual's without the column +got):\n%s", diff)
+	}
+	execute(t, conn, manual[1])
+	if got := value[string](t, conn, `SELECT concat_ws(' ', p.id, name, cost, restored_by) FROM plants p, plantstore.deletions d WHERE d.id = 3`); got != "3 fern 1.10 plantstore_owner" {
+		t.Errorf("the plant and who restored it: got %s, want 3 fern 1.10 plantstore_owner", got)
 	}
 }
 

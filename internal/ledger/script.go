@@ -14,7 +14,7 @@ import (
 // Script writes the SQL that restores a selection of plants, for psql. It returns a *RefusedError
 // where the table has changed since: then only Restore can.
 func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error {
-	var r restore
+	r := restore{options: Options{PlantsOnly: true}}
 	err := r.begin(ctx, conn)
 	if r.Tx != nil {
 		defer r.Rollback(context.WithoutCancel(ctx)) // it only reads
@@ -26,34 +26,28 @@ func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error
 	if err != nil || len(entries) == 0 {
 		return err
 	}
-	if _, err := r.pinSettings(ctx); err != nil {
-		return err
-	}
-	plants := plantsToday()
-	if err := r.readColumns(ctx, plants); err != nil {
-		return err
-	}
-	var names, inserted, values []string
-	var types []uint32
-	for _, c := range plants.columns {
-		names, types = append(names, c.name), append(types, c.oid)
-		if c.generated == "" {
-			inserted, values = append(inserted, c.quoted()), append(values, "(v.plant)."+c.quoted())
-		}
-	}
-	shapes, err := r.shapes(ctx, plants, idsOf(entries))
+	parts, _, err := r.parts(ctx, entries)
 	if err != nil {
 		return err
 	}
-	for _, s := range shapes {
-		if !slices.Equal(s.names, names) || !slices.Equal(s.types, types) {
-			r.refuse("", "the columns of public.plants have changed since deletion %d: restore it without --sql", s.ids[0])
+	var inserted, values []string
+	for _, p := range parts {
+		var names []string
+		inserted, values = nil, nil
+		for _, c := range p.today {
+			names = append(names, c.name)
+			if c.generated == "" {
+				inserted, values = append(inserted, c.quoted()), append(values, "(v.plant)."+c.quoted())
+			}
+		}
+		if !slices.Equal(p.names, names) {
+			r.refuse("", "the columns of public.plants have changed since deletion %d: restore it without --sql", p.ids[0])
 		}
 	}
 	if err := r.refused(); err != nil {
 		return err
 	}
-	triggers, err := r.triggers(ctx, plants.name, insertTrigger)
+	triggers, err := r.triggers(ctx, parts[0].oid, insertTrigger)
 	if err != nil {
 		return err
 	}

@@ -82,7 +82,7 @@ func TestDownRefusesToLoseRows(t *testing.T) {
 		{`INSERT INTO plantstore.principals (name, budget, budget_period) VALUES ('a', 1, '1 day')`, `DELETE FROM plantstore.principals`, "plantstore.principals has budgets"},
 		{`INSERT INTO plantstore.principals (name) VALUES ('a'); INSERT INTO plantstore.tokens (principal, digest, scopes) VALUES ('a', sha256(''), '{}')`,
 			`DELETE FROM plantstore.tokens`, "plantstore.tokens has tokens"},
-		{`INSERT INTO plantstore.cascaded (deletion_id, relation, content, literal) VALUES (1, 'plants', '{}', '()')`, `DELETE FROM plantstore.cascaded`, "plantstore.cascaded has rows"},
+		{`INSERT INTO plantstore.cascaded (deletion_id, relation, key, content, literal) VALUES (1, 'plants', '1', '{}', '()')`, `DELETE FROM plantstore.cascaded`, "plantstore.cascaded has rows"},
 		{`INSERT INTO plantstore.deletions (plant_id, deleted_by, idempotency_key, refused) VALUES (1, 'a', 'k', 40401)`, `DELETE FROM plantstore.deletions`, "plantstore.deletions has entries"},
 		{`INSERT INTO public.plants (name) VALUES ('fern')`, `DELETE FROM public.plants; DELETE FROM plantstore.deletions`, "public.plants has rows"},
 	} {

@@ -193,7 +193,7 @@ func TestRightsOfTheService(t *testing.T) {
 		`UPDATE plantstore.deletions SET deleted_by = ''`,
 		`DELETE FROM plantstore.deletions`,
 		`SELECT FROM plantstore.cascaded`,
-		`INSERT INTO plantstore.cascaded (deletion_id, relation, content, literal) VALUES (1, 'public.plants', '{}', '')`,
+		`INSERT INTO plantstore.cascaded (deletion_id, relation, key, content, literal) VALUES (1, 'public.plants', '1', '{}', '')`,
 		`SELECT plantstore.watch('public.plants')`, `SELECT plantstore.unwatch('public.plants')`,
 		`INSERT INTO plantstore.tokens (principal, digest, scopes) VALUES ('a', '', '{}')`,
 		`UPDATE plantstore.tokens SET expires_at = NULL`,
@@ -575,8 +575,8 @@ func TestTokensVersion(t *testing.T) {
 func TestColumnsThatMayBeNull(t *testing.T) {
 	t.Parallel()
 	got := query(t, pgtest.Shared(t).Super, `SELECT table_name || ': ' || string_agg(column_name, ' ' ORDER BY ordinal_position) FROM information_schema.columns
-		WHERE table_schema IN ('plantstore', 'public') AND table_name NOT IN ('goose_db_version', 'foreign_keys') AND is_nullable = 'YES' GROUP BY table_name ORDER BY 1`)
-	want := []string{"cascaded: key changed became", "deletions: request_id idempotency_key plant literal types refused restored_at restored_by", "principals: budget budget_period",
+		WHERE table_schema IN ('plantstore', 'public') AND table_name NOT IN ('goose_db_version', 'foreign_keys', 'recorded') AND is_nullable = 'YES' GROUP BY table_name ORDER BY 1`)
+	want := []string{"cascaded: changed became", "deletions: request_id idempotency_key plant literal types refused restored_at restored_by", "principals: budget budget_period",
 		"tokens: expires_at revoked_at last_used_at"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("columns (-want +got):\n%s", diff)

@@ -1,0 +1,410 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// A part is rows of a table that were recorded with the same columns: rows that were removed,
+// or rows whose column changed was set to null or to its default.
+type part struct {
+	oid     uint32 // of the table
+	name    string // of the table in SQL, with its schema
+	only    string // name, with ONLY in front unless the table has partitions
+	changed string
+	became  string  // what changed was set to, in SQL
+	ids     []int64 // in plantstore.recorded
+	names   []string
+	types   []string // of the columns when the rows were recorded; nil in watched tables
+	today   []column
+	row     string // the temporary table with the recorded columns c0, c1 and so on
+	fires   bool   // the table has the store's triggers on INSERT
+}
+
+// A column is one that a table has today.
+type column struct {
+	name      string
+	typ       string // as regtype writes it
+	reads     string // likewise, in SQL that cuts no values
+	generated string // as in pg_attribute
+	required  bool   // a row has to have a value
+	key       bool   // of the primary key
+	plant     bool   // refers to the id of a plant
+}
+
+func (c column) quoted() string { return pgx.Identifier{c.name}.Sanitize() }
+
+func (p *part) ofPlants() bool { return p.types != nil }
+
+// refusePart refuses the part. Plants come back without rows of other tables if that is accepted.
+func (r *restore) refusePart(p *part, format string, args ...any) {
+	flag := plantsOnly
+	if p.ofPlants() {
+		flag = ""
+	}
+	r.refuse(flag, format, args...)
+}
+
+// of names a column in a message.
+func (p *part) of(name string) string {
+	if p.ofPlants() {
+		return fmt.Sprintf("column %q", name)
+	}
+	return fmt.Sprintf("column %q of %s", name, p.name)
+}
+
+// find returns today's column of a name.
+func (p *part) find(name string) (column, bool) {
+	i := slices.IndexFunc(p.today, func(c column) bool { return c.name == name })
+	if i < 0 {
+		return column{}, false
+	}
+	return p.today[i], true
+}
+
+// rows is SQL for the recorded rows, as e, whose ids are in the list.
+func (p *part) rows(ids string) string {
+	not := ""
+	if p.changed != "" {
+		not = "NOT "
+	}
+	return fmt.Sprintf(`(SELECT * FROM plantstore.recorded WHERE relation = %s::regclass AND changed IS %sNULL AND id = ANY (%s)) e`, quoted(p.name), not, ids)
+}
+
+// then is SQL for the recorded value of a column.
+func (p *part) then(c column) string {
+	return fmt.Sprintf("(%s ->> %s)::%s", readable("e.content"), quoted(c.name), c.reads)
+}
+
+// join is SQL that joins the recorded rows e with those of the table p.
+func (p *part) join() string {
+	var same []string
+	for _, c := range p.today {
+		if c.key {
+			same = append(same, fmt.Sprintf("p.%s = %s", c.quoted(), p.then(c)))
+		}
+	}
+	return strings.Join(same, " AND ")
+}
+
+// parts reads what is to come back with plants, in the order in which it was recorded. The
+// tables keep their columns from now on.
+func (r *restore) parts(ctx context.Context, plants []Deletion) (inserted, changed []*part, err error) {
+	several, err := r.keys(ctx, `SELECT format('%s: %s', relation, key) FROM plantstore.recorded WHERE deletion_id = ANY ($1) AND ($2 OR types IS NOT NULL)
+		GROUP BY relation, key, changed HAVING count(DISTINCT CASE WHEN changed IS NULL THEN literal ELSE `+readable("content")+` ->> changed END) > 1 ORDER BY 1`, idsOf(plants), !r.options.PlantsOnly)
+	if err != nil {
+		return nil, nil, err
+	}
+	if several != "" {
+		r.refuse(plantsOnly, "several of these deletions recorded these rows with different values: %s; restore one deletion at a time", several)
+	}
+	rows, _ := r.Query(ctx, `
+		WITH entries AS MATERIALIZED ( -- a row that several deletions took or changed comes back once
+			SELECT DISTINCT ON (relation, changed, became, key) relation, changed, became, id, types, ARRAY(SELECT json_object_keys(`+readable("content")+`)) AS names
+			FROM plantstore.recorded WHERE deletion_id = ANY ($1) AND ($2 OR types IS NOT NULL) ORDER BY relation, changed, became, key, id DESC
+		)
+		SELECT relation::oid, relation::text, CASE (SELECT relkind FROM pg_class WHERE oid = relation) WHEN 'p' THEN '' ELSE 'ONLY ' END || relation::text,
+			coalesce(changed, ''), coalesce(became, ''), array_agg(id ORDER BY id), names, types::text[]
+		FROM entries GROUP BY relation, changed, became, names, types ORDER BY types IS NULL, min(min(id)) OVER (PARTITION BY relation, changed), min(id)`, idsOf(plants), !r.options.PlantsOnly)
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*part, error) {
+		var p part
+		return &p, row.Scan(&p.oid, &p.name, &p.only, &p.changed, &p.became, &p.ids, &p.names, &p.types)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	different := false
+	for n, p := range all {
+		p.row = fmt.Sprintf("pg_temp.row_%d", n)
+		fits, err := r.readColumns(ctx, p)
+		if err != nil {
+			return nil, nil, err
+		}
+		different = different || !fits
+		if p.changed == "" {
+			inserted = append(inserted, p)
+		} else {
+			changed = append(changed, p)
+		}
+	}
+	if different {
+		for _, p := range append(inserted, changed...) {
+			r.byHand += p.byHand()
+		}
+		r.byHand = fmt.Sprintf("BEGIN;\n%sUPDATE plantstore.deletions SET restored_at = clock_timestamp(), restored_by = session_user WHERE id = ANY (%s);\nCOMMIT;", r.byHand, array(idsOf(plants)))
+	}
+	return inserted, changed, r.refused()
+}
+
+// array returns numbers as an array in SQL.
+func array(ids []int64) string {
+	return "'{" + strings.Trim(strings.ReplaceAll(fmt.Sprint(ids), " ", ","), "[]") + "}'"
+}
+
+// byHand is SQL that restores from the JSON what today's columns can take.
+func (p *part) byHand() string {
+	if p.today == nil {
+		return ""
+	}
+	if c, ok := p.find(p.changed); ok {
+		return p.update(c, array(p.ids)) + ";\n"
+	}
+	var columns, values []string
+	for _, c := range p.today {
+		if c.generated == "" && slices.Contains(p.names, c.name) {
+			columns, values = append(columns, c.quoted()), append(values, "p."+c.quoted())
+		}
+	}
+	return fmt.Sprintf("INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE\nSELECT %s\nFROM %s, json_populate_record(NULL::%[1]s, e.content) p;\n",
+		p.name, strings.Join(columns, ", "), strings.Join(values, ", "), p.rows(array(p.ids)))
+}
+
+// readColumns locks the table, and refuses columns that have changed since. It reports whether
+// the table has all that were recorded.
+func (r *restore) readColumns(ctx context.Context, p *part) (fits bool, err error) {
+	var there bool
+	if err := r.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_class WHERE oid = $1)`, p.oid).Scan(&there); err != nil {
+		return false, err
+	}
+	if !there {
+		r.refusePart(p, "a table (once number %s) that rows left with the plants is gone", p.name)
+		return true, nil
+	}
+	if _, err := r.Exec(ctx, `LOCK TABLE `+p.name+` IN ROW EXCLUSIVE MODE`); err != nil {
+		return false, err
+	}
+	rows, _ := r.Query(ctx, `
+		WITH keys AS MATERIALIZED (
+			SELECT * FROM pg_constraint k WHERE k.conrelid = $1 AND k.contype IN ('p', 'f') AND to_jsonb(k) ->> 'conenforced' IS DISTINCT FROM 'false'
+		)
+		SELECT attname, atttypid::regtype::text, format_type(atttypid, -1), attgenerated::text,
+			(attnotnull OR typnotnull) AND NOT atthasdef AND attidentity = '' AND typdefault IS NULL,
+			EXISTS (SELECT FROM keys WHERE contype = 'p' AND attnum = ANY (conkey)),
+			EXISTS (SELECT FROM keys WHERE contype = 'f' AND conkey = ARRAY[attnum] AND confrelid = 'public.plants'::regclass
+				AND confkey = ARRAY(SELECT i.attnum FROM pg_attribute i WHERE i.attrelid = confrelid AND i.attname = 'id'))
+		FROM pg_attribute JOIN pg_type t ON t.oid = atttypid WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped ORDER BY attnum`, p.oid)
+	if p.today, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (c column, err error) {
+		err = row.Scan(&c.name, &c.typ, &c.reads, &c.generated, &c.required, &c.key, &c.plant)
+		return c, err
+	}); err != nil {
+		return false, err
+	}
+	keys := 0
+	for _, c := range p.today {
+		if c.key && slices.Contains(p.names, c.name) {
+			keys++
+		} else if c.key {
+			keys = -len(p.today)
+		}
+	}
+	if keys <= 0 {
+		r.refusePart(p, "%s has another primary key than when its rows left, or none", p.name)
+	}
+	if p.changed != "" {
+		if _, fits = p.find(p.changed); !fits {
+			r.refusePart(p, "%s is gone, and it was set to null or its default", p.of(p.changed))
+		}
+		return fits, nil
+	}
+	fits = true
+	for i, name := range p.names {
+		c, ok := p.find(name)
+		switch {
+		case !ok:
+			r.refusePart(p, "%s is gone", p.of(name))
+		case p.ofPlants() && c.typ != p.types[i]:
+			r.refusePart(p, "%s is of type %s today, it was %s", p.of(name), c.typ, p.types[i])
+		default:
+			continue
+		}
+		fits = false
+	}
+	return fits, nil
+}
+
+// prepare makes a temporary table with the recorded columns, to read the literals with its row
+// type. It names new columns, triggers, and rows that refer to plants that are not there.
+func (r *restore) prepare(ctx context.Context, p *part, plants []Deletion) error {
+	columns := make([]string, len(p.names))
+	for i, name := range p.names {
+		c, _ := p.find(name)
+		columns[i] = fmt.Sprintf("c%d %s", i, c.reads)
+	}
+	if _, err := r.Exec(ctx, fmt.Sprintf(`CREATE TEMPORARY TABLE %s (%s) ON COMMIT DROP`, p.row, strings.Join(columns, ", "))); err != nil {
+		return err
+	}
+	for _, c := range p.today {
+		switch was := slices.Contains(p.names, c.name); {
+		case was && c.plant:
+			missing, err := r.keys(ctx, fmt.Sprintf(`SELECT format('%%s to %%s', e.key, l.v) FROM %s, LATERAL (SELECT %s OFFSET 0) l (v)
+				WHERE NOT EXISTS (SELECT FROM ONLY public.plants p WHERE p.id = l.v) AND NOT EXISTS (SELECT FROM unnest($2::bigint[]) u WHERE u = l.v) AND l.v IS NOT NULL ORDER BY e.id`, p.rows("$1"), p.then(c)), p.ids, plantsOf(plants))
+			if err != nil {
+				return err
+			}
+			if missing != "" {
+				r.refusePart(p, "%s refers to plants that are not there: %s; restore them, too", p.of(c.name), missing)
+			}
+		case was || c.generated != "":
+		case c.required && !r.options.FireTriggers: // which may fill it
+			r.refusePart(p, "%s is NOT NULL without a default, and the deleted rows have no value for it: give it a default until they are restored", p.of(c.name))
+		case c.required:
+			r.notice("%s is new, and the triggers have to fill it", p.of(c.name))
+		default:
+			r.notice("%s is new and takes its default", p.of(c.name))
+		}
+	}
+	return r.refuseTriggers(ctx, p, insertTrigger)
+}
+
+// notice notes a difference once.
+func (r *restore) notice(format string, args ...any) {
+	if text := fmt.Sprintf(format, args...); !slices.Contains(r.notices, text) {
+		r.notices = append(r.notices, text)
+	}
+}
+
+// keys runs a query that returns a text a row, and lists the texts for a message.
+func (r *restore) keys(ctx context.Context, sql string, args ...any) (string, error) {
+	rows, _ := r.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
+	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	for i := range found {
+		found[i] = printable(found[i])
+	}
+	if more := len(found) - MaxListed; more > 0 {
+		found = append(found[:MaxListed], fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(found, "; "), err
+}
+
+// Kinds of triggers, as in pg_trigger.
+const (
+	insertTrigger = 4
+	updateTrigger = 16
+)
+
+// triggers returns the store's triggers of a table and a kind.
+func (r *restore) triggers(ctx context.Context, table uint32, kind int16) ([]string, error) {
+	rows, _ := r.Query(ctx, `SELECT format('%I (function %s)', tgname, tgfoid::regproc) FROM pg_trigger
+		WHERE tgrelid = $1 AND NOT tgisinternal AND tgtype & $2 <> 0 AND tgenabled IN ('O', 'A')
+			AND tgfoid IN (SELECT oid FROM pg_proc WHERE pronamespace <> 'plantstore'::regnamespace) ORDER BY tgname`, table, kind)
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// refuseTriggers refuses the store's triggers, unless they may fire.
+func (r *restore) refuseTriggers(ctx context.Context, p *part, kind int16) error {
+	triggers, err := r.triggers(ctx, p.oid, kind)
+	p.fires = len(triggers) > 0
+	for _, t := range triggers {
+		if !r.options.FireTriggers {
+			r.refuse(fireTriggers, "%s fires the store's trigger %s of %s", map[int16]string{insertTrigger: "inserting", updateTrigger: "updating"}[kind], t, p.name)
+		}
+	}
+	return err
+}
+
+// insert inserts the removed rows. Foreign keys are checked at the end of a statement, and
+// rows of different tables may refer to each other: so it is one statement.
+func (r *restore) insert(ctx context.Context, parts []*part) error {
+	var inserts []string
+	var args []any
+	for n, p := range parts {
+		var columns, values []string
+		for i, name := range p.names {
+			if c, _ := p.find(name); c.generated == "" {
+				columns, values = append(columns, c.quoted()), append(values, fmt.Sprintf("(e.r).c%d", i))
+			}
+		}
+		args = append(args, p.ids)
+		inserts = append(inserts, fmt.Sprintf(`insert_%d AS (INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM (SELECT e.literal::%s AS r FROM %s ORDER BY e.id OFFSET 0) e)`,
+			n, p.name, strings.Join(columns, ", "), strings.Join(values, ", "), p.row, p.rows(fmt.Sprintf("$%d", n+1))))
+	}
+	return r.asTheStore(ctx, "WITH "+strings.Join(inserts, ", ")+" SELECT", args...)
+}
+
+// asTheStore executes SQL with the session's search path, for functions of the store. Values
+// and constraints that do not fit are refused.
+func (r *restore) asTheStore(ctx context.Context, sql string, args ...any) error {
+	const setPath = `SELECT set_config('search_path', $1, true)`
+	if _, err := r.Exec(ctx, setPath, r.path); err != nil {
+		return err
+	}
+	_, err := r.Exec(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && slices.Contains([]string{"22", "23", "P0"}, pg.Code[:2]) {
+		flag := ""
+		if pg.TableName != "" && (pg.TableName != "plants" || pg.SchemaName != "public") {
+			flag = plantsOnly
+		}
+		r.refuse(flag, "%s", strings.TrimSuffix(pg.Message+": "+pg.Detail, ": "))
+		return r.refused()
+	}
+	if err != nil {
+		return err
+	}
+	_, err = r.Exec(ctx, setPath, "pg_catalog, pg_temp")
+	return err
+}
+
+// compare compares the inserted rows with the recorded ones. Virtual columns were recorded as
+// null.
+func (r *restore) compare(ctx context.Context, p *part) error {
+	columns := make([]string, len(p.names))
+	for i, name := range p.names {
+		c, _ := p.find(name)
+		if columns[i] = "p." + c.quoted(); c.generated == "v" {
+			columns[i] = "NULL"
+		}
+	}
+	now := "ROW(" + strings.Join(columns, ", ") + ")::text"
+	missing, err := r.keys(ctx, fmt.Sprintf(`SELECT e.key FROM %s LEFT JOIN %s p ON %s WHERE p.tableoid IS NULL ORDER BY e.id`, p.rows("$1"), p.only, p.join()), p.ids)
+	if err != nil {
+		return err
+	}
+	if missing != "" {
+		r.refusePart(p, "%s: rows that a trigger did not let in, or gave another key: %s", p.name, missing)
+	}
+	different, err := r.keys(ctx, fmt.Sprintf(`SELECT format('%%s, from %%s to %%s', e.key, left(e.literal, 200), left(%s, 200)) FROM %s JOIN %s p ON %s WHERE %[1]s <> e.literal ORDER BY e.id`, now, p.rows("$1"), p.only, p.join()), p.ids)
+	switch {
+	case err != nil || different == "":
+	case p.fires:
+		r.notice("%s: rows that come back changed by a trigger: %s", p.name, different)
+	default:
+		r.refusePart(p, "%s: rows that come back changed: %s", p.name, different)
+	}
+	return err
+}
+
+// update is SQL that gives a changed column its value back, where it still has what the foreign
+// key left. A later deletion may have left the same.
+func (p *part) update(c column, ids string) string {
+	return fmt.Sprintf(`UPDATE %s p SET %s = %s FROM %s WHERE %s AND p.%[2]s IS NOT DISTINCT FROM (%[6]s)
+	AND NOT EXISTS (SELECT FROM plantstore.cascaded l WHERE l.key = e.key AND l.relation = e.relation AND l.changed = e.changed AND l.deletion_id > e.deletion_id)`,
+		p.only, c.quoted(), p.then(c), p.rows(ids), p.join(), p.became)
+}
+
+// changeBack gives changed columns their values back, and names the rows that it left alone.
+func (r *restore) changeBack(ctx context.Context, p *part) error {
+	c, _ := p.find(p.changed)
+	if err := r.asTheStore(ctx, p.update(c, "$1"), p.ids); err != nil {
+		return err
+	}
+	rows, _ := r.Query(ctx, fmt.Sprintf(`SELECT e.id FROM %s WHERE NOT EXISTS (SELECT FROM %s p WHERE %s AND p.%s IS NOT DISTINCT FROM %s)`, p.rows("$1"), p.only, p.join(), c.quoted(), p.then(c)), p.ids)
+	left, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil || len(left) == 0 {
+		return err
+	}
+	keys, err := r.keys(ctx, fmt.Sprintf(`SELECT e.key FROM %s ORDER BY e.id`, p.rows("$1")), left)
+	text := fmt.Sprintf("%s: rows that are gone, or whose column %q has another value since: %s", p.name, p.changed, keys)
+	p.ids = slices.DeleteFunc(p.ids, func(id int64) bool { return slices.Contains(left, id) })
+	if r.options.SkipExisting {
+		r.notice("left out, %s", text)
+	} else {
+		r.refuse(skipExisting, "%s", text)
+	}
+	return err
+}

@@ -103,7 +103,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if helped {
 		return nil
 	}
-	console.warnings = misspelt(parser.Model, os.Environ())
+	console.warnings = unknownVariables(parser.Model, os.Environ())
 	if err == nil && slices.Contains([]string{"serve", "dev"}, command.Selected().Name) {
 		return command.Run() // they log the warnings
 	}

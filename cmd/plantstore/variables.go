@@ -1,8 +1,8 @@
 package main
 
 import (
-	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -23,12 +23,12 @@ func unsetEmptyVariables() {
 	}
 }
 
-// maxTypos is the largest edit distance of a misspelt name. The names that Kubernetes and
-// docker-compose.yml set are farther away.
-const maxTypos = 3
+// foreign are variables with our prefix that are no settings: of tests and make, of
+// docker-compose.yml, and those that Kubernetes sets for Services such as plantstore-admin.
+var foreign = regexp.MustCompile(`^PLANTSTORE_(TEST_\w+|NO_INSTALL|VERSION|COMMIT|TAG|OWNER_PASSWORD|APP_PASSWORD|(\w+_)?(SERVICE_HOST|SERVICE_PORT|PORT)(_\w+)?)$`)
 
-// misspelt warns of each variable that is no setting, but almost is one.
-func misspelt(app *kong.Application, environ []string) (warnings []string) {
+// unknownVariables warns of each variable with our prefix that nothing reads.
+func unknownVariables(app *kong.Application, environ []string) (warnings []string) {
 	var settings []string
 	_ = kong.Visit(app.Node, func(node kong.Visitable, next kong.Next) error { // no visit fails
 		if flag, ok := node.(*kong.Flag); ok {
@@ -38,38 +38,9 @@ func misspelt(app *kong.Application, environ []string) (warnings []string) {
 	})
 	for _, entry := range environ {
 		name, _, _ := strings.Cut(entry, "=")
-		if !strings.HasPrefix(name, ourPrefix) || slices.Contains(settings, name) {
-			continue
-		}
-		distance := func(setting string) int { // DATABASE_URL is tried with the prefix, too
-			return editDistance(strings.TrimPrefix(setting, ourPrefix), strings.TrimPrefix(name, ourPrefix))
-		}
-		nearest := slices.MinFunc(settings, func(a, b string) int { return distance(a) - distance(b) })
-		if distance(nearest) <= maxTypos {
-			warnings = append(warnings, fmt.Sprintf("%s is no setting and has no effect: did you mean %s?", name, nearest))
+		if strings.HasPrefix(name, ourPrefix) && !slices.Contains(settings, name) && !foreign.MatchString(name) {
+			warnings = append(warnings, name+" is no setting and has no effect: 'plantstore serve --help' lists the settings")
 		}
 	}
 	return warnings
-}
-
-// editDistance is how many letters have to be added, removed or replaced to get from one
-// name to the other.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			replaced := diagonal
-			if a[i] != b[j] {
-				replaced++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(replaced, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

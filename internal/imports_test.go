@@ -18,13 +18,13 @@ const module = "plantstore/"
 // A package that is not here may not exist.
 var mayImport = map[string][]string{
 	"cmd/plantstore":         {"internal/auth", "internal/doctor", "internal/ledger", "internal/localpg", "internal/migrate", "internal/plant", "internal/postgres", "internal/server"},
-	"cmd/chaos":              {"cmd/internal/programs", "cmd/internal/witness", "internal/ledger", "internal/localpg", "internal/migrate", "internal/postgres"},
+	"cmd/chaos":              {"cmd/internal/programs", "cmd/internal/witness", "internal/ledger", "internal/localpg", "internal/migrate"},
 	"cmd/bench":              {"cmd/internal/programs", "internal/localpg", "internal/migrate"},
 	"cmd/bench/bare":         {},
 	"cmd/bench/distance":     {},
 	"cmd/drill":              {"cmd/internal/programs", "cmd/internal/witness", "internal/localpg", "internal/migrate"},
-	"cmd/internal/programs":  {},
-	"cmd/internal/witness":   {"internal/auth", "internal/plant", "internal/postgres"},
+	"cmd/internal/programs":  {"internal/localpg"},
+	"cmd/internal/witness":   {"cmd/internal/programs", "internal/auth", "internal/plant", "internal/postgres"},
 	"deploy/postgres":        {},
 	"internal/plant":         {},
 	"internal/auth":          {"internal/plant"},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"plantstore/cmd/internal/programs"
 	"plantstore/cmd/internal/witness"
 	"plantstore/internal/localpg"
 	"plantstore/internal/migrate"
@@ -47,9 +48,6 @@ const (
 	owner    = "plantstore_owner"
 	app      = "plantstore_app"
 )
-
-// sessions selects the service's sessions.
-const sessions = `FROM pg_stat_activity WHERE usename = '` + app + `' AND datname = current_database()`
 
 // startCluster starts a primary and a standby from this machine's programs, with the schema in
 // place. The caller has to close it.
@@ -188,8 +186,8 @@ func (c *cluster) loseUnreplicated(ctx context.Context, d time.Duration) (bool, 
 		return false, err
 	}
 	cancelled := 0
-	for end := time.Now().Add(d); time.Now().Before(end); witness.Sleep(ctx, 5*time.Millisecond) {
-		n, err := witness.Value[int](ctx, c.url(super), `SELECT count(*) FILTER (WHERE pg_cancel_backend(pid)) `+sessions+` AND wait_event = 'SyncRep'`)
+	for end := time.Now().Add(d); time.Now().Before(end); programs.Sleep(ctx, 5*time.Millisecond) {
+		n, err := witness.Value[int](ctx, c.url(super), `SELECT count(*) FILTER (WHERE pg_cancel_backend(pid)) `+witness.Sessions+` AND wait_event = 'SyncRep'`)
 		if err != nil {
 			return false, err
 		}
@@ -208,22 +206,9 @@ func (c *cluster) loseUnreplicated(ctx context.Context, d time.Duration) (bool, 
 // trigger disables or enables the ledger's trigger. It tries until that is done, as other
 // faults happen meanwhile.
 func (c *cluster) trigger(ctx context.Context, what string) error {
-	for {
-		err := witness.Execute(ctx, c.url(owner), `SET lock_timeout = '1s'; ALTER TABLE public.plants `+what+` TRIGGER record_deletion`)
-		if err == nil || !witness.Sleep(ctx, 20*time.Millisecond) {
-			return err
-		}
-	}
-}
-
-// backends are the processes of the service's sessions at the primary.
-func (c *cluster) backends(ctx context.Context) ([]int, error) {
-	return witness.Value[[]int](ctx, c.url(super), `SELECT array(SELECT pid `+sessions+`)`)
-}
-
-// terminate ends the service's sessions at the primary, and returns how many there were.
-func (c *cluster) terminate(ctx context.Context) (int, error) {
-	return witness.Value[int](ctx, c.url(super), `SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) `+sessions)
+	return programs.Until(ctx, strikeTimeout, what+" the trigger", func() error {
+		return witness.Execute(ctx, c.url(owner), `SET lock_timeout = '1s'; ALTER TABLE public.plants `+what+` TRIGGER record_deletion`)
+	})
 }
 
 // close ends proxies and servers and removes the servers' files.

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"plantstore/cmd/internal/programs"
 	"plantstore/cmd/internal/witness"
 	"plantstore/internal/localpg"
 )
@@ -43,17 +44,15 @@ func kinds() []kind {
 	return []kind{
 		{"pg-kill", "kill -9 of Postgres, and start", servers, restart(localpg.Kill)},
 		{"pg-fast", "fast restart of Postgres", servers, restart(localpg.Fast)},
-		{"pg-immediate", "immediate restart of Postgres", servers, restart(localpg.Immediate)},
 		{"promotion", "standby promoted, old primary fenced and built again", servers, promotion},
 		{"cancel-wait", "standby stopped, waits for it cancelled, and then promoted", servers, cancelledWaits},
 		{"freeze", "the service's backends stopped for 0.3 to 2.5 s", servers, freeze},
 		{"terminate", "the service's backends terminated", network, termination},
-		{"cut-answers", "connections cut after N bytes of answers", network, cut(answers, 400)},
-		{"cut-requests", "connections cut after N bytes of requests", network, cut(requests, 600)},
+		{"cut-answers", "connections cut after N bytes of answers", network, cutting(answers, 400)},
+		{"cut-requests", "connections cut after N bytes of requests", network, cutting(requests, 600)},
 		{"black-hole", "nothing arrives for 0.25 to 1.5 s, then all of it", network, blackHole},
 		{"late-bytes", "requests held back, also after their sender gave up, for 0.3 to 2.5 s", network, lateBytes},
 		{triggerOff, "the ledger's trigger disabled for 0.1 to 0.4 s", network, disabledTrigger},
-		{"refuse", "connections reset for 0.1 to 0.5 s", network, refusal},
 		{"service-kill", "kill -9 of the service, and start", program, restartService((*service).kill)},
 		{"service-term", "SIGTERM of the service, and start", program, restartService((*service).stop)},
 	}
@@ -78,13 +77,10 @@ func chosen(list string) ([]kind, error) {
 
 // An injector breaks things.
 type injector struct {
+	config
 	cluster *cluster
 	service *service
 	began   time.Time
-	// every is how often each kind of fault comes, on average. Where the faults of a lane take
-	// longer, they come as often as possible. After each the lane rests for half as long as it
-	// took, so that something works, too.
-	every time.Duration
 
 	mu     sync.Mutex
 	faults []fault
@@ -92,24 +88,24 @@ type injector struct {
 
 // A fault is one that happened.
 type fault struct {
-	kind       string
-	start, end time.Duration // since the run began
+	kind string
+	witness.Span
 }
 
 // strikeTimeout limits one fault. None takes that long.
 const strikeTimeout = 3 * time.Minute
 
-// run makes faults of one lane's kinds happen until ctx ends, and returns when
-// the last one is over: everything runs then. Each kind has its turn as often as
-// the others, in random order.
+// run makes faults of one lane's kinds happen for the run's duration, and on until each of
+// them has happened. The end of ctx ends it early. It returns when the last fault is over:
+// everything runs then. Each kind has its turn as often as the others, in random order. After
+// a fault the lane rests for half as long as it took, so that something works, too.
 func (in *injector) run(ctx context.Context, kinds []kind, random *rand.Rand) error {
 	turn := in.every / time.Duration(len(kinds))
-	rest := turn / 5
-	for next := time.Now(); ; {
+	var rest time.Duration
+	for round := 0; ; round++ {
 		for _, i := range random.Perm(len(kinds)) {
 			for struck := false; !struck; {
-				pause := time.Until(next.Add(below(random, turn)))
-				if !witness.Sleep(ctx, max(pause, rest)) {
+				if !programs.Sleep(ctx, max(below(random, turn), rest)) || round > 0 && time.Since(in.began) > in.duration || time.Since(in.began) > in.duration+overtime {
 					return nil
 				}
 				start := time.Now()
@@ -117,9 +113,8 @@ func (in *injector) run(ctx context.Context, kinds []kind, random *rand.Rand) er
 				if struck, err = in.strike(ctx, kinds[i], random); err != nil {
 					return fmt.Errorf("%s: %w", kinds[i].name, err)
 				}
-				rest = max(turn/5, time.Since(start)/2)
+				rest = time.Since(start) / 2
 			}
-			next = next.Add(turn)
 		}
 	}
 }
@@ -132,21 +127,9 @@ func (in *injector) strike(ctx context.Context, k kind, random *rand.Rand) (bool
 	if struck {
 		in.mu.Lock()
 		defer in.mu.Unlock()
-		in.faults = append(in.faults, fault{k.name, start, time.Since(in.began)})
+		in.faults = append(in.faults, fault{k.name, witness.Span{Start: start, End: time.Since(in.began)}})
 	}
 	return struck, err
-}
-
-// struckAll reports whether each of the kinds has happened.
-func (in *injector) struckAll(kinds []kind) bool {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	for _, k := range kinds {
-		if !slices.ContainsFunc(in.faults, func(f fault) bool { return f.kind == k.name }) {
-			return false
-		}
-	}
-	return true
 }
 
 func restart(mode localpg.Mode) strike {
@@ -160,25 +143,23 @@ func promotion(ctx context.Context, in *injector, random *rand.Rand) (bool, erro
 }
 
 func termination(ctx context.Context, in *injector, _ *rand.Rand) (bool, error) {
-	n, err := in.cluster.terminate(ctx)
+	n, err := witness.Terminate(ctx, in.cluster.url(super))
 	return err == nil && n > 0, nil // no connection: another fault was there first
 }
 
-// cut cuts the connections to the primary, each at a random place within its next most
+// cutting cuts the connections to the primary, each at a random place within its next most
 // bytes. It ends soon after the first cut.
-func cut(d direction, most int) strike {
-	const patience, after = 2 * time.Second, 30 * time.Millisecond
+func cutting(d direction, most int64) strike {
 	return func(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
 		p := in.cluster.atPrimary().proxy
 		before := p.cuts.Load()
-		p.cutAfter(d, func() int64 { return int64(random.IntN(most)) })
-		defer p.restore(d)
-		for start := time.Now(); p.cuts.Load() == before; witness.Sleep(ctx, time.Millisecond) {
-			if time.Since(start) > patience {
+		defer p.cutAfter(d, func() int64 { return random.Int64N(most) })()
+		for start := time.Now(); p.cuts.Load() == before; programs.Sleep(ctx, time.Millisecond) {
+			if time.Since(start) > 2*time.Second {
 				return false, nil
 			}
 		}
-		witness.Sleep(ctx, after)
+		programs.Sleep(ctx, 30*time.Millisecond)
 		return true, nil
 	}
 }
@@ -193,7 +174,7 @@ func blackHole(ctx context.Context, in *injector, random *rand.Rand) (bool, erro
 		end := n.proxy.blackHole()
 		defer end()
 	}
-	witness.Sleep(ctx, 250*time.Millisecond+below(random, 1250*time.Millisecond))
+	programs.Sleep(ctx, 250*time.Millisecond+below(random, 1250*time.Millisecond))
 	return true, nil
 }
 
@@ -201,7 +182,7 @@ func blackHole(ctx context.Context, in *injector, random *rand.Rand) (bool, erro
 // New connections work.
 func lateBytes(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
 	release := in.cluster.atPrimary().proxy.hold()
-	witness.Sleep(ctx, heldBack(random))
+	programs.Sleep(ctx, heldBack(random))
 	return release() > 0, nil
 }
 
@@ -214,7 +195,7 @@ func heldBack(random *rand.Rand) time.Duration {
 // freeze stops the service's backends at the primary, as on a machine that is short of memory.
 // Then they go on.
 func freeze(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
-	pids, err := in.cluster.backends(ctx)
+	pids, err := witness.Value[[]int](ctx, in.cluster.url(super), `SELECT array(SELECT pid `+witness.Sessions+`)`)
 	if err != nil {
 		return false, err
 	}
@@ -225,7 +206,7 @@ func freeze(ctx context.Context, in *injector, random *rand.Rand) (bool, error) 
 			defer syscall.Kill(pid, syscall.SIGCONT) // it may have been killed
 		}
 	}
-	witness.Sleep(ctx, heldBack(random))
+	programs.Sleep(ctx, heldBack(random))
 	return frozen > 0, nil
 }
 
@@ -234,21 +215,13 @@ func disabledTrigger(ctx context.Context, in *injector, random *rand.Rand) (bool
 	if err := in.cluster.trigger(ctx, "DISABLE"); err != nil {
 		return false, err
 	}
-	witness.Sleep(ctx, 100*time.Millisecond+below(random, 300*time.Millisecond))
+	programs.Sleep(ctx, 100*time.Millisecond+below(random, 300*time.Millisecond))
 	return true, in.cluster.trigger(ctx, "ENABLE")
 }
 
 // cancelledWaits cancels commits' waits for replication, and loses these commits.
 func cancelledWaits(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
 	return in.cluster.loseUnreplicated(ctx, 200*time.Millisecond+below(random, 300*time.Millisecond))
-}
-
-// refusal resets every connection to the primary.
-func refusal(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
-	end := in.cluster.atPrimary().proxy.refuse()
-	defer end()
-	witness.Sleep(ctx, 100*time.Millisecond+below(random, 400*time.Millisecond))
-	return true, nil
 }
 
 func restartService(end func(*service) error) strike {

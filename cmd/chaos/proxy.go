@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -18,15 +17,13 @@ type proxy struct {
 	tasks    sync.WaitGroup
 	cuts     atomic.Int64 // connections that were cut after N bytes
 	lates    atomic.Int64 // how often hold kept something back
+	silent   sync.RWMutex // locked by a black hole; whoever passes bytes on reads it
 
-	mu       sync.Mutex
-	target   address
-	links    map[*link]struct{}
-	holes    int           // black holes in effect
-	open     chan struct{} // closed while bytes pass
-	refusing bool
-	closed   bool
-	draw     [2]func() int64 // by direction: how many bytes a new connection may pass
+	mu     sync.Mutex
+	target address
+	links  map[*link]struct{}
+	closed bool
+	draw   func() *cut // for a new connection; nil: no cuts
 }
 
 // An address is where a server listens: what net.Dial takes.
@@ -47,8 +44,14 @@ const distance = time.Millisecond
 // A link is one connection through the proxy.
 type link struct {
 	client, server net.Conn
-	left           [2]atomic.Int64               // bytes that may pass yet, by direction
-	gate           atomic.Pointer[chan struct{}] // of hold: closed when requests may arrive; nil: none
+	cut            atomic.Pointer[cut] // nil: none
+	held           sync.RWMutex        // locked by hold; requests read it
+}
+
+// A cut ends a connection once some more bytes went in a direction.
+type cut struct {
+	direction
+	left atomic.Int64
 }
 
 func newProxy(target address) (*proxy, error) {
@@ -56,8 +59,7 @@ func newProxy(target address) (*proxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	p := &proxy{listener: listener, target: target, links: make(map[*link]struct{}), open: make(chan struct{})}
-	close(p.open)
+	p := &proxy{listener: listener, target: target, links: make(map[*link]struct{})}
 	p.tasks.Go(p.accept)
 	return p, nil
 }
@@ -72,44 +74,32 @@ func (p *proxy) setTarget(target address) {
 	p.target = target
 }
 
-// cutAfter cuts every connection, open or new, once as many more bytes went in one direction
-// as draw returns for it, until restore. Those bytes still arrive.
-func (p *proxy) cutAfter(d direction, draw func() int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.draw[d] = draw
-	for l := range p.links {
-		l.left[d].Store(draw())
+// cutAfter cuts every connection, open or new, once as many more bytes went in the direction
+// as left returns for it, until end is called. Those bytes still arrive. There is one cutAfter
+// at a time.
+func (p *proxy) cutAfter(d direction, left func() int64) (end func()) {
+	set := func(draw func() *cut) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.draw = draw
+		for l := range p.links {
+			l.cut.Store(draw())
+		}
 	}
-}
-
-// restore ends cutAfter for the connections that were not cut.
-func (p *proxy) restore(d direction) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.draw[d] = nil
-	for l := range p.links {
-		l.left[d].Store(math.MaxInt64)
-	}
+	set(func() *cut {
+		c := &cut{direction: d}
+		c.left.Store(left())
+		return c
+	})
+	return func() { set(func() *cut { return nil }) }
 }
 
 // blackHole keeps back everything in both directions, also the end of connections, until end
 // is called. New connections are accepted and hear nothing. Afterwards all of it arrives, also
-// a statement whose sender gave up long ago.
+// a statement whose sender gave up long ago. A second black hole begins when the first ends.
 func (p *proxy) blackHole() (end func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.holes == 0 {
-		p.open = make(chan struct{})
-	}
-	p.holes++
-	return func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if p.holes--; p.holes == 0 {
-			close(p.open)
-		}
-	}
+	p.silent.Lock()
+	return p.silent.Unlock
 }
 
 // hold keeps back what goes to the server on the connections that are open now, until release
@@ -118,29 +108,17 @@ func (p *proxy) blackHole() (end func()) {
 func (p *proxy) hold() (release func() int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	before, gate := p.lates.Load(), make(chan struct{})
+	before := p.lates.Load()
+	var held []*link
 	for l := range p.links {
-		l.gate.Store(&gate)
+		l.held.Lock()
+		held = append(held, l)
 	}
 	return func() int64 {
-		close(gate)
+		for _, l := range held {
+			l.held.Unlock()
+		}
 		return p.lates.Load() - before
-	}
-}
-
-// refuse resets every connection, open or new, until end is called.
-func (p *proxy) refuse() (end func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.refusing = true
-	for l := range p.links {
-		reset(l.client)
-		l.server.Close()
-	}
-	return func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.refusing = false
 	}
 }
 
@@ -174,10 +152,8 @@ func (p *proxy) accept() {
 
 // pass waits for the end of a black hole.
 func (p *proxy) pass() {
-	p.mu.Lock()
-	open := p.open
-	p.mu.Unlock()
-	<-open
+	p.silent.RLock()
+	defer p.silent.RUnlock()
 }
 
 // serve passes bytes between a client and the server until one of them, or a fault, ends the
@@ -215,16 +191,13 @@ func (p *proxy) connect(client net.Conn) *link {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || p.refusing {
+	if p.closed {
 		server.Close()
 		return nil
 	}
 	l := &link{client: client, server: server}
-	for d, draw := range p.draw {
-		l.left[d].Store(math.MaxInt64)
-		if draw != nil {
-			l.left[d].Store(draw())
-		}
+	if p.draw != nil {
+		l.cut.Store(p.draw())
 	}
 	p.links[l] = struct{}{}
 	return l
@@ -239,25 +212,21 @@ func (p *proxy) pump(l *link, d direction, dst, src net.Conn) {
 		n, err := src.Read(buffer)
 		time.Sleep(distance)
 		p.pass()
-		if n > 0 {
-			if gate := l.gate.Load(); d == requests && gate != nil {
-				select {
-				case <-*gate:
-				default:
-					p.lates.Add(1)
-					<-*gate
-				}
+		if d == requests && n > 0 {
+			if !l.held.TryRLock() {
+				p.lates.Add(1)
+				l.held.RLock()
 			}
-			left := l.left[d].Add(-int64(n))
-			if _, werr := dst.Write(buffer[:max(0, min(int64(n), int64(n)+left))]); werr != nil {
-				return
-			}
-			if left <= 0 {
+			l.held.RUnlock()
+		}
+		if c := l.cut.Load(); c != nil && c.direction == d {
+			if left := c.left.Add(-int64(n)); left <= 0 {
+				_, _ = dst.Write(buffer[:max(0, int64(n)+left)]) // the connection ends either way
 				p.cuts.Add(1)
 				return
 			}
 		}
-		if err != nil {
+		if _, werr := dst.Write(buffer[:n]); werr != nil || err != nil {
 			return
 		}
 	}

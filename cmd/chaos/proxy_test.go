@@ -14,11 +14,7 @@ import (
 // echo starts a server that sends back what it gets, and a proxy before it.
 func echo(t *testing.T) *proxy {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
+	p, l := silent(t)
 	go func() {
 		for {
 			conn, err := l.Accept()
@@ -31,12 +27,23 @@ func echo(t *testing.T) *proxy {
 			}()
 		}
 	}()
+	return p
+}
+
+// silent returns a proxy before a listener.
+func silent(t *testing.T) (*proxy, net.Listener) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
 	p, err := newProxy(address{"tcp", l.Addr().String()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.close)
-	return p
+	return p, l
 }
 
 // patience limits the wait for bytes that have to come.
@@ -55,6 +62,13 @@ func dial(t *testing.T, p *proxy) net.Conn {
 	return conn
 }
 
+func send(t *testing.T, conn net.Conn, text string) {
+	t.Helper()
+	if _, err := io.WriteString(conn, text); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // hearNothing checks that nothing comes: that takes some time, and if it is too
 // short for something to come, the test only proves less.
 func hearNothing(t *testing.T, conn net.Conn) {
@@ -63,36 +77,17 @@ func hearNothing(t *testing.T, conn net.Conn) {
 		t.Fatal(err)
 	}
 	if n, err := conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("read in a black hole: %d bytes, error %v, want nothing", n, err)
+		t.Fatalf("read during a fault: %d bytes, error %v, want nothing", n, err)
 	}
 	if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// end returns with what error a connection ends that is never answered. A new one
-// is made for it if there is none: then connecting may fail already.
-func end(p *proxy, conn net.Conn) error {
-	if conn == nil {
-		var err error
-		if conn, err = net.Dial("tcp", p.listener.Addr().String()); err != nil {
-			return err
-		}
-		defer conn.Close()
-	}
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
-		return err
-	}
-	_, err := conn.Read(make([]byte, 1))
-	return err
-}
-
 // say sends text and returns as much of the answer as comes.
 func say(t *testing.T, conn net.Conn, text string) string {
 	t.Helper()
-	if _, err := io.WriteString(conn, text); err != nil {
-		t.Fatal(err)
-	}
+	send(t, conn, text)
 	answer := make([]byte, len(text))
 	n, err := io.ReadFull(conn, answer)
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, syscall.ECONNRESET) {
@@ -109,7 +104,7 @@ func TestProxyCuts(t *testing.T) {
 		if got := say(t, open, "before"); got != "before" {
 			t.Fatalf("got %q before the fault", got)
 		}
-		p.cutAfter(d, func() int64 { return 8 })
+		end := p.cutAfter(d, func() int64 { return 8 })
 		for name, conn := range map[string]net.Conn{"open": open, "new": dial(t, p)} {
 			if got := say(t, conn, "five."); got != "five." {
 				t.Errorf("direction %d, %s connection: got %q of the first 5 bytes", d, name, got)
@@ -124,34 +119,45 @@ func TestProxyCuts(t *testing.T) {
 			t.Errorf("%d cuts, want at least 2", n)
 		}
 		spared := dial(t, p)
-		p.restore(d)
+		end()
 		if got := say(t, spared, strings.Repeat("x", 100)); len(got) != 100 {
 			t.Errorf("direction %d: %d of 100 bytes after the fault", d, len(got))
 		}
 	}
 }
 
-func TestProxyBlackHole(t *testing.T) {
+// keepingBack are the faults that keep bytes back.
+var keepingBack = map[string]func(*proxy) (end func()){
+	"black hole": (*proxy).blackHole,
+	"hold":       func(p *proxy) func() { end := p.hold(); return func() { end() } },
+}
+
+func TestProxyKeepsBack(t *testing.T) {
 	t.Parallel()
-	p := echo(t)
-	open := dial(t, p)
-	say(t, open, "before")
-	first, second := p.blackHole(), p.blackHole()
-	made := dial(t, p)
-	for _, conn := range []net.Conn{open, made} {
-		if _, err := io.WriteString(conn, "late"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	first() // of two that are in effect
-	for _, conn := range []net.Conn{open, made} {
-		hearNothing(t, conn)
-	}
-	second()
-	for _, conn := range []net.Conn{open, made} {
-		if got := say(t, conn, "after"); got != "latea" {
-			t.Errorf("got %q first, afterwards, want %q", got, "latea")
-		}
+	for name, keepBack := range keepingBack {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := echo(t)
+			open := dial(t, p)
+			say(t, open, "before")
+			end := keepBack(p)
+			made := dial(t, p)
+			send(t, open, "late")
+			send(t, made, "late")
+			hearNothing(t, open)
+			if name == "black hole" {
+				hearNothing(t, made)
+			} else if got := say(t, made, "new!"); got != "late" {
+				t.Errorf("got %q on a connection made meanwhile", got)
+			}
+			end()
+			if got := say(t, open, "after"); got != "latea" {
+				t.Errorf("got %q first, afterwards, want %q", got, "latea")
+			}
+			if n := p.lates.Load(); name == "hold" && n != 1 {
+				t.Errorf("%d times something was kept back, want 1", n)
+			}
+		})
 	}
 }
 
@@ -159,98 +165,43 @@ func TestProxyBlackHole(t *testing.T) {
 // sender has closed the connection.
 func TestProxyDeliversLate(t *testing.T) {
 	t.Parallel()
-	t.Run("black hole", func(t *testing.T) {
-		t.Parallel()
-		deliverLate(t, (*proxy).blackHole)
-	})
-	t.Run("hold", func(t *testing.T) {
-		t.Parallel()
-		deliverLate(t, func(p *proxy) func() {
-			release := p.hold()
-			return func() {
-				if n := release(); n != 1 {
-					t.Errorf("%d times something was kept back, want 1", n)
-				}
+	for name, keepBack := range keepingBack {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, l := silent(t)
+			sender := dial(t, p)
+			server, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer server.Close()
+			// Once something has passed, the proxy knows the connection.
+			send(t, sender, "x")
+			if _, err := io.ReadFull(server, make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+			end := keepBack(p)
+			send(t, sender, "DELETE")
+			sender.Close()
+			hearNothing(t, server)
+			end()
+			if got, err := io.ReadAll(server); string(got) != "DELETE" || err != nil {
+				t.Errorf("the server got %q, error %v, afterwards", got, err)
 			}
 		})
-	})
-}
-
-func deliverLate(t *testing.T, keepBack func(*proxy) (end func())) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	p, err := newProxy(address{"tcp", l.Addr().String()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.close()
-	sender := dial(t, p)
-	server, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
-	// Once something has passed, the proxy knows the connection.
-	if _, err := io.WriteString(sender, "x"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadFull(server, make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
-
-	over := keepBack(p)
-	if _, err := io.WriteString(sender, "DELETE"); err != nil {
-		t.Fatal(err)
-	}
-	sender.Close()
-	hearNothing(t, server)
-	over()
-	if got, err := io.ReadAll(server); string(got) != "DELETE" || err != nil {
-		t.Errorf("the server got %q, error %v, afterwards", got, err)
 	}
 }
 
-func TestProxyHolds(t *testing.T) {
+func TestProxyWithoutServerResets(t *testing.T) {
 	t.Parallel()
 	p := echo(t)
-	open := dial(t, p)
-	say(t, open, "before")
-	release := p.hold()
-	if _, err := io.WriteString(open, "late"); err != nil {
-		t.Fatal(err)
-	}
-	if got := say(t, dial(t, p), "new"); got != "new" {
-		t.Errorf("got %q on a connection made meanwhile", got)
-	}
-	hearNothing(t, open)
-	if n := release(); n != 1 {
-		t.Errorf("%d times something was kept back, want 1", n)
-	}
-	if got := say(t, open, "after"); got != "latea" {
-		t.Errorf("got %q first, afterwards, want %q", got, "latea")
-	}
-}
-
-func TestProxyRefuses(t *testing.T) {
-	t.Parallel()
-	p := echo(t)
-	open := dial(t, p)
-	say(t, open, "before")
-	over := p.refuse()
-	for name, conn := range map[string]net.Conn{"open": open, "new": nil} {
-		if err := end(p, conn); !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("%s connection: %v, want a reset", name, err)
-		}
-	}
-	over()
-	if got := say(t, dial(t, p), "after"); got != "after" {
-		t.Errorf("got %q afterwards", got)
-	}
 	p.setTarget(address{})
-	if err := end(p, nil); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("without a server: %v, want a reset", err)
+	conn, err := net.Dial("tcp", p.listener.Addr().String()) // may fail already
+	if err == nil {
+		defer conn.Close()
+		_, err = conn.Read(make([]byte, 1))
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("got error %v, want a reset", err)
 	}
 }

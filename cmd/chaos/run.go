@@ -7,7 +7,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -21,11 +20,10 @@ type config struct {
 	duration time.Duration
 	seed     uint64
 	faults   string        // see chosen
-	every    time.Duration // how often each kind of fault comes
+	every    time.Duration // how often each kind of fault comes, at most
 	clients  int
-	players  int // of scenarios, besides the clients
-	rate     int // deletions a second at most, of all clients together
-	late     bool
+	players  int           // of scenarios, besides the clients
+	late     bool          // clients send late retries
 	timeout  time.Duration // of a request; zero: another one at each start
 	race     bool          // build the service with the race detector
 	sabotage string        // one of programs.Sabotages; empty: none
@@ -34,6 +32,7 @@ type config struct {
 
 const (
 	principal    = "chaos" // the name of the clients' token
+	perSecond    = 500     // deletions at most, of all clients together
 	bystanders   = 1000    // plants that nobody asks for, with the negative ids
 	keylessEvery = 4       // one client in so many sends no key
 	// overtime is how much longer a run may take, on a busy machine, where a kind of fault
@@ -51,6 +50,11 @@ func run(ctx context.Context, c config) (_ *report, err error) {
 	if err != nil {
 		return nil, err
 	}
+	service, err := build(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, service.close()) }()
 	cluster, err := startCluster(ctx, c.log)
 	if err != nil {
 		return nil, err
@@ -58,7 +62,7 @@ func run(ctx context.Context, c config) (_ *report, err error) {
 	defer func() { err = errors.Join(err, cluster.close()) }()
 	owner := func() string { return cluster.url(owner) }
 	// As many as the pace allows, so that some are left in the end.
-	plants := int64(c.rate)*int64((c.duration+overtime)/time.Second+2) + int64(c.clients+c.players)
+	plants := perSecond*int64((c.duration+overtime)/time.Second+2) + int64(c.clients+c.players)
 	token, err := witness.Stock(ctx, owner(), principal, -bystanders, plants)
 	if err != nil {
 		return nil, err
@@ -70,35 +74,44 @@ func run(ctx context.Context, c config) (_ *report, err error) {
 		SELECT plantstore.watch('public.chaos_pictures')`); err != nil {
 		return nil, err
 	}
-	service, err := launch(ctx, c, cluster.proxied())
-	if err != nil {
+	service.databaseURL = cluster.proxied()
+	if err := service.start(ctx, rand.New(rand.NewPCG(c.seed, uint64(lanes)))); err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, service.close()) }()
+	if err := service.untilReady(ctx); err != nil {
+		return nil, err
+	}
 
 	crowd := &witness.Crowd{
 		Address: service.address, Token: token, Patient: longestTimeout + slack,
-		Began: time.Now(), Pace: rate.NewLimiter(rate.Limit(c.rate), c.rate),
-		Last: plants, Late: c.late, Owner: owner,
+		Began: time.Now(), Pace: rate.NewLimiter(perSecond, perSecond),
+		Last: plants, Keyless: keylessEvery, Late: c.late, Owner: owner,
 	}
-	injector := &injector{cluster: cluster, service: service, began: crowd.Began, every: c.every}
-	happened, err := storm(ctx, c, crowd, injector, kinds)
-	took := time.Since(crowd.Began)
-	var state witness.State
+	e, err := storm(ctx, c, crowd, &injector{config: c, cluster: cluster, service: service, began: crowd.Began}, kinds)
+	r := &report{events: e, kinds: kinds, took: time.Since(crowd.Began)}
 	if err == nil {
-		state, err = rest(ctx, service, cluster)
+		err = service.untilReady(context.WithoutCancel(ctx))
+	}
+	if err == nil {
+		err = service.stop()
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	if err == nil {
+		r.state, err = witness.AtRest(ctx, cluster.url(super), endTimeout)
 	}
 	var lost []int64
 	if err == nil {
 		lost, err = witness.Value[[]int64](ctx, cluster.url(super), lostPictures)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w; the service logged last: %s", err, service.log)
+		return nil, fmt.Errorf("%w; the service logged last: %s", err, service.Log)
 	}
-	return &report{
-		config: c, took: took, kinds: kinds, events: happened, state: state,
-		violations: append(check(happened, state, -bystanders, plants), pictures(lost)...),
-	}, nil
+	r.violations = check(e, r.state, -bystanders, plants)
+	for _, id := range lost {
+		r.violations = append(r.violations, witness.Violation{Rule: "i", Plant: id, Text: "its picture is neither there nor in the ledger, or is there more than once"})
+	}
+	return r, nil
 }
 
 // lostPictures returns the plants whose picture is neither there nor in the ledger with a
@@ -113,93 +126,41 @@ const lostPictures = `
 		) p GROUP BY plant_id HAVING sum(n) <> 1
 	) lost`
 
-// pictures returns the violations of rule i.
-func pictures(lost []int64) (found []witness.Violation) {
-	for _, id := range lost {
-		found = append(found, witness.Violation{Rule: "i", Plant: id, Text: "its picture is neither there nor in the ledger, or is there more than once"})
-	}
-	return found
-}
-
-// storm runs clients and faults for the duration, and returns when the faults are over and
-// every deletion has a final answer.
-func storm(ctx context.Context, c config, crowd *witness.Crowd, injector *injector, kinds []kind) (e events, err error) {
+// storm runs clients and faults, and returns when the faults are over and every deletion has a
+// final answer.
+func storm(ctx context.Context, c config, crowd *witness.Crowd, in *injector, kinds []kind) (e events, err error) {
 	asking, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
-	ctx, cancel := context.WithTimeout(ctx, c.duration+overtime)
-	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error {
-		for going := witness.Sleep(ctx, c.duration); going && !injector.struckAll(kinds); {
-			going = witness.Sleep(ctx, 10*time.Millisecond)
-		}
-		cancel()
-		return nil
-	})
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 
-	var faults sync.WaitGroup
+	var faults errgroup.Group
 	for lane := range lanes {
 		mine := slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return k.lane != lane })
 		if len(mine) > 0 {
-			random := rand.New(rand.NewPCG(c.seed, uint64(lane)))
-			faults.Add(1)
-			group.Go(func() error {
-				defer faults.Done()
-				return injector.run(ctx, mine, random)
-			})
+			faults.Go(func() error { return in.run(ctx, mine, rand.New(rand.NewPCG(c.seed, uint64(lane)))) })
 		}
 	}
 	group.Go(func() error {
-		<-ctx.Done()
-		faults.Wait()
+		err := faults.Wait()
+		stop()
 		time.AfterFunc(endTimeout, giveUp)
-		return nil
+		return err
 	})
-	clients := make([]*witness.Client, c.clients)
-	for i := range clients {
-		clients[i] = crowd.Client(i%keylessEvery != keylessEvery-1)
-		group.Go(func() error { return clients[i].Run(ctx, asking) })
-	}
+	group.Go(func() (err error) {
+		e.history, err = crowd.Delete(ctx, asking, c.clients)
+		return err
+	})
 	players := make([]*player, c.players)
 	for i := range players {
 		players[i] = newPlayer(crowd, rand.New(rand.NewPCG(c.seed, uint64(lanes)+1+uint64(i))))
 		group.Go(func() error { return players[i].run(ctx, asking) })
 	}
 	err = group.Wait()
-
-	e.faults = injector.faults
-	for _, client := range clients {
-		e.history = append(e.history, client.History...)
-	}
+	e.faults = in.faults
 	for _, player := range players {
 		e.scenarios = append(e.scenarios, player.scenarios...)
 	}
-	slices.SortFunc(e.history, func(a, b witness.Deletion) int { return int(a.Plant - b.Plant) })
 	return e, err
-}
-
-// rest brings service and database to rest after the storm, and returns what the database
-// holds then.
-func rest(ctx context.Context, service *service, cluster *cluster) (s witness.State, err error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
-	defer cancel()
-	if err := service.untilReady(ctx); err != nil {
-		return s, err
-	}
-	if err := service.stop(); err != nil {
-		return s, err
-	}
-	// Once the last session of the service has ended, nothing changes any more.
-	for {
-		n, err := witness.Value[int](ctx, cluster.url(super), `SELECT count(*) `+sessions)
-		if err != nil {
-			return s, err
-		}
-		if n == 0 {
-			return witness.ReadState(ctx, cluster.url(super))
-		}
-		if !witness.Sleep(ctx, 20*time.Millisecond) {
-			return s, fmt.Errorf("%d sessions of the service did not end", n)
-		}
-	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"plantstore/cmd/internal/programs"
 	"plantstore/cmd/internal/witness"
 	"plantstore/internal/ledger"
 )
@@ -73,7 +74,7 @@ type actor struct {
 func newPlayer(c *witness.Crowd, random *rand.Rand) *player {
 	t := &player{Crowd: c, random: random}
 	for i := range t.actors {
-		t.actors[i] = &actor{Client: c.Client(true), number: i, random: rand.New(rand.NewPCG(random.Uint64(), uint64(i)))}
+		t.actors[i] = &actor{Client: c.Client(), number: i, random: rand.New(rand.NewPCG(random.Uint64(), uint64(i)))}
 	}
 	return t
 }
@@ -82,7 +83,7 @@ func newPlayer(c *witness.Crowd, random *rand.Rand) *player {
 func (t *player) run(ctx, asking context.Context) error {
 	defer func() {
 		for _, h := range t.actors {
-			h.HTTP.CloseIdleConnections()
+			h.CloseIdleConnections()
 			h.hangUp()
 		}
 	}()
@@ -139,7 +140,7 @@ func (h *actor) lead(ctx context.Context) {
 // join is the second actor's part: it disturbs the first.
 func (h *actor) join(ctx context.Context) {
 	for range 1 + h.random.IntN(3) {
-		if !witness.Sleep(ctx, below(h.random, 20*time.Millisecond)) {
+		if !programs.Sleep(ctx, below(h.random, 20*time.Millisecond)) {
 			return
 		}
 		switch h.random.IntN(4) {
@@ -173,7 +174,7 @@ func (h *actor) isOver(ctx context.Context) bool { return ctx.Err() != nil || h.
 func (h *actor) retry(ctx context.Context, key int) witness.Answer {
 	for {
 		a := h.request(ctx, key)
-		if a.IsFinal() || h.isOver(ctx) || h.random.IntN(10) == 0 || !witness.Sleep(ctx, 20*time.Millisecond) {
+		if a.IsFinal() || h.isOver(ctx) || h.random.IntN(10) == 0 || !programs.Sleep(ctx, 20*time.Millisecond) {
 			return a
 		}
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -13,21 +12,16 @@ import (
 	"time"
 
 	"plantstore/cmd/internal/programs"
-	"plantstore/cmd/internal/witness"
 	"plantstore/internal/localpg"
 )
 
 // A service is the program under test. It has the same two ports in every life.
 type service struct {
-	folder  string // removed with the service
-	program string
-	env     []string
-	address string // of the public listener
-	admin   string // of the operators'
-	log     *localpg.Tail
-	timeout time.Duration // of a request; zero: another one at each start
-
-	process *localpg.Process // nil before the first start
+	*programs.Program
+	config
+	folder, program string // the folder is removed with the service
+	databaseURL     string
+	address, admin  string // of the public listener and of the operators'
 }
 
 const (
@@ -36,124 +30,67 @@ const (
 	slack = 30 * time.Second
 )
 
-// launch builds the service, starts it, and returns it when it is ready. The caller has to
-// close it.
-func launch(ctx context.Context, c config, databaseURL string) (_ *service, err error) {
+// build builds the service. The caller has to close it.
+func build(ctx context.Context, c config) (_ *service, err error) {
 	folder, err := os.MkdirTemp("", "chaos-")
 	if err != nil {
 		return nil, fmt.Errorf("make a folder for the service: %w", err)
 	}
-	s := &service{folder: folder, log: &localpg.Tail{W: c.log}, timeout: c.timeout}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.close())
+	s := &service{config: c, folder: folder}
+	s.program, err = programs.Build(ctx, folder, programs.Spec{Package: "cmd/plantstore", Race: c.race, Sabotage: c.sabotage})
+	for _, at := range []*string{&s.address, &s.admin} {
+		if err == nil {
+			*at, err = programs.FreeAddress()
 		}
-	}()
-	if s.program, err = programs.Build(ctx, folder, programs.Spec{Package: "cmd/plantstore", Race: c.race, Sabotage: c.sabotage}); err != nil {
+	}
+	if err != nil {
+		os.RemoveAll(folder)
 		return nil, err
 	}
-	for _, at := range []*string{&s.address, &s.admin} {
-		if *at, err = programs.FreeAddress(); err != nil {
-			return nil, err
-		}
-	}
-	s.env = append(localpg.Environ("PG", "PLANTSTORE_"),
-		"DATABASE_URL="+databaseURL,
+	return s, nil
+}
+
+// start starts the service and returns when it listens, whether the database is there or not.
+func (s *service) start(ctx context.Context, random *rand.Rand) (err error) {
+	// Many outages last longer than the shortest timeout, none longer than the longest.
+	timeout := cmp.Or(s.timeout, [...]time.Duration{time.Second, 2 * time.Second, longestTimeout}[random.IntN(3)])
+	cmd := exec.Command(s.program, "serve", "--request-timeout", timeout.String())
+	cmd.Env = append(localpg.Environ("PG", "PLANTSTORE_"),
+		"DATABASE_URL="+s.databaseURL,
 		"PLANTSTORE_ADDR="+s.address,
 		"PLANTSTORE_ADMIN_ADDR="+s.admin,
 		"PLANTSTORE_DRAIN_DELAY=50ms",
 		"PLANTSTORE_LOG_LEVEL=error",
 		"GORACE=halt_on_error=1 atexit_sleep_ms=0")
-	if err := s.start(ctx, rand.New(rand.NewPCG(c.seed, uint64(lanes)))); err != nil {
-		return nil, err
-	}
-	return s, s.untilReady(ctx)
-}
-
-// start starts the service and returns when it listens, whether the database is there or not.
-func (s *service) start(ctx context.Context, random *rand.Rand) error {
-	// Many outages last longer than the shortest timeout, none longer than the longest.
-	timeout := cmp.Or(s.timeout, [...]time.Duration{time.Second, 2 * time.Second, longestTimeout}[random.IntN(3)])
-	cmd := exec.Command(s.program, "serve", "--request-timeout", timeout.String())
-	cmd.Env = s.env
-	cmd.Stderr = s.log
-	process, err := localpg.StartProcess(cmd, syscall.SIGKILL)
-	if err != nil {
+	if s.Program, err = programs.Start("the service", cmd, s.log); err != nil {
 		return err
 	}
-	s.process = process
-	ctx, cancel := context.WithTimeout(ctx, slack)
-	defer cancel()
-	for {
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.address)
-		if err == nil {
-			return conn.Close()
+	return programs.Until(ctx, slack, "the service does not listen", func() error {
+		conn, err := net.Dial("tcp", s.address)
+		if err != nil {
+			return cmp.Or(s.Running(), err)
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("start the service: it does not listen: %w", err)
-		case <-s.process.Done():
-			return s.unexpected()
-		case <-time.After(2 * time.Millisecond):
-		}
-	}
-}
-
-// end sends a signal, and returns when the service has ended.
-func (s *service) end(signal syscall.Signal) error {
-	select {
-	case <-s.process.Done():
-		return s.unexpected()
-	default:
-	}
-	if err := s.process.Signal(signal); err != nil {
-		return err
-	}
-	select {
-	case <-s.process.Done():
-		return nil
-	case <-time.After(longestTimeout + slack):
-		return fmt.Errorf("the service did not end after %v", signal)
-	}
+		return conn.Close()
+	})
 }
 
 // kill ends the service as kernels do.
-func (s *service) kill() error { return s.end(syscall.SIGKILL) }
+func (s *service) kill() error { return s.End(syscall.SIGKILL, slack) }
 
 // stop has the service end by itself, with success, once the requests in flight are answered.
-func (s *service) stop() error {
-	if err := s.end(syscall.SIGTERM); err != nil {
-		return err
-	}
-	if err := s.process.Err(); err != nil {
-		return fmt.Errorf("the service ended after SIGTERM with %w, and had logged: %s", err, s.log)
-	}
-	return nil
-}
-
-func (s *service) unexpected() error {
-	return fmt.Errorf("the service ended by itself: %v, and had logged: %s", s.process.Err(), s.log)
-}
+func (s *service) stop() error { return s.End(syscall.SIGTERM, longestTimeout+slack) }
 
 // untilReady returns when the service reports that it is ready.
 func (s *service) untilReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, endTimeout)
-	defer cancel()
-	for {
-		err := programs.Answers(ctx, "http://"+s.admin+"/readyz")
-		if err == nil {
-			return nil
-		}
-		if !witness.Sleep(ctx, 10*time.Millisecond) {
-			return fmt.Errorf("the service does not become ready: %w", err)
-		}
-	}
+	return programs.Until(ctx, endTimeout, "the service does not become ready", func() error {
+		return programs.Answers(ctx, "http://"+s.admin+"/readyz")
+	})
 }
 
 // close ends the service, and removes its folder.
 func (s *service) close() error {
-	if s.process != nil {
-		s.process.Kill()
+	if s.Program != nil {
+		s.Kill()
 	}
 	return os.RemoveAll(s.folder)
 }

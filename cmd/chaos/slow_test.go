@@ -12,18 +12,10 @@ import (
 	"plantstore/cmd/internal/witness"
 )
 
-// shortRun is a run of the tests.
-func shortRun() config {
-	return config{
-		duration: 20 * time.Second, seed: newSeed(), faults: "all", every: 4 * time.Second,
-		clients: 8, players: 4, rate: 500, late: true, race: raceDetector,
-	}
-}
-
 // TestNoAnswerLies runs every kind of fault.
 func TestNoAnswerLies(t *testing.T) {
-	r := runAndLog(t, shortRun())
-	if err := r.outcome(); err != nil {
+	c := config{duration: 20 * time.Second, faults: "all", every: 4 * time.Second, clients: 8, players: 4, late: true, race: true}
+	if err := runAndLog(t, c).outcome(); err != nil {
 		t.Error(err)
 	}
 }
@@ -47,10 +39,11 @@ func TestCheckerCatchesSabotage(t *testing.T) {
 	} {
 		t.Run(test.sabotage+", "+test.faults, func(t *testing.T) {
 			t.Parallel()
-			c := shortRun()
-			c.race, c.sabotage, c.duration, c.faults, c.every = false, test.sabotage, test.duration, test.faults, test.every
-			c.clients, c.players, c.timeout = 4, 6, time.Second
-			c.late = false // without the ledger, these would never have a final answer
+			c := config{
+				duration: test.duration, faults: test.faults, every: test.every, sabotage: test.sabotage,
+				clients: 4, players: 6, timeout: time.Second,
+				late: false, // without the ledger, these would never have a final answer
+			}
 			// A run finds dozens as a rule and, on a busy machine, perhaps none: each takes
 			// twice as long as the one before.
 			for range 5 {
@@ -58,7 +51,6 @@ func TestCheckerCatchesSabotage(t *testing.T) {
 				if slices.ContainsFunc(r.violations, func(v witness.Violation) bool { return v.Rule == test.rule }) {
 					return
 				}
-				c.seed = newSeed()
 				c.duration *= 2
 			}
 			t.Errorf("no violation of rule %s was found", test.rule)
@@ -68,6 +60,7 @@ func TestCheckerCatchesSabotage(t *testing.T) {
 
 func runAndLog(t *testing.T, c config) *report {
 	t.Helper()
+	c.seed = newSeed()
 	t.Logf("seed %d", c.seed)
 	r, err := run(t.Context(), c)
 	if err != nil {

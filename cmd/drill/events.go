@@ -7,19 +7,24 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"golang.org/x/time/rate"
+
+	"plantstore/cmd/internal/programs"
 	"plantstore/cmd/internal/witness"
 )
 
 // A drill is all that an event can happen to.
 type drill struct {
 	*cluster
-	front     *front
-	load      *load
-	old, next string // programs: this release, and the next one
+	*front
+	crowd   *witness.Crowd
+	stop    context.CancelFunc // ends the clients after their deletions
+	history chan historyOrError
 }
 
 // An event is an operator's action or a failure.
@@ -39,26 +44,16 @@ const (
 	loss // a fault that loses commits, unless replication is synchronous
 )
 
-// away is how long a lost machine stays away.
-const away = 40 * time.Second
-
+// allEvents returns all there are.
 func allEvents() []event {
 	return []event{
-		{"restart", "rolling restart of the replicas", planned, func(ctx context.Context, d *drill) error {
-			return d.front.roll(ctx, d.old)
-		}},
-		{"switchover", "planned switchover", planned, func(ctx context.Context, d *drill) error {
-			return d.switchover(ctx)
-		}},
+		{"switchover", "planned switchover", planned, switchover},
 		{"primary-cut", "primary's machine cut off, and back", loss, cutPrimaryOff},
 		{"standby-cut", "synchronous standby's machine cut off, and back", fault, cutStandbyOff},
 		{"primary-kill", "kill -9 of the primary", fault, killPrimary},
 		{"etcd", "etcd without quorum, and back", fault, loseQuorum},
-		{"migrate", "migration to the next release", planned, func(ctx context.Context, d *drill) error {
-			return d.migrate(ctx, "up")
-		}},
 		{"password", "change of the password", planned, changePassword},
-		{"upgrade", "rolling upgrade to the next release, and back", planned, upgrade},
+		{"upgrade", "migration and rolling upgrade to the next release, and back", planned, upgrade},
 	}
 }
 
@@ -79,24 +74,71 @@ func chosen(list string) ([]event, error) {
 	return events, nil
 }
 
-// calm is how long there is nothing but load before an event, and after it.
-const calm = 5 * time.Second
+const (
+	principal  = "drill" // the name of the clients' token
+	bystanders = 1000    // plants that nobody asks for, with the ids up to 0
+	clients    = 16      // each with a key
+	perSecond  = 100     // deletions at most, of all clients together
+	// slack is how much longer than the request timeout a client waits for an answer.
+	slack = 30 * time.Second
+	// calm is how long there is nothing but load before an event, and after it.
+	calm = 5 * time.Second
+	// away is how long a lost machine stays away.
+	away = 40 * time.Second
+)
+
+type historyOrError struct {
+	history []witness.Deletion
+	err     error
+}
+
+// startLoad stocks the store for a number of events, of five minutes at most, and starts the
+// clients. history gets what they did after stop.
+func (d *drill) startLoad(ctx context.Context, events int) error {
+	owner := d.url("plantstore_owner")
+	last := int64(events+1) * 300 * perSecond
+	token, err := witness.Stock(ctx, owner, principal, 1-bystanders, last)
+	if err != nil {
+		return err
+	}
+	d.crowd = &witness.Crowd{
+		Address: d.address(), Token: token, Patient: requestTimeout + slack,
+		Began: time.Now(), Pace: rate.NewLimiter(perSecond, clients), Last: last,
+		Late: true, Owner: func() string { return owner },
+	}
+	going, stop := context.WithCancel(ctx)
+	asking, giveUp := context.WithCancel(ctx)
+	d.stop = func() {
+		stop()
+		time.AfterFunc(patience, giveUp)
+	}
+	d.history = make(chan historyOrError, 1)
+	go func() {
+		history, err := d.crowd.Delete(going, asking, clients)
+		giveUp()
+		d.history <- historyOrError{history, err}
+	}()
+	return nil
+}
 
 // happen has one event happen under load, and returns when all is well again.
 func (d *drill) happen(ctx context.Context, e event) (h happening, err error) {
-	h = happening{name: e.what, kind: e.kind, Span: witness.Span{Start: d.load.now()}}
-	witness.Sleep(ctx, calm)
-	h.struck.Start = d.load.now()
+	now := func() time.Duration { return time.Since(d.crowd.Began) }
+	h = happening{name: e.what, kind: e.kind, Span: witness.Span{Start: now()}}
+	programs.Sleep(ctx, calm)
+	h.struck.Start = now()
 	err = e.strike(ctx, d)
 	if err == nil {
 		err = d.untilWell(ctx)
 	}
-	if err == nil {
-		err = d.front.untilReady(ctx)
+	for _, r := range d.replicas {
+		if err == nil {
+			err = r.untilReady(ctx)
+		}
 	}
-	h.struck.End = d.load.now()
-	witness.Sleep(ctx, calm)
-	h.End = d.load.now()
+	h.struck.End = now()
+	programs.Sleep(ctx, calm)
+	h.End = now()
 	if err != nil {
 		err = fmt.Errorf("%s: %w", e.what, err)
 	}
@@ -110,39 +152,34 @@ func cutPrimaryOff(ctx context.Context, d *drill) error {
 	if err != nil {
 		return err
 	}
-	var others []*machine
-	for _, o := range d.others(primary) {
-		others = append(others, o.machine)
+	routes := func(do string) error {
+		var commands []string
+		for _, o := range d.others(primary) {
+			commands = append(commands, fmt.Sprintf("route %s blackhole %s/32", do, o.IP))
+		}
+		return d.ip(ctx, primary.Name, commands...)
 	}
-	if err := primary.lose(ctx, others...); err != nil {
+	if err := routes("add"); err != nil {
 		return err
 	}
-	witness.Sleep(ctx, time.Second)
+	programs.Sleep(ctx, time.Second)
 	if err := primary.unplug(ctx); err != nil {
 		return err
 	}
-	witness.Sleep(ctx, away)
-	return errors.Join(primary.find(ctx, others...), primary.plug(ctx))
+	programs.Sleep(ctx, away)
+	return errors.Join(routes("del"), primary.plug(ctx))
 }
 
 func cutStandbyOff(ctx context.Context, d *drill) error {
-	standby, err := d.standby(ctx)
+	_, standby, err := d.roles(ctx)
 	if err != nil {
 		return err
 	}
 	if err := standby.unplug(ctx); err != nil {
 		return err
 	}
-	witness.Sleep(ctx, away)
+	programs.Sleep(ctx, away)
 	return standby.plug(ctx)
-}
-
-func killPrimary(ctx context.Context, d *drill) error {
-	primary, err := d.primary(ctx)
-	if err != nil {
-		return err
-	}
-	return primary.killPostgres()
 }
 
 // loseQuorum ends the members of etcd on the standbys' machines.
@@ -154,42 +191,28 @@ func loseQuorum(ctx context.Context, d *drill) error {
 	for _, n := range d.others(primary) {
 		n.etcd.Kill()
 	}
-	witness.Sleep(ctx, away)
+	programs.Sleep(ctx, away)
 	for _, n := range d.others(primary) {
-		if err := n.startEtcd(d.cluster); err != nil {
+		if err := d.startEtcd(n); err != nil {
 			return err
 		}
 	}
 	return nil
 }
-
-// migrate runs a command of the next release's migration, as a DBA does.
-func (d *drill) migrate(ctx context.Context, command string) error {
-	cmd := exec.CommandContext(ctx, d.next, "migrate", command)
-	cmd.Env = append(os.Environ(),
-		"PLANTSTORE_MIGRATE_DATABASE_URL="+d.url("plantstore_owner", database))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("plantstore migrate %s: %w: %s", command, err, bytes.TrimSpace(out))
-	}
-	return nil
-}
-
-// sessions selects the service's sessions.
-const sessions = `FROM pg_stat_activity WHERE usename = 'plantstore_app'`
 
 // changePassword changes the password in the database and, a second later, in the file of
 // each replica. Then it ends all sessions, so that the replicas need the new password.
 func changePassword(ctx context.Context, d *drill) error {
-	if err := d.front.setPassword(ctx, d.front.password+"-next"); err != nil {
+	if err := d.setPassword(ctx, d.password+"-next"); err != nil {
 		return err
 	}
-	witness.Sleep(ctx, time.Second)
-	for _, r := range d.front.replicas {
+	programs.Sleep(ctx, time.Second)
+	for _, r := range d.replicas {
 		if err := r.writeURL(); err != nil {
 			return err
 		}
 	}
-	ended, err := witness.Value[int](ctx, d.url("postgres", database), `SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) `+sessions)
+	ended, err := witness.Terminate(ctx, d.url("postgres"))
 	if err == nil && ended == 0 {
 		err = errors.New("the service had no session to end")
 	}
@@ -200,28 +223,23 @@ func upgrade(ctx context.Context, d *drill) error {
 	if err := d.migrate(ctx, "up"); err != nil {
 		return err
 	}
-	if err := d.front.roll(ctx, d.next); err != nil {
+	programs.Sleep(ctx, calm) // this release, with the next one's schema
+	if err := d.roll(ctx, nextRelease); err != nil {
 		return err
 	}
-	witness.Sleep(ctx, calm)
-	if err := d.front.roll(ctx, d.old); err != nil {
+	programs.Sleep(ctx, calm)
+	if err := d.roll(ctx, oldRelease); err != nil {
 		return err
 	}
 	return d.migrate(ctx, "down")
 }
 
-// rest returns what the database holds when no session of the service is left.
-func (d *drill) rest(ctx context.Context) (witness.State, error) {
-	url := d.url("postgres", database)
-	err := until(ctx, "sessions of the service do not end", func() error {
-		left, err := witness.Value[int](ctx, url, `SELECT count(*) `+sessions)
-		if err == nil && left > 0 {
-			err = fmt.Errorf("%d left", left)
-		}
-		return err
-	})
-	if err != nil {
-		return witness.State{}, err
+// migrate runs a command of the next release's migration, as a DBA does.
+func (d *drill) migrate(ctx context.Context, command string) error {
+	cmd := exec.CommandContext(ctx, filepath.Join(room, nextRelease), "migrate", command)
+	cmd.Env = append(os.Environ(), "PLANTSTORE_MIGRATE_DATABASE_URL="+d.url("plantstore_owner"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("plantstore migrate %s: %w: %s", command, err, bytes.TrimSpace(out))
 	}
-	return witness.ReadState(ctx, url)
+	return nil
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	_ "embed"
 	"fmt"
@@ -15,7 +14,6 @@ import (
 
 	"plantstore/cmd/internal/programs"
 	"plantstore/cmd/internal/witness"
-	"plantstore/internal/localpg"
 )
 
 // A front is three replicas of the service behind HAProxy.
@@ -24,35 +22,40 @@ type front struct {
 	balancer *machine
 	cluster  *cluster
 	password string // of the service's role
-	timeout  time.Duration
 }
 
 // A replica is the service on a machine of its own.
 type replica struct {
 	*machine
 	front   *front
-	process *localpg.Process
+	process *programs.Program
 }
 
 const (
-	replicas   = 3
-	port       = "8080"
-	adminPort  = "9090"
-	drainDelay = 5 * time.Second
+	replicas  = 3
+	port      = "8080"
+	adminPort = "9090"
+	// requestTimeout is longer than the longest failover.
+	requestTimeout = 40 * time.Second
 )
 
 //go:embed haproxy.cfg
 var haproxyFile string
 
-// startFront starts the replicas with a program, and HAProxy, and returns when all is
-// ready.
-func startFront(ctx context.Context, n *network, c *cluster, program string, timeout time.Duration) (*front, error) {
-	f := &front{cluster: c, timeout: timeout}
+// haproxyValues are for the template in haproxy.cfg.
+type haproxyValues struct {
+	Address, Port, Admin string
+	Replicas             []*replica
+}
+
+// startFront starts the replicas of this release, and HAProxy, and returns when all is ready.
+func startFront(ctx context.Context, c *cluster) (*front, error) {
+	f := &front{cluster: c}
 	if err := f.setPassword(ctx, "first"); err != nil {
 		return nil, err
 	}
 	for i := range replicas {
-		m, err := n.add(ctx, fmt.Sprintf("app%d", i+1), 21+i)
+		m, err := c.add(ctx, fmt.Sprintf("app%d", i+1), 21+i)
 		if err != nil {
 			return nil, err
 		}
@@ -61,33 +64,23 @@ func startFront(ctx context.Context, n *network, c *cluster, program string, tim
 		if err := r.writeURL(); err != nil {
 			return nil, err
 		}
-		if err := r.run(ctx, program); err != nil {
+		if err := r.run(ctx, oldRelease); err != nil {
 			return nil, err
 		}
 	}
 	var err error
-	if f.balancer, err = n.add(ctx, "lb", 31); err != nil {
-		return nil, err
-	}
-	text, err := fill(haproxyFile, struct {
-		Address, Port, Admin string
-		Replicas             []*replica
-	}{f.address(), port, adminPort, f.replicas})
-	if err != nil {
+	if f.balancer, err = c.add(ctx, "lb", 31); err != nil {
 		return nil, err
 	}
 	config := filepath.Join(f.balancer.folder, "haproxy.cfg")
-	if err := os.WriteFile(config, text, 0o644); err != nil {
+	if err := fill(config, haproxyFile, haproxyValues{f.address(), port, adminPort, f.replicas}); err != nil {
 		return nil, err
 	}
-	if _, err := f.balancer.start("haproxy", nil, filepath.Join(n.programs, "haproxy"), "-db", "-f", config); err != nil {
+	if _, err := f.balancer.start(filepath.Join(c.programs, "haproxy"), nil, "-db", "-f", config); err != nil {
 		return nil, err
 	}
-	return f, until(ctx, "HAProxy does not answer", func() error {
-		if err := n.ended(); err != nil {
-			return err
-		}
-		return get(ctx, "http://"+f.address()+"/openapi.yaml")
+	return f, c.until(ctx, "HAProxy does not answer", func() error {
+		return programs.Answers(ctx, "http://"+f.address()+"/openapi.yaml")
 	})
 }
 
@@ -97,18 +90,15 @@ func (f *front) address() string { return f.balancer.IP + ":" + port }
 // setPassword gives the service's role another password. The replicas learn of it by
 // writeURL.
 func (f *front) setPassword(ctx context.Context, password string) error {
-	err := witness.Execute(ctx, f.cluster.url("postgres", database), "ALTER ROLE plantstore_app PASSWORD '"+password+"'")
-	if err == nil {
-		f.password = password
-	}
-	return err
+	f.password = password
+	return witness.Execute(ctx, f.cluster.url("postgres"), "ALTER ROLE plantstore_app PASSWORD '"+password+"'")
 }
 
 func (r *replica) urlFile() string { return filepath.Join(r.folder, "database-url") }
 
 // writeURL puts the database's URL where the replica finds it.
 func (r *replica) writeURL() error {
-	u, err := url.Parse(r.front.cluster.url("plantstore_app", database))
+	u, err := url.Parse(r.front.cluster.url("plantstore_app"))
 	if err != nil {
 		return err
 	}
@@ -120,18 +110,18 @@ func (r *replica) writeURL() error {
 	return os.Rename(next, r.urlFile())
 }
 
-// run starts the replica with a program and returns when it is ready.
-func (r *replica) run(ctx context.Context, program string) (err error) {
-	r.process, err = r.start("plantstore", []string{
+// run starts the replica with a release and returns when it is ready.
+func (r *replica) run(ctx context.Context, release string) (err error) {
+	r.process, err = r.start(filepath.Join(room, release), []string{
 		"DATABASE_URL_FILE=" + r.urlFile(),
 		"PLANTSTORE_ADDR=" + r.IP + ":" + port,
 		"PLANTSTORE_ADMIN_ADDR=" + r.IP + ":" + adminPort,
-		"PLANTSTORE_REQUEST_TIMEOUT=" + r.front.timeout.String(),
-		"PLANTSTORE_SHUTDOWN_TIMEOUT=" + (r.front.timeout + 10*time.Second).String(),
-		"PLANTSTORE_DRAIN_DELAY=" + drainDelay.String(),
+		"PLANTSTORE_REQUEST_TIMEOUT=" + requestTimeout.String(),
+		"PLANTSTORE_SHUTDOWN_TIMEOUT=" + (requestTimeout + 10*time.Second).String(),
+		"PLANTSTORE_DRAIN_DELAY=5s",
 		"PLANTSTORE_TRUSTED_PROXIES=10.77.0.0/24",
 		"PLANTSTORE_LOG_LEVEL=warn",
-	}, program, "serve")
+	}, "serve")
 	if err != nil {
 		return err
 	}
@@ -139,29 +129,13 @@ func (r *replica) run(ctx context.Context, program string) (err error) {
 }
 
 func (r *replica) untilReady(ctx context.Context) error {
-	return until(ctx, r.Name+" does not become ready", func() error {
-		if err := r.network.ended(); err != nil {
-			return err
-		}
-		return get(ctx, "http://"+r.IP+":"+adminPort+"/readyz")
+	return r.network.until(ctx, r.Name+" does not become ready", func() error {
+		return programs.Answers(ctx, "http://"+r.IP+":"+adminPort+"/readyz")
 	})
 }
 
 // stop ends the replica in order.
-func (r *replica) stop() error {
-	err := r.process.Signal(syscall.SIGTERM)
-	select {
-	case <-r.process.Done():
-		err = cmp.Or(r.process.Err(), err)
-	case <-time.After(patience):
-		r.process.Kill()
-		err = fmt.Errorf("it went on for %v", patience)
-	}
-	if err != nil {
-		return fmt.Errorf("stop %s: %w", r.Name, err)
-	}
-	return nil
-}
+func (r *replica) stop() error { return r.process.End(syscall.SIGTERM, patience) }
 
 // stop ends all replicas.
 func (f *front) stop() error {
@@ -172,36 +146,17 @@ func (f *front) stop() error {
 	return group.Wait()
 }
 
-// roll restarts the replicas with a program, one after the other. After each it waits until
+// roll restarts the replicas with a release, one after the other. After each it waits until
 // HAProxy has noticed.
-func (f *front) roll(ctx context.Context, program string) error {
+func (f *front) roll(ctx context.Context, release string) error {
 	for _, r := range f.replicas {
 		if err := r.stop(); err != nil {
 			return err
 		}
-		if err := r.run(ctx, program); err != nil {
+		if err := r.run(ctx, release); err != nil {
 			return err
 		}
-		if !witness.Sleep(ctx, 3*time.Second) {
-			return ctx.Err()
-		}
+		programs.Sleep(ctx, 3*time.Second)
 	}
 	return nil
-}
-
-// untilReady returns when all replicas are.
-func (f *front) untilReady(ctx context.Context) error {
-	for _, r := range f.replicas {
-		if err := r.untilReady(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// get returns nil for a 200.
-func get(ctx context.Context, url string) error {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
-	return programs.Answers(ctx, url)
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -15,9 +14,7 @@ import (
 
 // A report is the result of a drill.
 type report struct {
-	versions    string // of the parts
 	synchronous bool
-	timeout     time.Duration // of a request
 	events      []happening
 	history     []witness.Deletion
 	state       witness.State
@@ -36,7 +33,6 @@ type happening struct {
 
 // A row describes an event from the clients' side.
 type row struct {
-	requests   int
 	answers    map[string]int
 	failed     int // other than 204
 	slowest    time.Duration
@@ -49,8 +45,7 @@ const tolerance = time.Second
 
 // rowOf collects the requests that began within an event's time.
 func (r *report) rowOf(h happening) row {
-	answers := make(map[string]int)
-	w := row{answers: answers}
+	w := row{answers: make(map[string]int)}
 	began := make(map[int64]bool) // by plant
 	ends := []time.Duration{h.Start, h.End}
 	for i := range r.history {
@@ -60,12 +55,11 @@ func (r *report) rowOf(h happening) row {
 				continue
 			}
 			began[d.Plant] = began[d.Plant] || n == 0
-			w.requests++
 			if a.Status == 204 {
-				answers["204"]++
+				w.answers["204"]++
 				ends = append(ends, min(a.End, h.End))
 			} else {
-				answers[a.String()]++
+				w.answers[a.String()]++
 				w.failed++
 			}
 			w.slowest = max(w.slowest, a.End-a.Start)
@@ -85,52 +79,24 @@ func (r *report) rowOf(h happening) row {
 
 // print writes the report, as Markdown.
 func (r *report) print(w io.Writer) {
-	replication := "synchronous"
-	if !r.synchronous {
-		replication = "asynchronous"
-	}
-	fmt.Fprintf(w, "\n%s, %s replication, %d clients, %d deletions a second at most, request timeout %v.\n\n",
-		r.versions, replication, clients, perSecond, r.timeout)
-	fmt.Fprint(w, "| event | took | requests | answers | failed | slowest | longest without a 204 | violations |\n|:--|--:|--:|:--|--:|--:|--:|--:|\n")
+	fmt.Fprintf(w, "\nSynchronous replication: %v. %d clients, %d deletions a second at most, request timeout %v.\n\n",
+		r.synchronous, clients, perSecond, requestTimeout)
+	fmt.Fprint(w, "| event | took | answers | slowest | longest without a 204 | violations |\n|:--|--:|:--|--:|--:|--:|\n")
 	for _, h := range r.events {
 		row := r.rowOf(h)
-		violations := fmt.Sprint(row.violations)
-		if !r.checked {
-			violations = "?"
-		}
 		var answers []string
-		for _, a := range slices.SortedFunc(maps.Keys(row.answers), func(a, b string) int {
-			return cmp.Or(row.answers[b]-row.answers[a], strings.Compare(a, b))
-		}) {
+		for _, a := range slices.Sorted(maps.Keys(row.answers)) {
 			answers = append(answers, fmt.Sprintf("%s: %d", a, row.answers[a]))
 		}
-		fmt.Fprintf(w, "| %s | %s | %d | %s | %d | %s | %s | %s |\n", h.name, seconds(h.struck.End-h.struck.Start), row.requests,
-			strings.Join(answers, ", "), row.failed, seconds(row.slowest), seconds(row.silence), violations)
+		fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %d |\n", h.name, seconds(h.struck.End-h.struck.Start),
+			strings.Join(answers, ", "), seconds(row.slowest), seconds(row.silence), row.violations)
 	}
 	if !r.checked {
-		fmt.Fprintf(w, "\n%d plants asked for. The answers were not checked.\n", len(r.history))
+		fmt.Fprint(w, "\nTHE ANSWERS WERE NOT CHECKED.\n")
 		return
 	}
-	rows := 0
-	for _, entries := range r.state.Ledger {
-		rows += len(entries)
-	}
-	fmt.Fprintf(w, "\n%d plants asked for, %d rows in the ledger, %d violations.\n", len(r.history), rows, len(r.violations))
-	for i, v := range r.violations {
-		if i == violationsShown {
-			fmt.Fprintf(w, "and %d more\n", len(r.violations)-i)
-			break
-		}
-		var deletion *witness.Deletion
-		if i, ok := slices.BinarySearchFunc(r.history, v.Plant, func(d witness.Deletion, plant int64) int { return cmp.Compare(d.Plant, plant) }); ok {
-			deletion = &r.history[i]
-		}
-		fmt.Fprint(w, v.Describe(deletion, r.state))
-	}
+	witness.Describe(w, r.violations, r.history, r.state)
 }
-
-// violationsShown limits the violations that are described.
-const violationsShown = 10
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
 
@@ -151,7 +117,7 @@ func (r *report) outcome() error {
 			errs = append(errs, fmt.Errorf("%s: there was no load", h.name))
 		case h.kind == planned && row.failed > 0:
 			errs = append(errs, fmt.Errorf("%s: %d answers other than 204, and it was planned", h.name, row.failed))
-		case row.slowest > r.timeout+tolerance:
+		case row.slowest > requestTimeout+tolerance:
 			errs = append(errs, fmt.Errorf("%s: an answer took %s, longer than a request may", h.name, seconds(row.slowest)))
 		}
 	}

@@ -1,5 +1,5 @@
-// Package programs builds and reaches the programs that cmd/chaos, cmd/drill and cmd/bench
-// run: as they are, sabotaged, or with more files. localpg.StartProcess starts them.
+// Package programs builds, starts and ends the programs that cmd/chaos, cmd/drill and cmd/bench
+// run: as they are, sabotaged, or with more files.
 package programs
 
 import (
@@ -7,10 +7,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
-	"math/rand/v2"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -74,36 +70,4 @@ func goCommand(ctx context.Context, args ...string) (string, error) {
 		return "", fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	return strings.TrimSpace(stdout.String()), nil
-}
-
-// FreeAddress finds a port of 127.0.0.1 that nobody listens on. It is below the ports that
-// systems give to outgoing connections, so none of these takes it while the program is down.
-func FreeAddress() (string, error) {
-	var err error
-	for range 100 {
-		at := fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000))
-		var l net.Listener
-		if l, err = net.Listen("tcp", at); err == nil {
-			return at, l.Close()
-		}
-	}
-	return "", fmt.Errorf("no free port: %w", err)
-}
-
-// Answers returns nil when a program answers 200 at a URL, else its answer as an error.
-func Answers(ctx context.Context, url string) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	reason, err := io.ReadAll(io.LimitReader(response.Body, 4096))
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("status %d: %s", response.StatusCode, bytes.TrimSpace(reason))
-	}
-	return err
 }

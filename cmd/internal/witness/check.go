@@ -3,9 +3,9 @@ package witness
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
-	"strings"
 )
 
 // A Violation is a broken promise. Rule is one of
@@ -163,19 +163,24 @@ func (c *checker) counted(plant int64, back bool) {
 	}
 }
 
-// Describe returns the violation with all that is known of its plant. d is nil if nobody
-// asked for it.
-func (v Violation) Describe(d *Deletion, s State) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "(%s) plant %d: %s\n", v.Rule, v.Plant, v.Text)
-	if d != nil {
-		fmt.Fprintf(&b, "    key: %s\n", cmp.Or(d.Key, "none"))
-		for i, a := range d.Requests() {
-			fmt.Fprintf(&b, "    request %s, %v to %v: %v %s\n", RequestID(d.Plant, i+1), a.Start, a.End, a, a.Lost)
+// violationsShown limits the violations that are described.
+const violationsShown = 20
+
+// Describe writes the first violations, with all that is known of their plants. The history is
+// in the order of the plants.
+func Describe(w io.Writer, found []Violation, history []Deletion, s State) {
+	fmt.Fprintf(w, "\nviolations: %d\n", len(found))
+	for _, v := range found[:min(len(found), violationsShown)] {
+		fmt.Fprintf(w, "(%s) plant %d: %s\n", v.Rule, v.Plant, v.Text)
+		i, ok := slices.BinarySearchFunc(history, v.Plant, func(d Deletion, plant int64) int { return cmp.Compare(d.Plant, plant) })
+		if ok {
+			fmt.Fprintf(w, "    key: %s\n", cmp.Or(history[i].Key, "none"))
+			for n, a := range history[i].Requests() {
+				fmt.Fprintf(w, "    request %s, %v to %v: %v %s\n", RequestID(v.Plant, n+1), a.Start, a.End, a, a.Lost)
+			}
+		}
+		for _, e := range slices.Concat(s.Ledger[v.Plant], s.Refusals[v.Plant]) {
+			fmt.Fprintf(w, "    ledger: by %s, key %s, request %s, refused %d\n", e.By, e.Key, e.Request, e.Refused)
 		}
 	}
-	for _, e := range slices.Concat(s.Ledger[v.Plant], s.Refusals[v.Plant]) {
-		fmt.Fprintf(&b, "    ledger: by %s, key %s, request %s, refused %d\n", e.By, e.Key, e.Request, e.Refused)
-	}
-	return b.String()
 }

@@ -1,6 +1,7 @@
 package witness
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,11 +9,15 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
+
+	"plantstore/cmd/internal/programs"
 )
 
 // A Crowd is what the clients have in common.
@@ -24,6 +29,7 @@ type Crowd struct {
 	Pace    *rate.Limiter // of all clients together
 	Next    atomic.Int64  // the plant before the next one
 	Last    int64         // the last plant
+	Keyless int           // one client in so many sends no key; zero: none
 	Late    bool          // send late retries
 	Owner   func() string // URL of the primary, as the tables' owner
 }
@@ -31,9 +37,8 @@ type Crowd struct {
 // A Client deletes one plant after the other.
 type Client struct {
 	*Crowd
-	Keyed   bool // sends an Idempotency-Key
-	HTTP    http.Client
-	History []Deletion
+	http.Client
+	history []Deletion
 }
 
 // lateEvery is how many deletions with a key there are for one late retry: the plant is put
@@ -41,11 +46,8 @@ type Client struct {
 const lateEvery = 40
 
 // Client returns a new client of the crowd.
-func (c *Crowd) Client(keyed bool) *Client {
-	return &Client{
-		Crowd: c, Keyed: keyed,
-		HTTP: http.Client{Timeout: c.Patient, Transport: &http.Transport{MaxIdleConnsPerHost: 1}},
-	}
+func (c *Crowd) Client() *Client {
+	return &Client{Crowd: c, Client: http.Client{Timeout: c.Patient, Transport: &http.Transport{MaxIdleConnsPerHost: 1}}}
 }
 
 // Take waits for its turn and returns the next plant, or zero when ctx has ended.
@@ -60,28 +62,45 @@ func (c *Crowd) Take(ctx context.Context) (int64, error) {
 	return plant, nil
 }
 
-// Run deletes plants until ctx ends, and retries the last one until it has a final answer or asking ends.
-func (c *Client) Run(ctx, asking context.Context) error {
-	defer c.HTTP.CloseIdleConnections()
+// Delete has clients delete plants until ctx ends. The last ones are retried until they have a
+// final answer, or asking ends. It returns the deletions in the order of the plants.
+func (c *Crowd) Delete(ctx, asking context.Context, clients int) (history []Deletion, err error) {
+	all := make([]*Client, clients)
+	group, ctx := errgroup.WithContext(ctx)
+	for i := range all {
+		all[i] = c.Client()
+		keyed := c.Keyless == 0 || i%c.Keyless != c.Keyless-1
+		group.Go(func() error { return all[i].run(ctx, asking, keyed) })
+	}
+	err = group.Wait()
+	for _, client := range all {
+		history = append(history, client.history...)
+	}
+	slices.SortFunc(history, func(a, b Deletion) int { return cmp.Compare(a.Plant, b.Plant) })
+	return history, err
+}
+
+func (c *Client) run(ctx, asking context.Context, keyed bool) error {
+	defer c.CloseIdleConnections()
 	for {
 		plant, err := c.Take(ctx)
 		if plant == 0 {
 			return err
 		}
 		d := Deletion{Plant: plant}
-		if c.Keyed {
+		if keyed {
 			d.Key = "key-" + strconv.FormatInt(plant, 10)
 		}
 		d.Answers = c.retry(asking, &d, 0)
 		gone := d.Answers[len(d.Answers)-1].Effect() == Deleted
-		if c.Late && c.Keyed && gone && len(c.History)%lateEvery == lateEvery-1 {
+		if c.Late && keyed && gone && len(c.history)%lateEvery == lateEvery-1 {
 			if err := c.putBack(asking, plant); err != nil {
 				return err
 			}
 			d.Back = true
 			d.Late = c.retry(asking, &d, len(d.Answers))
 		}
-		c.History = append(c.History, d)
+		c.history = append(c.history, d)
 	}
 }
 
@@ -95,7 +114,7 @@ func (c *Client) retry(asking context.Context, d *Deletion, sent int) (answers [
 		if a.Status == 0 {
 			pause = 20 * time.Millisecond
 		}
-		if a.IsFinal() || !Sleep(asking, pause) {
+		if a.IsFinal() || !programs.Sleep(asking, pause) {
 			return answers
 		}
 	}
@@ -126,7 +145,7 @@ func (c *Client) ask(ctx context.Context, d *Deletion, n int, a *Answer) error {
 		// net/http repeats requests by itself when it finds this header in its own spelling.
 		request.Header["idempotency-key"] = []string{d.Key}
 	}
-	response, err := c.HTTP.Do(request)
+	response, err := c.Do(request)
 	if err != nil {
 		return err
 	}
@@ -146,27 +165,11 @@ func (c *Client) ask(ctx context.Context, d *Deletion, n int, a *Answer) error {
 
 // putBack inserts a plant that was deleted, durably.
 func (c *Client) putBack(ctx context.Context, plant int64) error {
-	for {
+	return programs.Until(ctx, 5*time.Minute, fmt.Sprintf("put plant %d back", plant), func() error {
 		// The row may be there from an earlier try, and not on the standby. The message makes
 		// the commit wait for all that came before it.
-		err := Execute(ctx, c.Owner(), fmt.Sprintf(`
+		return Execute(ctx, c.Owner(), fmt.Sprintf(`
 			INSERT INTO public.plants (id, name) VALUES (%d, 'back') ON CONFLICT DO NOTHING;
-			SELECT pg_logical_emit_message(true, 'chaos', '')`, plant))
-		if err == nil {
-			return nil
-		}
-		if !Sleep(ctx, 50*time.Millisecond) {
-			return fmt.Errorf("put plant %d back: %w", plant, err)
-		}
-	}
-}
-
-// Sleep returns true after d, or false when ctx ends before.
-func Sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
+			SELECT pg_logical_emit_message(true, 'witness', '')`, plant))
+	})
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"flag"
-	"io"
 	"os"
 	"strings"
 	"testing"
@@ -10,21 +8,6 @@ import (
 	"plantstore/cmd/internal/programs"
 	"plantstore/cmd/internal/witness"
 )
-
-func TestFlags(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct{ args, want string }{
-		{"-duration=10ms", "-duration must be at least 1s"},
-		{"-faults=flood", `no fault "flood"`},
-		{"-sabotage=fire", `no sabotage "fire"`},
-		{"-h", flag.ErrHelp.Error()},
-	} {
-		err := command(t.Context(), []string{test.args}, io.Discard, io.Discard)
-		if err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("chaos %s: got error %v, want one with %q", test.args, err, test.want)
-		}
-	}
-}
 
 func TestReadmeNamesEveryFault(t *testing.T) {
 	t.Parallel()

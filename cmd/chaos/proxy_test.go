@@ -126,67 +126,45 @@ func TestProxyCuts(t *testing.T) {
 	}
 }
 
-// keepingBack are the faults that keep bytes back.
-var keepingBack = map[string]func(*proxy) (end func()){
-	"black hole": (*proxy).blackHole,
-	"hold":       func(p *proxy) func() { end := p.hold(); return func() { end() } },
-}
-
+// TestProxyKeepsBack checks that what was kept back arrives afterwards, though its sender has
+// closed the connection.
 func TestProxyKeepsBack(t *testing.T) {
 	t.Parallel()
-	for name, keepBack := range keepingBack {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := echo(t)
-			open := dial(t, p)
-			say(t, open, "before")
-			end := keepBack(p)
-			made := dial(t, p)
-			send(t, open, "late")
-			send(t, made, "late")
-			hearNothing(t, open)
-			if name == "black hole" {
-				hearNothing(t, made)
-			} else if got := say(t, made, "new!"); got != "late" {
-				t.Errorf("got %q on a connection made meanwhile", got)
-			}
-			end()
-			if got := say(t, open, "after"); got != "latea" {
-				t.Errorf("got %q first, afterwards, want %q", got, "latea")
-			}
-			if n := p.lates.Load(); name == "hold" && n != 1 {
-				t.Errorf("%d times something was kept back, want 1", n)
-			}
-		})
-	}
-}
-
-// TestProxyDeliversLate checks that what was kept back arrives afterwards, though its
-// sender has closed the connection.
-func TestProxyDeliversLate(t *testing.T) {
-	t.Parallel()
-	for name, keepBack := range keepingBack {
+	for name, keepBack := range map[string]func(*proxy) (end func()){
+		"black hole": (*proxy).blackHole,
+		"hold":       func(p *proxy) func() { end := p.hold(); return func() { end() } },
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p, l := silent(t)
-			sender := dial(t, p)
-			server, err := l.Accept()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer server.Close()
 			// Once something has passed, the proxy knows the connection.
-			send(t, sender, "x")
-			if _, err := io.ReadFull(server, make([]byte, 1)); err != nil {
-				t.Fatal(err)
+			connect := func() (sender, server net.Conn) {
+				sender = dial(t, p)
+				server, err := l.Accept()
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { server.Close() })
+				send(t, sender, "x")
+				if _, err := io.ReadFull(server, make([]byte, 1)); err != nil {
+					t.Fatal(err)
+				}
+				return sender, server
 			}
+			sender, server := connect()
 			end := keepBack(p)
 			send(t, sender, "DELETE")
 			sender.Close()
+			if name == "hold" {
+				connect() // a new connection works
+			}
 			hearNothing(t, server)
 			end()
 			if got, err := io.ReadAll(server); string(got) != "DELETE" || err != nil {
 				t.Errorf("the server got %q, error %v, afterwards", got, err)
+			}
+			if n := p.lates.Load(); name == "hold" && n != 1 {
+				t.Errorf("%d times something was kept back, want 1", n)
 			}
 		})
 	}

@@ -18,21 +18,14 @@ func TestEverySabotageBuilds(t *testing.T) {
 	}
 }
 
-// TestEditsAreBuilt proves that the compiler reads the edited file.
-func TestEditsAreBuilt(t *testing.T) {
+// TestChangedSourceIsBuilt proves that the compiler reads the edited file and the added one.
+func TestChangedSourceIsBuilt(t *testing.T) {
 	t.Parallel()
 	edits := []edit{{"internal/plant/plant.go", "type ID int64", "type ID editedSource"}}
-	_, err := build(t.Context(), t.TempDir(), Spec{Package: "internal/plant", Sabotage: "undefined"}, edits)
-	if err == nil || !strings.Contains(err.Error(), "editedSource") {
-		t.Errorf("got error %v, want the compiler's about editedSource", err)
-	}
-}
-
-func TestUnknownSabotage(t *testing.T) {
-	t.Parallel()
-	_, err := Build(t.Context(), t.TempDir(), Spec{Package: "cmd/plantstore", Sabotage: "fire"})
-	if want := `there is no sabotage "fire": want believe-lost or believe-warnings or forget-ledger or forget-lost or forget-refusal or forget-trigger`; err == nil || err.Error() != want {
-		t.Errorf("got error %v, want %s", err, want)
+	added := map[string]string{"internal/plant/added.go": "package plant\n\nfunc added() { addedSource }"}
+	_, err := build(t.Context(), t.TempDir(), Spec{Package: "internal/plant", Name: "changed", Added: added}, edits)
+	if err == nil || !strings.Contains(err.Error(), "editedSource") || !strings.Contains(err.Error(), "addedSource") {
+		t.Errorf("got error %v, want the compiler's about editedSource and addedSource", err)
 	}
 }
 
@@ -55,7 +48,7 @@ func TestOverlay(t *testing.T) {
 		{"file there", nil, map[string]string{"a.go": "four"}, "", "a.go is there already"},
 	} {
 		folder := filepath.Join(t.TempDir(), "overlay")
-		path, err := writeOverlay(root, folder, test.edits, test.added)
+		_, err := writeOverlay(root, folder, test.edits, test.added)
 		if test.err != "" {
 			if err == nil || !strings.Contains(err.Error(), test.err) {
 				t.Errorf("%s: got error %v, want one with %q", test.name, err, test.err)
@@ -66,26 +59,9 @@ func TestOverlay(t *testing.T) {
 			t.Errorf("%s: %v", test.name, err)
 			continue
 		}
-		edited := filepath.Join(folder, "0.go")
-		got, err := os.ReadFile(edited)
+		got, err := os.ReadFile(filepath.Join(folder, "0.go"))
 		if err != nil || string(got) != test.want {
 			t.Errorf("%s: got %q (%v), want %q", test.name, got, err, test.want)
 		}
-		overlay, err := os.ReadFile(path)
-		if want := `{"Replace":{"` + filepath.Join(root, "a.go") + `":"` + edited + `"}}`; err != nil || string(overlay) != want {
-			t.Errorf("%s: overlay %s (%v), want %s", test.name, overlay, err, want)
-		}
-	}
-}
-
-// TestAddedFilesAreBuilt proves that the compiler reads a file that was added.
-func TestAddedFilesAreBuilt(t *testing.T) {
-	t.Parallel()
-	added := map[string]string{
-		"migrations/added.go": "package migrations\n\nfunc main() { addedSource }",
-	}
-	_, err := Build(t.Context(), t.TempDir(), Spec{Package: "migrations", Name: "added", Added: added})
-	if err == nil || !strings.Contains(err.Error(), "addedSource") {
-		t.Errorf("got error %v, want the compiler's about addedSource", err)
 	}
 }

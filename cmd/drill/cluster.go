@@ -62,7 +62,7 @@ func startCluster(ctx context.Context, n *network, postgres string) (*cluster, e
 		if err := fill(n.config(), patroniFile, patroniValues{n.machine, n.folder, strings.Join(etcd, ", "), postgres, "patroni", operator, c.synchronous}); err != nil {
 			return nil, err
 		}
-		if _, err := n.start(filepath.Join(c.programs, "patroni"), nil, n.config()); err != nil {
+		if _, err := n.start("patroni", nil, filepath.Join(c.programs, "patroni"), n.config()); err != nil {
 			return nil, err
 		}
 	}
@@ -83,7 +83,7 @@ func (c *cluster) startEtcd(n *node) (err error) {
 		peers = append(peers, fmt.Sprintf("%s=http://%s:2380", p.Name, p.IP))
 	}
 	client, peer := "http://"+n.IP+":2379", "http://"+n.IP+":2380"
-	n.etcd, err = n.start(filepath.Join(c.programs, "etcd"), nil,
+	n.etcd, err = n.start("etcd", nil, filepath.Join(c.programs, "etcd"),
 		"--pre-vote", // without it, a member that comes back forces an election
 		"--enable-v2",
 		"--name", n.Name, "--data-dir", filepath.Join(n.folder, "etcd"), "--initial-cluster", strings.Join(peers, ","),

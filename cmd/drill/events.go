@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 
 	"plantstore/cmd/internal/programs"
@@ -23,8 +24,8 @@ type drill struct {
 	*cluster
 	*front
 	crowd   *witness.Crowd
-	stop    context.CancelFunc // ends the clients after their deletions
-	history chan historyOrError
+	history []witness.Deletion // by the clients, once endLoad has returned
+	endLoad func() error       // ends the clients after their deletions
 }
 
 // An event is an operator's action or a failure.
@@ -87,13 +88,8 @@ const (
 	away = 40 * time.Second
 )
 
-type historyOrError struct {
-	history []witness.Deletion
-	err     error
-}
-
 // startLoad stocks the store for a number of events, of five minutes at most, and starts the
-// clients. history gets what they did after stop.
+// clients.
 func (d *drill) startLoad(ctx context.Context, events int) error {
 	owner := d.url("plantstore_owner")
 	last := int64(events+1) * 300 * perSecond
@@ -108,16 +104,17 @@ func (d *drill) startLoad(ctx context.Context, events int) error {
 	}
 	going, stop := context.WithCancel(ctx)
 	asking, giveUp := context.WithCancel(ctx)
-	d.stop = func() {
+	var load errgroup.Group
+	load.Go(func() (err error) {
+		d.history, err = d.crowd.Delete(going, asking, clients)
+		return err
+	})
+	d.endLoad = func() error {
+		defer giveUp()
 		stop()
 		time.AfterFunc(patience, giveUp)
+		return load.Wait()
 	}
-	d.history = make(chan historyOrError, 1)
-	go func() {
-		history, err := d.crowd.Delete(going, asking, clients)
-		giveUp()
-		d.history <- historyOrError{history, err}
-	}()
 	return nil
 }
 

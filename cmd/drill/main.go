@@ -194,10 +194,9 @@ func drillIn(ctx context.Context, c config, stdout io.Writer) (err error) {
 			break
 		}
 	}
-	d.stop()
-	load := <-d.history
-	r.history, err = load.history, load.err
-	r.failure = errors.Join(r.failure, d.front.stop())
+	err = d.endLoad()
+	r.history = d.history
+	r.failure = errors.Join(r.failure, d.stop())
 	if err == nil {
 		r.state, err = witness.AtRest(ctx, d.url("postgres"), patience)
 	}

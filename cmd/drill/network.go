@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -83,9 +81,10 @@ func (m *machine) plug(ctx context.Context) error {
 // nobody is the account, and the group, that servers run under: PostgreSQL refuses root.
 const nobody = 65534
 
-// start runs a program on the machine, as nobody, until it is ended or this program ends.
-func (m *machine) start(program string, env []string, args ...string) (p *programs.Program, err error) {
-	name := m.Name + "-" + filepath.Base(program)
+// start runs a program on the machine, as nobody, until it is ended or this program ends. Under
+// a name, one program has to run.
+func (m *machine) start(name string, env []string, program string, args ...string) (p *programs.Program, err error) {
+	name = m.Name + "-" + name
 	var log io.Writer
 	if m.network.logs != "" {
 		f, err := os.OpenFile(filepath.Join(m.network.logs, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -98,8 +97,9 @@ func (m *machine) start(program string, env []string, args ...string) (p *progra
 		"netns", "exec", m.Name, "setpriv", "--reuid", fmt.Sprint(nobody), "--regid", fmt.Sprint(nobody), "--clear-groups", program}, args...)...)
 	cmd.Dir = m.folder
 	cmd.Env = append(os.Environ(), append(env, "LC_ALL=C", "HOME="+m.folder)...)
-	p, err = programs.Start(name, cmd, log)
-	m.network.running[name] = p
+	if p, err = programs.Start(name, cmd, log); err == nil {
+		m.network.running[name] = p
+	}
 	return p, err
 }
 
@@ -109,7 +109,7 @@ const patience = 3 * time.Minute
 // until returns when try succeeds, or gives up. Where a program has ended it gives up at once.
 func (n *network) until(ctx context.Context, lack string, try func() error) error {
 	return programs.Until(ctx, patience, lack, func() error {
-		for _, p := range slices.Collect(maps.Values(n.running)) {
+		for _, p := range n.running {
 			if err := p.Running(); err != nil {
 				return err
 			}

@@ -76,7 +76,7 @@ func startFront(ctx context.Context, c *cluster) (*front, error) {
 	if err := fill(config, haproxyFile, haproxyValues{f.address(), port, adminPort, f.replicas}); err != nil {
 		return nil, err
 	}
-	if _, err := f.balancer.start(filepath.Join(c.programs, "haproxy"), nil, "-db", "-f", config); err != nil {
+	if _, err := f.balancer.start("haproxy", nil, filepath.Join(c.programs, "haproxy"), "-db", "-f", config); err != nil {
 		return nil, err
 	}
 	return f, c.until(ctx, "HAProxy does not answer", func() error {
@@ -112,7 +112,7 @@ func (r *replica) writeURL() error {
 
 // run starts the replica with a release and returns when it is ready.
 func (r *replica) run(ctx context.Context, release string) (err error) {
-	r.process, err = r.start(filepath.Join(room, release), []string{
+	r.process, err = r.start("plantstore", []string{
 		"DATABASE_URL_FILE=" + r.urlFile(),
 		"PLANTSTORE_ADDR=" + r.IP + ":" + port,
 		"PLANTSTORE_ADMIN_ADDR=" + r.IP + ":" + adminPort,
@@ -121,7 +121,7 @@ func (r *replica) run(ctx context.Context, release string) (err error) {
 		"PLANTSTORE_DRAIN_DELAY=5s",
 		"PLANTSTORE_TRUSTED_PROXIES=10.77.0.0/24",
 		"PLANTSTORE_LOG_LEVEL=warn",
-	}, "serve")
+	}, filepath.Join(room, release), "serve")
 	if err != nil {
 		return err
 	}

@@ -102,10 +102,10 @@ const strikeTimeout = 3 * time.Minute
 func (in *injector) run(ctx context.Context, kinds []kind, random *rand.Rand) error {
 	turn := in.every / time.Duration(len(kinds))
 	var rest time.Duration
-	for round := 0; ; round++ {
+	for end := in.duration + overtime; ; end = in.duration { // after the first round each has happened
 		for _, i := range random.Perm(len(kinds)) {
 			for struck := false; !struck; {
-				if !programs.Sleep(ctx, max(below(random, turn), rest)) || round > 0 && time.Since(in.began) > in.duration || time.Since(in.began) > in.duration+overtime {
+				if !programs.Sleep(ctx, max(below(random, turn), rest)) || time.Since(in.began) > end {
 					return nil
 				}
 				start := time.Now()

@@ -22,6 +22,7 @@ const (
 type memory struct {
 	plants     recent[plant.ID, route] // that were locked, slow or refused
 	principals recent[string, conduct]
+	limits     *limits
 }
 
 // A conduct is how a principal's last deletions went.
@@ -32,8 +33,8 @@ type conduct struct {
 
 // route returns how a plant is to be deleted.
 func (m *memory) route(d *plant.Deletion) route {
-	if w, ok := m.plants.get(d.Plant); ok {
-		return w
+	if r, ok := m.plants.get(d.Plant); ok {
+		return r
 	}
 	if c, ok := m.principals.get(d.Principal); ok && (bits.OnesCount8(c.refused) >= 4 || time.Now().Before(c.slow)) {
 		return onBatchPool
@@ -43,17 +44,17 @@ func (m *memory) route(d *plant.Deletion) route {
 
 // note remembers how an attempt went, as the database said. A plant that is remembered harms no
 // batch, so it says nothing of its principal.
-func (m *memory) note(d *plant.Deletion, result meaning, l *limits) {
+func (m *memory) note(d *plant.Deletion, result meaning) {
 	now := time.Now()
 	switch effect := meanings[result].effect; {
 	case effect == slows:
-		m.plants.add(d.Plant, onSoloPool, now.Add(l.remember))
-		m.slow(d.Principal, l)
+		m.plants.add(d.Plant, onSoloPool, now.Add(m.limits.remember))
+		m.slow(d.Principal)
 	case effect == rollsBack:
 		if _, known := m.plants.get(d.Plant); !known {
-			m.principals.change(d.Principal, now.Add(l.remember), func(c conduct) conduct { return conduct{c.refused<<1 | 1, c.slow} })
+			m.principals.change(d.Principal, now.Add(m.limits.remember), func(c conduct) conduct { return conduct{c.refused<<1 | 1, c.slow} })
 		}
-		m.plants.add(d.Plant, onBatchPool, now.Add(l.remember))
+		m.plants.add(d.Plant, onBatchPool, now.Add(m.limits.remember))
 	case result == deleted || result == missing:
 		if _, ok := m.principals.get(d.Principal); ok {
 			m.principals.change(d.Principal, now, func(c conduct) conduct { return conduct{c.refused << 1, c.slow} })
@@ -62,8 +63,8 @@ func (m *memory) note(d *plant.Deletion, result meaning, l *limits) {
 }
 
 // slow remembers a principal whose deletion was locked or slow.
-func (m *memory) slow(principal string, l *limits) {
-	until := time.Now().Add(l.outOfBatches)
+func (m *memory) slow(principal string) {
+	until := time.Now().Add(m.limits.outOfBatches)
 	m.principals.change(principal, until, func(c conduct) conduct { return conduct{c.refused, until} })
 }
 

@@ -34,7 +34,7 @@ func TestWhoKeepsOutOfBatches(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				var m memory
+				m := memory{limits: &defaults}
 				ids := plant.ID(100)
 				first := ids
 				for n, s := range test.steps {
@@ -46,7 +46,7 @@ func TestWhoKeepsOutOfBatches(t *testing.T) {
 						if n == 0 {
 							first = d.Plant
 						}
-						m.note(&d, s.meaning, &defaults)
+						m.note(&d, s.meaning)
 					}
 				}
 				check := func(what string, id plant.ID, principal string, want route) {

@@ -20,19 +20,19 @@ type resolution struct {
 // resolve reads from the ledger what became of a deletion. With refuse, the code of a refusal,
 // it records that, see migrations/00004_record_deletions.sql. It tries until the deadline, and
 // returns an error of package plant then, or ErrMisconfigured.
-func (p *Plants) resolve(ctx context.Context, d plant.Deletion, refuse int) (r resolution, err error) {
+func (db *DB) resolve(ctx context.Context, d *plant.Deletion, refuse int) (r resolution, err error) {
 	var recorded any
 	if refuse != 0 {
 		recorded = refuse
 	}
 	for pause, again := firstPause, false; ; again = true {
-		if r, err = p.resolveOnce(ctx, d, recorded); err == nil {
+		if r, err = db.resolveOnce(ctx, d, recorded); err == nil {
 			r.again = again
 			return r, nil
 		}
 		switch meanings[classify(err)].next {
 		case retry, resolve:
-			if !sleep(ctx, &pause, p.db.limits.margin) {
+			if !sleep(ctx, &pause, db.limits.margin) {
 				return r, errors.Join(plant.ErrUnavailable, err)
 			}
 		default:
@@ -41,13 +41,13 @@ func (p *Plants) resolve(ctx context.Context, d plant.Deletion, refuse int) (r r
 	}
 }
 
-func (p *Plants) resolveOnce(ctx context.Context, d plant.Deletion, refuse any) (r resolution, err error) {
-	conn, release, err := p.slots.acquire(ctx, p.db.outcomes, d.Principal)
+func (db *DB) resolveOnce(ctx context.Context, d *plant.Deletion, refuse any) (r resolution, err error) {
+	conn, release, err := db.slots.acquire(ctx, db.outcomes, d.Principal)
 	if err != nil {
 		return r, err
 	}
 	defer release()
-	ctx, cancel := context.WithTimeout(ctx, p.db.limits.resolve)
+	ctx, cancel := context.WithTimeout(ctx, db.limits.resolve)
 	defer cancel()
 	var at *time.Time
 	var by *string

@@ -31,8 +31,8 @@ type edit struct {
 func sabotages() map[string][]edit {
 	const plants, statement, errors, session = "internal/postgres/plants.go", "internal/postgres/statement.go", "internal/postgres/errors.go", "internal/postgres/session.go"
 	return map[string][]edit{
-		ForgetLedger:    {{plants, "case r.code == codeDeleted:", "case r.code == codeDeleted: return plant.ErrNotFound; case false:"}},
-		ForgetRefusal:   {{plants, "return e.lost || e.KeySent", "return false"}},
+		ForgetLedger:    {{plants, "if r.code == codeDeleted {", "if r.code == codeDeleted { return true, plant.ErrNotFound }; if false {"}},
+		ForgetRefusal:   {{plants, "isOpen := e.lost || e.deletion.KeySent", "isOpen := false"}},
 		ForgetLost:      {{plants, "if e.lost {", "if false {"}},
 		ForgetTrigger:   {{statement, "AND tgenabled IN ('O', 'A')", ""}},
 		BelieveLost:     {{errors, "return lost", "return deleted"}},

@@ -53,11 +53,12 @@ test: ## Run the tests on a real Postgres; TESTS says which, as in TESTS='-race 
 	@deploy/postgres/ensure.sh pgbouncer
 	@go run ./internal/pgtest/run go test -timeout 30m $(or $(TESTS),./...)
 
-nightly: ## What takes long: every fault, the alerts in a real Prometheus, the page in a browser, sabotage, a large row, chaos
+nightly: ## What takes long: every fault, the alerts in a real Prometheus, the page in a browser, generated clients, sabotage, a large row, chaos
 	PLANTSTORE_TEST_EVERY_FAULT=1 $(MAKE) test TESTS='-run TestEveryFault ./internal/postgres'
 	$(MAKE) test TESTS='-tags slow -run "TestCheckerCatchesSabotage|TestALargeRow" ./cmd/chaos ./internal/ledger'
 	.ci/alerts-check
 	.ci/docs-check
+	.ci/clients-check
 	$(MAKE) chaos DURATION=$(or $(DURATION),10m)
 
 lint: ## Check format, vet, staticcheck and go.mod

@@ -1,7 +1,6 @@
 package migrate
 
 import (
-	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pressly/goose/v3/lock"
 
 	"plantstore/internal/localpg"
@@ -171,6 +169,34 @@ func TestBlocked(t *testing.T) {
 	}
 	if len(messages) < 2 || !strings.HasPrefix(messages[0], "00004_record_deletions.sql did not get its lock (attempt 1 of 1000)") || !names(messages[0]) {
 		t.Errorf("messages: got %q, want the blocker in the first", messages)
+	}
+}
+
+// An unfit table is refused by all three that look: Up, the file itself, and the function.
+func TestUnfitTableIsRefused(t *testing.T) {
+	t.Parallel()
+	const want = "public.plants has row level security: a hidden plant would be answered as missing"
+	db := pgtest.Empty(t)
+	owner := pgtest.Connect(t, db.Owner)
+	mustExec(t, owner, `CREATE TABLE plants (id bigint PRIMARY KEY); ALTER TABLE plants ENABLE ROW LEVEL SECURITY`)
+	p, err := Plan(t.Context(), db.Owner)
+	if err != nil || !slices.Equal(p.Problems, []string{want}) || !strings.Contains(p.Summary(), "\nproblem: "+want+"\n") {
+		t.Errorf("plan: got %+v, %v, want the problem %q", p, err, want)
+	}
+	if _, err := Up(t.Context(), db.Owner, Options{}); err == nil || err.Error() != want {
+		t.Errorf("up: got %v, want %s", err, want)
+	}
+	_, err = owner.Exec(t.Context(), p.Pending[0].SQL)
+	if err == nil || !strings.Contains(err.Error(), "the table cannot be adopted: "+want) {
+		t.Errorf("the file: got %v, want it refused with %q", err, want)
+	}
+	mustExec(t, owner, `ALTER TABLE plants DISABLE ROW LEVEL SECURITY`)
+	if _, err := Up(t.Context(), db.Owner, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, owner, `ALTER TABLE plants ENABLE ROW LEVEL SECURITY`)
+	if got := query(t, db.App, `SELECT plantstore.unfit()`); !slices.Equal(got, []string{want}) {
+		t.Errorf("unfit(): got %q, want %q", got, want)
 	}
 }
 
@@ -417,40 +443,13 @@ func mustExec(t *testing.T, conn *pgx.Conn, sql string) {
 // query returns the first column as text.
 func query(t *testing.T, url, sql string) []string {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(context.WithoutCancel(t.Context()))
-	return lines(t, conn, sql)
-}
-
-// lines is query on a connection.
-func lines(t *testing.T, conn *pgx.Conn, sql string, args ...any) []string {
-	t.Helper()
-	rows, err := conn.Query(t.Context(), sql, append([]any{pgx.QueryResultFormats{pgx.TextFormatCode}}, args...)...)
+	rows, err := pgtest.Connect(t, url).Query(t.Context(), sql, pgx.QueryResultFormats{pgx.TextFormatCode})
 	if err != nil {
 		t.Fatalf("%s: %v", sql, err)
 	}
-	all := []string{}
-	for rows.Next() {
-		all = append(all, string(rows.RawValues()[0]))
-	}
-	if err := rows.Err(); err != nil {
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) { return string(row.RawValues()[0]), nil })
+	if err != nil {
 		t.Fatalf("%s: %v", sql, err)
 	}
 	return all
-}
-
-// code returns an error's SQLSTATE, and "" for nil.
-func code(t *testing.T, err error) string {
-	t.Helper()
-	if err == nil {
-		return ""
-	}
-	pg, ok := errors.AsType[*pgconn.PgError](err)
-	if !ok {
-		t.Fatal(err)
-	}
-	return pg.Code
 }

@@ -1,0 +1,208 @@
+package ledger_test
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"plantstore/internal/ledger"
+	"plantstore/internal/pgtest"
+)
+
+// A randomTable has foreign keys, and rows whose first one refers to nothing and stays.
+type randomTable struct {
+	name, typ string
+	keys      []string // the rows' primary keys, as literals
+}
+
+// key returns the nth primary key.
+func (r randomTable) key(n int) string {
+	switch r.typ {
+	case "uuid":
+		return fmt.Sprintf("'00000000-0000-0000-0000-%012d'", n)
+	case "text", "varchar":
+		return fmt.Sprintf(`'k "%d",(\'`, n)
+	}
+	return strconv.Itoa(n)
+}
+
+// A randomStore makes tables that a deletion of a plant reaches, all of them watched.
+type randomStore struct {
+	*rand.Rand
+	t      *testing.T
+	conn   *pgx.Conn
+	tables []randomTable // the first one is plants
+}
+
+func (s *randomStore) oneOf(texts ...string) string { return texts[s.IntN(len(texts))] }
+
+// reference adds a column to a table that refers to another one.
+func (s *randomStore) reference(from, to randomTable, n int) (column string) {
+	column = fmt.Sprintf(`"%s %d"`, s.oneOf("g", "gone", "tg_op", "d", `it's ""%s`, "Id"), n)
+	execute(s.t, s.conn, fmt.Sprintf(`ALTER TABLE %s ADD %s %s %s REFERENCES %s ON DELETE %s %s`, from.name, column, to.typ,
+		s.oneOf("", "DEFAULT "+to.key(0)), to.name, s.oneOf("CASCADE", "SET NULL", "SET DEFAULT"), s.oneOf("", "DEFERRABLE INITIALLY DEFERRED")))
+	return column
+}
+
+// some returns a literal for a reference to a table: mostly a key.
+func (s *randomStore) some(to randomTable) string {
+	if len(to.keys) == 0 || s.IntN(5) == 0 {
+		return "NULL"
+	}
+	return to.keys[s.IntN(len(to.keys))]
+}
+
+// add creates a table with rows, unless it can't be watched.
+func (s *randomStore) add() {
+	execute(s.t, s.conn, `BEGIN; SET CONSTRAINTS ALL IMMEDIATE`)
+	n := len(s.tables)
+	table := randomTable{name: fmt.Sprintf(s.oneOf(`public.t%d`, `public."T ""%%s"" %d"`, `store."gone' %d"`), n), typ: s.oneOf("int", "bigint", "smallint", "uuid", "text", "varchar")}
+	body := fmt.Sprintf(`(id %s PRIMARY KEY, value float8, note json, twice float8 GENERATED ALWAYS AS (value * 2) STORED)`, table.typ)
+	if s.IntN(4) == 0 {
+		execute(s.t, s.conn, fmt.Sprintf(`CREATE TABLE %s %s PARTITION BY HASH (id)`, table.name, body))
+		for part := range 2 {
+			execute(s.t, s.conn, fmt.Sprintf(`CREATE TABLE store.part_%d_%d PARTITION OF %s FOR VALUES WITH (MODULUS 2, REMAINDER %[2]d)`, n, part, table.name))
+		}
+	} else {
+		execute(s.t, s.conn, `CREATE TABLE `+table.name+` `+body)
+	}
+	var columns []string
+	var parents []randomTable
+	for i := range 1 + s.IntN(3) {
+		parents = append(parents, append(slices.Clone(s.tables), s.tables[0], table)[s.IntN(n+2)])
+		columns = append(columns, s.reference(table, parents[i], i))
+	}
+	back := -1 // to the table from an earlier one: a cycle
+	if n > 1 && s.IntN(2) == 0 {
+		back = 1 + s.IntN(n-1)
+	}
+	for i := range 3 + s.IntN(10) {
+		values := []string{table.key(i), s.oneOf("0.1 + 0.2::float8", "'-0'", "'NaN'", "NULL"), s.oneOf(`'{"a": 1,  "a": 2}'`, `'"\u0000"'`, "NULL")}
+		for _, parent := range parents {
+			switch {
+			case i == 0:
+				values = append(values, "NULL")
+			case parent.name == table.name:
+				values = append(values, s.some(table))
+			default:
+				values = append(values, s.some(parent))
+			}
+		}
+		execute(s.t, s.conn, fmt.Sprintf(`INSERT INTO %s (id, value, note, %s) VALUES (%s)`, table.name, strings.Join(columns, ", "), strings.Join(values, ", ")))
+		table.keys = append(table.keys, table.key(i))
+	}
+	if back > 0 {
+		column := s.reference(s.tables[back], table, 10+n)
+		for _, key := range s.tables[back].keys[1:] {
+			execute(s.t, s.conn, fmt.Sprintf(`UPDATE %s SET %s = %s WHERE id = %s`, s.tables[back].name, column, s.some(table), key))
+		}
+	}
+	all := append(s.tables, table)
+	for _, watched := range all[1:] {
+		if _, err := s.conn.Exec(s.t.Context(), `SELECT plantstore.watch($1::text::regclass)`, watched.name); err != nil {
+			execute(s.t, s.conn, `ROLLBACK`)
+			return
+		}
+	}
+	execute(s.t, s.conn, `COMMIT`)
+	s.tables = all
+}
+
+// rows returns all rows of the store.
+func (s *randomStore) rows() (all []string) {
+	for _, table := range s.tables {
+		all = append(all, table.name+": "+value[string](s.t, s.conn, `SELECT coalesce(string_agg(t::text, ' ' ORDER BY id::text), '') FROM `+table.name+` t`))
+	}
+	return all
+}
+
+// delete deletes some plants in one of several ways. PostgreSQL itself refuses some deletions
+// where an action changes a row whose other parent is gone already.
+func (s *randomStore) delete() {
+	ids := func() string {
+		return strings.Join([]string{strconv.Itoa(1 + s.IntN(9)), strconv.Itoa(1 + s.IntN(9)), strconv.Itoa(1 + s.IntN(9))}[:1+s.IntN(3)], ", ")
+	}
+	del := func() string { return `DELETE FROM plants WHERE id IN (` + ids() + `); ` }
+	sql := s.oneOf(del(), del()+del(), `BEGIN; `+del()+`SAVEPOINT a; `+del()+`ROLLBACK TO a; `+del()+`COMMIT`, `BEGIN; `+del()+`SAVEPOINT a; `+del()+`RELEASE a; COMMIT`)
+	_, err := s.conn.Exec(s.t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "23503" {
+		execute(s.t, s.conn, `ROLLBACK`)
+	} else if err != nil {
+		s.t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// restore restores deletions, and reports whether it did; refused, it changes nothing.
+func (s *randomStore) restore(ids []int64) bool {
+	before := s.rows()
+	_, err := ledger.Restore(s.t.Context(), s.conn, ledger.Selection{IDs: ids}, ledger.Options{})
+	refused, ok := errors.AsType[*ledger.RefusedError](err)
+	if err != nil && (!ok || len(refused.Reasons) == 0) {
+		s.t.Fatal(err)
+	}
+	if ok {
+		s.t.Log(err)
+		if diff := gocmp.Diff(before, s.rows()); diff != "" {
+			s.t.Errorf("rows after a refusal (-before +after):\n%s", diff)
+		}
+	}
+	return !ok
+}
+
+// Whatever a deletion takes from watched tables comes back with the plants, at once or plant
+// by plant. PLANTSTORE_TEST_SCHEMAS is how many stores are tried.
+func TestRandomStores(t *testing.T) {
+	t.Parallel()
+	schemas, err := strconv.Atoi(cmp.Or(os.Getenv("PLANTSTORE_TEST_SCHEMAS"), "24"))
+	if err != nil {
+		t.Fatalf("PLANTSTORE_TEST_SCHEMAS: %v, want a number", err)
+	}
+	for seed := range schemas {
+		t.Run(strconv.Itoa(seed), func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			execute(t, pgtest.Connect(t, db.Super), `CREATE SCHEMA store AUTHORIZATION plantstore_owner`)
+			conn := pgtest.Connect(t, db.Owner)
+			s := &randomStore{Rand: rand.New(rand.NewPCG(57, uint64(seed))), t: t, conn: conn}
+			s.tables = []randomTable{{name: "public.plants", typ: "bigint"}}
+			execute(t, conn, `INSERT INTO plants (id, name) SELECT i, 'p' || i FROM generate_series(0, 9) i`)
+			for i := range 10 {
+				s.tables[0].keys = append(s.tables[0].keys, strconv.Itoa(i))
+			}
+			for range 1 + s.IntN(4) {
+				s.add()
+			}
+			before := s.rows()
+			for _, oneByOne := range []bool{false, true} {
+				for range 1 + s.IntN(4) {
+					s.delete()
+				}
+				left := value[[]int64](t, conn, `SELECT coalesce(array_agg(id ORDER BY id), '{}') FROM plantstore.deletions WHERE restored_at IS NULL`)
+				for oneByOne && len(left) > 0 {
+					n := len(left)
+					s.Shuffle(n, func(i, j int) { left[i], left[j] = left[j], left[i] })
+					left = slices.DeleteFunc(left, func(id int64) bool { return s.restore([]int64{id}) })
+					if len(left) == n {
+						break // rows that refer to each other come back together
+					}
+				}
+				if len(left) > 0 && !s.restore(left) {
+					t.Error("got a refusal, want all restored")
+				}
+				if diff := gocmp.Diff(before, s.rows()); diff != "" {
+					t.Errorf("rows (-before +after, one by one: %v):\n%s", oneByOne, diff)
+				}
+			}
+		})
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"plantstore/internal/pgtest"
@@ -81,5 +82,8 @@ func TestEveryMetricCounts(t *testing.T) {
 			t.Errorf("%s is 0 after a poll and a deletion; want more", name)
 		}
 	}
-	check("at the end", map[string]float64{"plantstore_batch_size": 2, "plantstore_pool_connections control max": 1})
+	check("at the end", map[string]float64{"plantstore_batch_size": 2, "plantstore_pool_connections control idle": 1})
+	for name, pool := range map[string]*pgxpool.Pool{"batch": s.batch, "solo": s.solo, "outcomes": s.outcomes, "control": s.control} {
+		check("at the end", map[string]float64{"plantstore_pool_connections " + name + " max": float64(pool.Config().MaxConns)})
+	}
 }

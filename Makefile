@@ -79,7 +79,7 @@ chaos: ## Break everything at random for 10 minutes and check that no answer lie
 	@deploy/postgres/ensure.sh
 	go run ./cmd/chaos -duration $(or $(DURATION),10m)
 
-drill: ## Fail over, restart, migrate and upgrade a whole cluster under load; takes root and 10 minutes
+drill: ## Fail over, migrate and upgrade a whole cluster under load; takes root and 8 minutes
 	@[ "$$(id -u)" = 0 ] || { echo "the drill makes networks of its own, which takes root: run it as root" >&2; exit 1; }
 	@deploy/postgres/ensure.sh
 	@programs=$$(.ci/drill-programs $(or $(DEBIAN),12)) && go build -o .bin/drill ./cmd/drill && \

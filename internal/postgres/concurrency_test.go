@@ -628,6 +628,49 @@ func TestARenewedPassword(t *testing.T) {
 	}
 }
 
+// Vault makes roles that live for an hour. The old one is dropped while its sessions work: each
+// connection fails at most once, and the next one is the new role's.
+func TestARoleThatIsDroppedUnderLoad(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	s := newStore(t, database)
+	const n = 2000
+	first := s.plant(t, n)
+	role, url := s.role(t, database, `IN ROLE plantstore_app`)
+	old := role + "_old"
+	s.exec(t, `CREATE ROLE `+old+` LOGIN PASSWORD 'old' IN ROLE plantstore_app`)
+	file := filepath.Join(t.TempDir(), "url")
+	write := func(url string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(url), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(as(t, database.App, old, "old"))
+	db := opened(t, Config{File: file, limits: hasty()})
+	served := *s
+	served.Plants = db.Plants()
+	results := make(chan []string)
+	go func() { results <- served.all(8, first, n) }()
+	pgtest.Await(t, s.admin, `SELECT count(*) > 100 FROM plantstore.deletions`)
+	write(url)
+	s.exec(t, `DROP ROLE `+old)
+	failed := 0
+	for i, got := range <-results {
+		if got == "deleted" {
+			continue
+		}
+		failed++
+		id := first + plant.ID(i)
+		if r, err := served.Delete(t.Context(), s.of(id, fmt.Sprint(i))); got != plant.ErrMisconfigured.Error() || err != nil || r.Replayed {
+			t.Errorf("plant %d: %s, and then %+v, %v; want it deleted at the first or second request", id, got, r, err)
+		}
+	}
+	if most := int(db.MaxConns()); failed > most {
+		t.Errorf("%d deletions failed; want at most one for each of %d connections", failed, most)
+	}
+}
+
 // A commit that did not wait for its synchronous standby to the end is not believed, nor is an
 // outcome that was read then. The test has a server of its own: the setting is the server's.
 func TestACutShortWaitForTheStandby(t *testing.T) {

@@ -189,6 +189,9 @@ func (db *DB) open(ctx context.Context, url string, conns int, lock, statement t
 			db.reset()
 			return false
 		}
+		if e.Code == insufficientPrivilege && db.File != "" { // its role was perhaps replaced, and dropped
+			return false
+		}
 		return closeOnFatal(c, e)
 	}
 	if several(&conn.Config) && conn.ValidateConnect == nil {

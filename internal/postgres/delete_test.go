@@ -249,6 +249,34 @@ func TestABatchOfAllKinds(t *testing.T) {
 	}
 }
 
+// A foreign key that is checked at the commit fails the whole batch, and names no plant.
+func TestABatchWithReferencesThatAreDeferred(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, pgtest.New(t))
+	first := s.plant(t, 40)
+	s.exec(t, `CREATE TABLE public.orders (plant bigint REFERENCES public.plants DEFERRABLE INITIALLY DEFERRED)`)
+	s.exec(t, `INSERT INTO public.orders SELECT id FROM public.plants WHERE id % 9 = 0`)
+	deletions := make([]plant.Deletion, 40)
+	for n := range deletions {
+		deletions[n] = s.sent(first+plant.ID(n), fmt.Sprint(n))
+	}
+	results := s.together(deletions...)
+	for n, d := range deletions {
+		kept := d.Plant%9 == 0
+		got := <-results[n]
+		if reason, outcome, _ := strings.Cut(got, ", "); kept && (reason != "referenced" || !strings.HasSuffix(outcome, "referenced orders")) || !kept && !strings.HasSuffix(got, "deleted") || s.lives(t, d.Plant) != kept {
+			t.Errorf("plant %d: %s; want it refused only if an order refers to it, which is %t", d.Plant, got, kept)
+		}
+	}
+	s.exec(t, `DELETE FROM public.orders`)
+	for _, d := range deletions {
+		want := map[bool]string{true: "referenced", false: "deleted"}[d.Plant%9 == 0]
+		if r, err := s.Delete(t.Context(), d); outcomeOf(err) != want || !r.Replayed {
+			t.Errorf("plant %d again: %v, replayed %t; want %s, replayed", d.Plant, err, r.Replayed, want)
+		}
+	}
+}
+
 // An observed context closes waits when somebody first waits for its end.
 type observed struct {
 	context.Context

@@ -13,14 +13,15 @@ import (
 
 // SQLSTATEs with a meaning of their own, see PostgreSQL's manual, appendix A.
 const (
-	uniqueViolation     = "23505"
-	notNullViolation    = "23502"
-	foreignKeyViolation = "23503"
-	restrictViolation   = "23001"
-	readOnlyTransaction = "25006"
-	lockNotAvailable    = "55P03"
-	queryCanceled       = "57014"
-	budgetUsedUp        = "PSB01" // plantstore.charge
+	uniqueViolation       = "23505"
+	notNullViolation      = "23502"
+	foreignKeyViolation   = "23503"
+	restrictViolation     = "23001"
+	readOnlyTransaction   = "25006"
+	insufficientPrivilege = "42501"
+	lockNotAvailable      = "55P03"
+	queryCanceled         = "57014"
+	budgetUsedUp          = "PSB01" // plantstore.charge
 )
 
 // A meaning is what an attempt's result means for its deletion.

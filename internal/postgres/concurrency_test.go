@@ -462,17 +462,17 @@ func TestAPrincipalLeavesConnectionsToOthers(t *testing.T) {
 	for _, pool := range []*pgxpool.Pool{s.solo, s.batch} {
 		want := max(2, int(pool.Config().MaxConns)/3)
 		for n := range want {
-			_, release, err := s.slots.acquire(t.Context(), pool, s.who)
+			_, release, err := s.DB.acquire(t.Context(), pool, s.who)
 			if err != nil {
 				t.Fatalf("connection %d of %d: %v", n+1, want, err)
 			}
 			defer release()
 		}
-		if _, release, err := s.slots.acquire(over, pool, s.who); err == nil {
+		if _, release, err := s.DB.acquire(over, pool, s.who); err == nil {
 			release()
 			t.Errorf("a principal has more than %d connections", want)
 		}
-		_, release, err := s.slots.acquire(t.Context(), pool, "somebody else")
+		_, release, err := s.DB.acquire(t.Context(), pool, "somebody else")
 		if err != nil {
 			t.Fatalf("a connection of another principal: %v", err)
 		}

@@ -69,11 +69,11 @@ type DB struct {
 	Config
 	limits limits
 
-	batch    *pgxpool.Pool // deletions that go together
-	solo     *pgxpool.Pool // deletions of plants that are locked or slow
-	outcomes *pgxpool.Pool // plantstore.resolve; a missing standby can hold all of these
-	control  *pgxpool.Pool // one connection for tokens and readiness
-	slots    slots         // connections of principals outside of batches
+	batch    *pgxpool.Pool   // deletions that go together
+	solo     *pgxpool.Pool   // deletions of plants that are locked or slow
+	outcomes *pgxpool.Pool   // plantstore.resolve; a missing standby can hold all of these
+	control  *pgxpool.Pool   // one connection for tokens and readiness
+	conns    slots[connSlot] // of principals outside of batches
 
 	server      string       // or servers, for messages
 	roundTrip   atomic.Int64 // nanoseconds, the shortest seen

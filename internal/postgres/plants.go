@@ -20,8 +20,8 @@ type Plants struct {
 	db        *DB
 	batches   *batcher
 	inFlight  *semaphore.Weighted       // deletions in batches or waiting for one
-	onePlant  keyed[plant.ID]           // one request for a plant at a time
-	oneBudget keyed[string]             // one deletion at a time for a principal with a budget
+	onePlant  slots[plant.ID]           // one request for a plant at a time
+	oneBudget slots[string]             // one deletion at a time for a principal with a budget
 	memory    memory                    // of what would harm the batches of others
 	usedUp    recent[string, time.Time] // budgets of principals, with the end of the period
 }
@@ -47,15 +47,15 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 	e := execution{plants: p, deletion: d, limited: d.Budget != (plant.Budget{})}
 	began := time.Now()
 	if e.limited { // before the plant, which others may want
-		if !p.oneBudget.lock(ctx, d.Principal) {
+		if p.oneBudget.take(ctx, d.Principal, 1) != nil {
 			return e.result, fmt.Errorf("%w: other deletions of the principal's budget took all the time", plant.ErrBusy)
 		}
-		defer p.oneBudget.unlock(d.Principal)
+		defer p.oneBudget.give(d.Principal)
 	}
-	if !p.onePlant.lock(ctx, d.Plant) {
+	if p.onePlant.take(ctx, d.Plant, 1) != nil {
 		return e.result, fmt.Errorf("%w: other requests for the plant took all the time", plant.ErrBusy)
 	}
-	defer p.onePlant.unlock(d.Plant)
+	defer p.onePlant.give(d.Plant)
 	e.result.Queued = time.Since(began)
 	err := e.run(ctx)
 	return e.result, err
@@ -153,7 +153,7 @@ func (e *execution) tryInBatch(ctx context.Context) (meaning, error) {
 func (e *execution) tryAlone(ctx context.Context, pool *pgxpool.Pool, timeout, lock time.Duration) (meaning, error) {
 	p := e.plants
 	began := time.Now()
-	conn, release, err := p.db.slots.acquire(ctx, pool, e.deletion.Principal)
+	conn, release, err := p.db.acquire(ctx, pool, e.deletion.Principal)
 	e.result.Queued += time.Since(began)
 	if err != nil {
 		return notAcquired(err), err

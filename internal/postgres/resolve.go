@@ -42,7 +42,7 @@ func (db *DB) resolve(ctx context.Context, d *plant.Deletion, refuse int) (r res
 }
 
 func (db *DB) resolveOnce(ctx context.Context, d *plant.Deletion, refuse any) (r resolution, err error) {
-	conn, release, err := db.slots.acquire(ctx, db.outcomes, d.Principal)
+	conn, release, err := db.acquire(ctx, db.outcomes, d.Principal)
 	if err != nil {
 		return r, err
 	}

@@ -9,65 +9,68 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// slots counts the connections that a principal has outside of batches, in each pool. Each
-// may have a third of a pool, but at least two.
-type slots struct {
+// slots are semaphores, one for each key that is in use, first come, first served.
+type slots[K comparable] struct {
 	mu    sync.Mutex
-	taken map[slotKey]*slot
-}
-
-type slotKey struct {
-	pool      *pgxpool.Pool
-	principal string
+	inUse map[K]*slot
 }
 
 type slot struct {
 	*semaphore.Weighted
-	users int // that have one or wait for one
+	users int // that have it or wait for it
 }
 
-// acquire takes a connection of a pool that other principals need, too.
-func (s *slots) acquire(ctx context.Context, pool *pgxpool.Pool, principal string) (conn *pgx.Conn, release func(), err error) {
-	key := slotKey{pool, principal}
-	if err := s.take(ctx, key, max(2, int64(pool.Config().MaxConns)/3)); err != nil {
-		return nil, nil, err
-	}
-	c, err := pool.Acquire(ctx)
-	if err != nil {
-		s.give(key, 1)
-		return nil, nil, err
-	}
-	return c.Conn(), func() {
-		c.Release()
-		s.give(key, 1)
-	}, nil
-}
-
-func (s *slots) take(ctx context.Context, key slotKey, most int64) error {
+// take waits for one of a key's slots. All calls for a key say the same number of slots.
+func (s *slots[K]) take(ctx context.Context, key K, number int64) error {
 	s.mu.Lock()
-	if s.taken == nil {
-		s.taken = make(map[slotKey]*slot)
+	if s.inUse == nil {
+		s.inUse = make(map[K]*slot)
 	}
-	if s.taken[key] == nil {
-		s.taken[key] = &slot{Weighted: semaphore.NewWeighted(most)}
+	if s.inUse[key] == nil {
+		s.inUse[key] = &slot{Weighted: semaphore.NewWeighted(number)}
 	}
-	s.taken[key].users++
-	slot := s.taken[key]
+	slot := s.inUse[key]
+	slot.users++
 	s.mu.Unlock()
 	err := slot.Acquire(ctx, 1)
 	if err != nil {
-		s.give(key, 0)
+		s.leave(key, 0)
 	}
 	return err
 }
 
-// give returns n slots of one user.
-func (s *slots) give(key slotKey, n int64) {
+// give returns a slot.
+func (s *slots[K]) give(key K) { s.leave(key, 1) }
+
+func (s *slots[K]) leave(key K, taken int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	slot := s.taken[key]
-	slot.Release(n)
+	slot := s.inUse[key]
+	slot.Release(taken)
 	if slot.users--; slot.users == 0 {
-		delete(s.taken, key)
+		delete(s.inUse, key)
 	}
+}
+
+type connSlot struct {
+	pool      *pgxpool.Pool
+	principal string
+}
+
+// acquire takes a connection of a pool for a principal, which may have a third of the pool's,
+// but at least two: others need them, too.
+func (db *DB) acquire(ctx context.Context, pool *pgxpool.Pool, principal string) (conn *pgx.Conn, release func(), err error) {
+	key := connSlot{pool, principal}
+	if err := db.conns.take(ctx, key, max(2, int64(pool.Config().MaxConns)/3)); err != nil {
+		return nil, nil, err
+	}
+	c, err := pool.Acquire(ctx)
+	if err != nil {
+		db.conns.give(key)
+		return nil, nil, err
+	}
+	return c.Conn(), func() {
+		c.Release()
+		db.conns.give(key)
+	}, nil
 }

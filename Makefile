@@ -18,7 +18,6 @@ PROGRAMS := $(shell .ci/postgres-programs $(POSTGRES))
 $(if $(PROGRAMS),,$(error no programs of PostgreSQL $(POSTGRES)))
 export PATH := $(PROGRAMS):$(PATH)
 export PLANTSTORE_TEST_POSTGRES := local
-export PLANTSTORE_TEST_POSTGRES_VERSION := $(lastword $(POSTGRES))
 endif
 
 help: ## List the targets

@@ -44,7 +44,7 @@ var mayImport = map[string][]string{
 // onlyIn says which packages may import a module of somebody else's, tests aside.
 var onlyIn = map[string][]string{
 	"github.com/labstack/echo/":  {"internal/server", "cmd/bench/bare"},
-	"github.com/jackc/pgx/":      {"internal/postgres", "internal/ledger", "internal/doctor", "internal/migrate", "internal/localpg", "internal/pgtest", "internal/pgtest/run", "cmd/plantstore", "cmd/chaos", "cmd/drill", "cmd/bench", "cmd/bench/bare", "cmd/internal/witness"},
+	"github.com/jackc/pgx/":      {"internal/postgres", "internal/ledger", "internal/doctor", "internal/migrate", "internal/localpg", "internal/pgtest", "cmd/plantstore", "cmd/chaos", "cmd/drill", "cmd/bench", "cmd/bench/bare", "cmd/internal/witness"},
 	"github.com/pressly/goose/":  {"internal/migrate", "internal/pgtest"},
 	"github.com/testcontainers/": {"internal/pgtest/run"},
 	"github.com/prometheus/":     {"internal/server", "internal/postgres", "cmd/plantstore"},

@@ -160,9 +160,9 @@ func enclose(ctx context.Context, c config) error {
 
 // drillIn is the drill itself, in its namespaces.
 func drillIn(ctx context.Context, c config, stdout io.Writer) (err error) {
-	folders := localpg.ProgramFolders(ctx)
-	if len(folders) == 0 {
-		return localpg.ErrNoBinaries
+	folder, err := localpg.ProgramFolder()
+	if err != nil {
+		return err
 	}
 	syscall.Umask(0o022) // servers run as nobody, and read these files
 	n, err := newNetwork(ctx, c)
@@ -171,7 +171,7 @@ func drillIn(ctx context.Context, c config, stdout io.Writer) (err error) {
 	}
 	d := &drill{}
 	fmt.Fprintln(stdout, "drill: starting etcd, Patroni and PostgreSQL")
-	if d.cluster, err = startCluster(ctx, n, folders[0]); err != nil {
+	if d.cluster, err = startCluster(ctx, n, folder); err != nil {
 		return err
 	}
 	if err := d.makeStore(ctx); err != nil {

@@ -44,7 +44,7 @@ func TestBackupsOfTheManual(t *testing.T) {
 		t.Helper()
 		shell := exec.CommandContext(t.Context(), "sh", "-c", line)
 		shell.Dir = folder
-		shell.Env = append(os.Environ(), "PATH="+localpg.ProgramFolders(t.Context())[0]+":"+os.Getenv("PATH"),
+		shell.Env = append(os.Environ(), "PATH="+server.Programs()+":"+os.Getenv("PATH"),
 			"URL="+server.URL("postgres", "shop"), "NEW_URL="+server.URL("postgres", "new"))
 		if out, err := shell.CombinedOutput(); err != nil || len(out) > 0 {
 			t.Fatalf("%s: %v, %s", line, err, out)

@@ -43,13 +43,6 @@ func (c *devCommand) Run(ctx context.Context, console *console, parsed *kong.Con
 	if err != nil {
 		return err
 	}
-	left, err := localpg.RemoveLeftovers("")
-	for _, folder := range left {
-		fmt.Fprintf(console.err, "removed what a killed 'plantstore dev' left in %s\n", folder)
-	}
-	if err != nil {
-		return err
-	}
 	pg, err := localpg.Start(ctx, localpg.Options{})
 	if err == nil {
 		defer func() { err = errors.Join(err, pg.Close()) }()

@@ -5,12 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
-	"os/user"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,14 +20,10 @@ import (
 
 func TestStartQueryClose(t *testing.T) {
 	t.Parallel()
-	dir := folder(t)
-	found := ProgramFolders(t.Context())
-	s, err := start(t.Context(), Options{Dir: dir, Settings: map[string]string{"application_name": "it's set"}}, append([]string{"/no/such/folder"}, found...))
+	dir := newDir(t)
+	s, err := Start(t.Context(), Options{Dir: dir, Settings: map[string]string{"application_name": "it's set"}})
 	if err != nil {
 		t.Fatal(err)
-	}
-	if s.Programs() != found[0] {
-		t.Errorf("Programs() = %q, want %q, the first that work", s.Programs(), found[0])
 	}
 	var version, name string
 	var backend int
@@ -47,14 +42,59 @@ func TestStartQueryClose(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Errorf("Close again: %v", err)
 	}
-	if left := entries(t, dir); len(left) > 0 {
-		t.Errorf("files left after Close: %v", left)
-	}
+	wantEmpty(t, dir)
 	for _, pid := range []int{postmaster, backend} {
 		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
 			t.Errorf("process %d after Close: %v, want %v", pid, err, syscall.ESRCH)
 		}
 	}
+}
+
+// It runs itself as a process that is killed while its server runs.
+func TestNoServerIsLeftAfterKill(t *testing.T) {
+	t.Parallel()
+	const dirOf = "LOCALPG_TEST_KILLED"
+	if dir := os.Getenv(dirOf); dir != "" {
+		s, err := Start(t.Context(), Options{Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Println(s.URL(superuser, "postgres"))
+		select {}
+	}
+	dir := newDir(t)
+	killed := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+	killed.Env = append(os.Environ(), dirOf+"="+dir)
+	stdout, err := killed.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stderr, err := killed.StderrPipe() // also of what removes the files
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := killed.Start(); err != nil {
+		t.Fatal(err)
+	}
+	url, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := pgx.Connect(t.Context(), strings.TrimSpace(url))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := killed.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.WaitForNotification(t.Context()); err == nil || t.Context().Err() != nil {
+		t.Errorf("got error %v, want a connection that ends with the server", err)
+	}
+	if said, err := io.ReadAll(stderr); err != nil || len(said) > 0 {
+		t.Errorf("got %s, error %v, want silence", said, err)
+	}
+	_ = killed.Wait()
+	wantEmpty(t, dir)
 }
 
 func TestDataSurviveEveryStop(t *testing.T) {
@@ -123,94 +163,36 @@ func TestStandby(t *testing.T) {
 
 func TestStartFailures(t *testing.T) {
 	t.Parallel()
-	long := filepath.Join(folder(t), strings.Repeat("long", 30))
-	if err := os.Mkdir(long, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	found := ProgramFolders(t.Context())
-	broken := folder(t)
-	for _, name := range []string{"initdb", "postgres"} {
-		writeProgram(t, filepath.Join(broken, name), []byte("#!/bin/sh\necho share is missing >&2; exit 1\n"))
-	}
-
-	// Programs whose initdb says to a pipe what it does.
-	heard := folder(t)
-	pipe := filepath.Join(heard, "pipe")
-	if err := errors.Join(syscall.Mkfifo(pipe, 0o666), os.Chmod(pipe, 0o666)); err != nil { // whatever the umask
-		t.Fatal(err)
-	}
-	writeProgram(t, filepath.Join(heard, "postgres"), fmt.Appendf(nil, "#!/bin/sh\nexec '%s/postgres' \"$@\"\n", found[0]))
-	writeProgram(t, filepath.Join(heard, "initdb"), fmt.Appendf(nil, "#!/bin/sh\nexec '%s/initdb' \"$@\" >'%s'\n", found[0], pipe))
-
-	// Programs whose initdb makes no more than the file for settings.
-	empty := folder(t)
-	writeProgram(t, filepath.Join(empty, "postgres"), fmt.Appendf(nil, "#!/bin/sh\nexec '%s/postgres' \"$@\"\n", found[0]))
-	writeProgram(t, filepath.Join(empty, "initdb"), []byte("#!/bin/sh\nmkdir -m 700 \"$2\" && touch \"$2/postgresql.conf\"\n"))
-
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
 	for _, test := range []struct {
-		name    string
-		until   string // the context ends: at once, amid initdb, or not
-		o       Options
-		folders []string
-		is      error
-		text    string
+		name     string
+		ctx      context.Context
+		settings map[string]string
+		want     string
 	}{
-		{"no binaries", "", Options{}, nil, ErrNoBinaries, "apt-get install postgresql"},
-		{"binaries that don't work", "", Options{}, []string{broken}, nil, "share is missing"},
-		{"context over", "over", Options{}, found, context.Canceled, ""},
-		{"context ends amid initdb", "amid", Options{}, []string{heard}, context.Canceled, ""},
-		{"no such folder", "", Options{Dir: "/no/such/folder"}, found, os.ErrNotExist, ""},
-		{"long path", "", Options{Dir: long}, found, nil, "choose a shorter Dir"},
-		{"bad setting", "", Options{Settings: map[string]string{"fsync": "perhaps"}}, []string{empty}, nil,
-			`parameter "fsync" requires a Boolean value`},
+		{"context over", cancelled, nil, "context canceled"},
+		{"bad setting", t.Context(), map[string]string{"fsync": "perhaps"}, `parameter "fsync" requires a Boolean value`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			if test.o.Dir == "" {
-				test.o.Dir = folder(t)
-			}
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			switch test.until {
-			case "over":
-				cancel()
-			case "amid":
-				go func() {
-					out, err := os.Open(pipe)
-					if err != nil {
-						t.Error(err)
-						cancel()
-						return
-					}
-					defer out.Close()
-					for lines := bufio.NewScanner(out); lines.Scan(); {
-						if strings.HasPrefix(lines.Text(), "creating configuration files") {
-							cancel()
-						}
-					}
-				}()
-			}
-			s, err := start(ctx, test.o, test.folders)
+			dir := newDir(t)
+			s, err := Start(test.ctx, Options{Dir: dir, Settings: test.settings})
 			if err == nil {
 				closeServer(t, s)
 				t.Fatal("the server started")
 			}
-			if test.is != nil && !errors.Is(err, test.is) {
-				t.Errorf("error %v, want %v", err, test.is)
+			if !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want it to say %q", err, test.want)
 			}
-			if !strings.Contains(err.Error(), test.text) {
-				t.Errorf("error %v, want it to say %q", err, test.text)
-			}
-			if left := entries(t, test.o.Dir); len(left) > 0 {
-				t.Errorf("files left: %v", left)
-			}
+			wantEmpty(t, dir)
 		})
 	}
 }
 
 // Not parallel: PATH is this process's.
 func TestProgramsOnPathComeFirst(t *testing.T) {
-	dir, err := filepath.EvalSymlinks(folder(t))
+	dir, err := filepath.EvalSymlinks(newDir(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,90 +202,22 @@ func TestProgramsOnPathComeFirst(t *testing.T) {
 		}
 	}
 	t.Setenv("PATH", dir+string(filepath.ListSeparator)+os.Getenv("PATH"))
-	if got := ProgramFolders(t.Context()); len(got) < 2 || got[0] != dir {
-		t.Errorf("folders %q, want %q before that of the tests' server", got, dir)
+	if got, err := ProgramFolder(); err != nil || got != dir {
+		t.Errorf("folder %q, error %v, want %q before that of the tests' server", got, err, dir)
 	}
 }
 
 func TestURL(t *testing.T) {
 	t.Parallel()
-	if got, want := (&Server{dir: "/a/b c"}).URL("shop", "plants"), "postgres://shop@/plants?host=/a/b%20c&port=5432"; got != want {
+	s := &Server{folder: &folder{path: "/a/b c"}}
+	if got, want := s.URL("shop", "plants"), "postgres://shop@/plants?host=/a/b%20c&port=5432"; got != want {
 		t.Errorf("URL %s, want %s", got, want)
 	}
 }
 
-func TestNewestFirst(t *testing.T) {
-	t.Parallel()
-	got := newestFirst([]string{"/usr/lib/postgresql/9/bin", "/usr/lib/postgresql/18/bin", "/opt/postgresql/bin", "/usr/pgsql-17/bin"})
-	want := []string{"/usr/lib/postgresql/18/bin", "/usr/pgsql-17/bin", "/usr/lib/postgresql/9/bin", "/opt/postgresql/bin"}
-	if !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
-}
-
-// TestAsOrdinaryUser runs one of the other tests under an ordinary account when
-// this one is root's.
-func TestAsOrdinaryUser(t *testing.T) {
-	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("all tests of this run are under an ordinary account")
-	}
-	executable, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := folder(t)
-	program := filepath.Join(dir, "test")
-	b, err := os.ReadFile(executable) // in a folder that only root can enter
-	if err != nil {
-		t.Fatal(err)
-	}
-	writeProgram(t, program, b)
-	credential, err := serverCredential()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(program, "-test.run=^(TestStartQueryClose|TestLeftoversThatStay)$", "-test.v")
-	cmd.Dir = dir
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential}
-	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestStartQueryClose") || !strings.Contains(string(out), "--- PASS: TestLeftoversThatStay") {
-		t.Errorf("%v\n%s", err, out)
-	}
-}
-
-// A server that root starts is in the groups of its account, and in no others.
-func TestTheServersGroups(t *testing.T) {
-	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("a server of an ordinary account is in the same groups as this process")
-	}
-	credential, err := serverCredential()
-	if err != nil {
-		t.Fatal(err)
-	}
-	account, err := user.LookupId(strconv.Itoa(int(credential.Uid)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	groups := func(credential *syscall.Credential, args ...string) []string {
-		t.Helper()
-		cmd := exec.Command("id", append([]string{"-G"}, args...)...)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential}
-		out, err := cmd.Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return slices.Sorted(slices.Values(strings.Fields(string(out))))
-	}
-	if got, want := groups(credential), groups(nil, account.Username); !slices.Equal(got, want) {
-		t.Errorf("a server as %s is in the groups %v, want %v", account.Username, got, want)
-	}
-}
-
-// folder returns a new folder with a short path that every account can enter,
-// unlike that of t.TempDir.
-func folder(t *testing.T) string {
+// newDir returns a new folder with a short path that every account can enter, unlike that of
+// t.TempDir.
+func newDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "localpg-test-")
 	if err != nil {
@@ -320,25 +234,11 @@ func folder(t *testing.T) string {
 	return dir
 }
 
-// writeProgram writes a file that can be executed at once. No process may start
-// meanwhile: it would hold the file open for writing until it executes its own
-// program, and nobody can execute such a file.
-func writeProgram(t *testing.T, path string, content []byte) {
+func wantEmpty(t *testing.T, dir string) {
 	t.Helper()
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	if err := os.WriteFile(path, content, 0o755); err != nil {
-		t.Fatal(err)
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left in %s: %v, error %v; want nothing", dir, left, err)
 	}
-}
-
-func entries(t *testing.T, dir string) []string {
-	t.Helper()
-	found, err := filepath.Glob(filepath.Join(dir, "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return found
 }
 
 // startServer starts a server with settings, each a name and a value.

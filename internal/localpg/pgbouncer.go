@@ -3,30 +3,22 @@
 package localpg
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
-	"syscall"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// bouncerFile is PgBouncer's configuration, in its folder.
-const bouncerFile = "pgbouncer.ini"
-
 // A Bouncer is a PgBouncer in transaction mode in front of one database.
 type Bouncer struct {
+	*folder
 	URL string // for any role: PgBouncer logs in with the role of the database's URL
 
-	dir     string
-	lock    *os.File
 	process *Process
 }
 
@@ -49,29 +41,22 @@ func StartBouncer(ctx context.Context, databaseURL string) (_ *Bouncer, err erro
 	if _, err := fmt.Sscanf(string(out), "PgBouncer %d.%d", &major, &minor); err != nil {
 		return nil, fmt.Errorf("%s --version: unexpected answer %q", program, out)
 	}
-	credential, err := serverCredential()
+	f, err := newFolder("")
 	if err != nil {
 		return nil, err
 	}
-	b := new(Bouncer)
-	if b.dir, b.lock, err = makeFolder(""); err != nil {
-		return nil, fmt.Errorf("make PgBouncer's folder: %w", err)
-	}
+	b := &Bouncer{folder: f}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.Close())
 		}
 	}()
-
-	query := url.Values{"host": {b.dir}, "port": {"6432"}}
-	prepared := "max_prepared_statements = 100"
+	query, prepared := url.Values{"host": {b.path}, "port": {"6432"}}, "max_prepared_statements = 100"
 	if major == 1 && minor < 21 {
 		prepared = ""
 		query.Set("default_query_exec_mode", "exec")
 	}
-	b.URL = (&url.URL{Scheme: "postgres", User: url.UserPassword(target.User, target.Password), Path: "/" + target.Database,
-		RawQuery: strings.ReplaceAll(query.Encode(), "+", "%20")}).String()
-	quoted := func(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
+	b.URL = socketURL(url.UserPassword(target.User, target.Password), target.Database, query)
 	config := fmt.Sprintf(`[databases]
 %s = host=%s port=%d user=%s password=%s
 [pgbouncer]
@@ -83,41 +68,18 @@ default_pool_size = 50
 server_login_retry = 1
 server_round_robin = 1
 %s
-`, target.Database, quoted(target.Host), target.Port, quoted(target.User), quoted(target.Password), b.dir, prepared)
-	file := filepath.Join(b.dir, bouncerFile)
+`, target.Database, quote(target.Host), target.Port, quote(target.User), quote(target.Password), b.path, prepared)
+	file := filepath.Join(b.path, "pgbouncer.ini")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		return nil, err
 	}
-	if credential != nil { // PgBouncer refuses root, too
-		if err := errors.Join(os.Chown(file, int(credential.Uid), int(credential.Gid)), os.Chown(b.dir, int(credential.Uid), int(credential.Gid))); err != nil {
+	if b.account != nil {
+		if err := os.Chown(file, int(b.account.Uid), int(b.account.Gid)); err != nil {
 			return nil, err
 		}
 	}
-
-	log, w, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.Command(program, file)
-	cmd.Dir, cmd.Stderr = b.dir, w
-	cmd.Env = Environ("PG")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential}
-	b.process, err = StartProcess(cmd, syscall.SIGKILL)
-	w.Close()
-	if err != nil {
-		log.Close()
-		return nil, err
-	}
-	var said strings.Builder
-	for lines := bufio.NewScanner(log); lines.Scan(); {
-		if strings.Contains(lines.Text(), "process up") { // it listens
-			go func() { _, _ = io.Copy(io.Discard, log); log.Close() }()
-			return b, nil
-		}
-		fmt.Fprintln(&said, lines.Text())
-	}
-	log.Close()
-	return nil, fmt.Errorf("start PgBouncer: it stopped, having logged: %s", strings.TrimSpace(said.String()))
+	b.process, err = startUntil(ctx, b.command(context.WithoutCancel(ctx), program, file), nil, "process up")
+	return b, err
 }
 
 // Close ends PgBouncer, with the connections through it, and removes its files.
@@ -125,6 +87,5 @@ func (b *Bouncer) Close() error {
 	if b.process != nil {
 		b.process.Kill()
 	}
-	defer b.lock.Close()
-	return os.RemoveAll(b.dir)
+	return b.remove()
 }

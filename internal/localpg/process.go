@@ -3,6 +3,8 @@
 package localpg
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -79,13 +81,36 @@ func Environ(without ...string) []string {
 	})
 }
 
-// A Tail keeps the end of a program's log and passes all of it on to W, if that
-// is not nil.
+// startUntil starts a server and returns when its log has a text. If it ends before, or ctx
+// does, the server is gone and the error quotes the log.
+func startUntil(ctx context.Context, cmd *exec.Cmd, log io.Writer, text string) (*Process, error) {
+	tail := &Tail{W: log, text: text, found: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = tail, tail
+	p, err := StartProcess(cmd, syscall.SIGQUIT) // ends PostgreSQL at once, with all of its processes
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-tail.found:
+		return p, nil
+	case <-p.Done():
+		err = fmt.Errorf("it stopped (%v)", p.Err())
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+		_ = p.Signal(syscall.SIGQUIT)
+		<-p.Done()
+	}
+	return nil, fmt.Errorf("start %s: %w, having logged: %s", cmd.Path, err, tail)
+}
+
+// A Tail keeps the end of a program's log and passes all of it on to W, if that is not nil.
 type Tail struct {
 	W io.Writer
 
-	mu   sync.Mutex
-	last []byte
+	mu    sync.Mutex
+	last  []byte
+	text  string // still to come, if not empty
+	found chan struct{}
 }
 
 // tailSize is enough for the lines that tell why a program ended.
@@ -99,6 +124,10 @@ func (t *Tail) Write(b []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.last = append(t.last, b...)
+	if t.text != "" && bytes.Contains(t.last, []byte(t.text)) {
+		t.text = ""
+		close(t.found)
+	}
 	if extra := len(t.last) - tailSize; extra > 0 {
 		t.last = append(t.last[:0], t.last[extra:]...)
 	}

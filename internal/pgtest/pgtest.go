@@ -10,16 +10,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"plantstore/internal/localpg"
 )
 
 // timeout ends what would otherwise hang forever.
@@ -38,31 +38,17 @@ var process struct {
 	ranges        atomic.Int64
 }
 
-// Main runs the tests and returns the exit code for TestMain. Afterwards, also on SIGINT
-// and SIGTERM, it stops the server that the tests needed.
+// Main runs the tests and returns the exit code for TestMain. Afterwards it stops the server
+// that the tests needed.
 func Main(m *testing.M) int {
 	process.inMain = true
-	interrupted, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	result := make(chan int, 1)
-	go func() { result <- m.Run() }()
-	code := 1
-	select {
-	case code = <-result:
-	case <-interrupted.Done():
-	}
-
-	// Once.Do waits for a start that is under way, and allows no other.
-	process.start.Do(func() { process.err = errors.New("the tests are over") })
-	process.shareDatabase.Do(func() { process.sharedErr = errors.New("the tests are over") })
+	code := m.Run()
 	if process.server == nil {
 		return code
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
 	var err error
 	if process.shared.Name != "" {
-		err = process.server.drop(ctx, process.shared.Name)
+		err = process.server.drop(process.shared.Name)
 	}
 	if err := errors.Join(err, process.server.close()); err != nil {
 		fmt.Fprintln(os.Stderr, "pgtest:", err)
@@ -92,11 +78,7 @@ func Empty(t testing.TB) Database {
 func Shared(t testing.TB) Database {
 	t.Helper()
 	s := start(t)
-	process.shareDatabase.Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), timeout)
-		defer cancel()
-		process.shared, process.sharedErr = s.clone(ctx, s.migrated)
-	})
+	process.shareDatabase.Do(func() { process.shared, process.sharedErr = s.clone(s.migrated) })
 	if process.sharedErr != nil {
 		t.Fatalf("pgtest: %v", process.sharedErr)
 	}
@@ -107,6 +89,22 @@ func Shared(t testing.TB) Database {
 func IDs(t testing.TB) int64 {
 	t.Helper()
 	return 1_000_000 + 10_000*process.ranges.Add(1)
+}
+
+// Pooler is a PgBouncer in transaction mode in front of a database, and returns its URL.
+// PgBouncer logs in with the role of database, whatever role its client names.
+func Pooler(t testing.TB, database string) string {
+	t.Helper()
+	b, err := localpg.StartBouncer(t.Context(), database)
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Errorf("pgtest: %v", err)
+		}
+	})
+	return b.URL
 }
 
 // Pool opens a connection pool that is closed at the end of the test.
@@ -173,11 +171,7 @@ func start(t testing.TB) *server {
 	if !process.inMain {
 		t.Fatal("pgtest: TestMain has to call pgtest.Main")
 	}
-	process.start.Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), timeout)
-		defer cancel()
-		process.server, process.err = startServer(ctx, os.Getenv("TEST_DATABASE_URL"))
-	})
+	process.start.Do(func() { process.server, process.err = startServer(os.Getenv("TEST_DATABASE_URL")) })
 	if process.err != nil {
 		t.Fatalf("pgtest: %v", process.err)
 	}
@@ -187,16 +181,12 @@ func start(t testing.TB) *server {
 // own returns a clone of a template that is dropped at the end of the test.
 func own(t testing.TB, s *server, template string) Database {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), timeout)
-	defer cancel()
-	db, err := s.clone(ctx, template)
+	db, err := s.clone(template)
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), timeout)
-		defer cancel()
-		if err := s.drop(ctx, db.Name); err != nil {
+		if err := s.drop(db.Name); err != nil {
 			t.Errorf("pgtest: %v", err)
 		}
 	})

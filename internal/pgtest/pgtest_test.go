@@ -65,21 +65,8 @@ func TestStartServerRefuses(t *testing.T) {
 		"host=/tmp dbname=postgres":                "TEST_DATABASE_URL: want a URL",
 		"postgres://postgres@127.0.0.1:1/postgres": "failed to connect",
 	} {
-		if s, err := startServer(t.Context(), url); err == nil || !strings.Contains(err.Error(), want) {
+		if s, err := startServer(url); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, %v, want an error with %q", url, s, err, want)
-		}
-	}
-}
-
-// A server's folder may have a blank in its name, which libpq does not take from a plus.
-func TestDatabaseURL(t *testing.T) {
-	t.Parallel()
-	for server, want := range map[string]string{
-		"postgres://postgres:secret@localhost:5432/postgres?sslmode=disable": "postgres://postgres:secret@localhost:5432/plants?connect_timeout=60&sslmode=disable",
-		"postgres://postgres@/postgres?host=/a/b%20c&port=5432":              "postgres://postgres@/plants?connect_timeout=60&host=%2Fa%2Fb%20c&port=5432",
-	} {
-		if got := databaseURL(server, nil, "plants"); got != want {
-			t.Errorf("%s:\n got %s\nwant %s", server, got, want)
 		}
 	}
 }

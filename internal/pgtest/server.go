@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -40,7 +39,7 @@ type Database struct {
 
 // A server has two templates: one after roles.sql, and one with all migrations.
 type server struct {
-	url             string // of a superuser, in a maintenance database
+	url             *url.URL // of a superuser, in a maintenance database
 	stop            func() error
 	admin           *pgxpool.Pool // creates and drops databases
 	empty, migrated string
@@ -48,24 +47,26 @@ type server struct {
 
 // startServer returns the server at superuserURL or, where that is empty, one of its own.
 // The server has to be one for tests: the service's roles get new passwords.
-func startServer(ctx context.Context, superuserURL string) (_ *server, err error) {
-	s := &server{url: superuserURL, stop: func() error { return nil }}
+func startServer(superuserURL string) (_ *server, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	s := &server{stop: func() error { return nil }}
 	if superuserURL == "" {
 		pg, err := localpg.Start(ctx, localpg.Options{Settings: Settings()})
 		if err != nil {
 			return nil, fmt.Errorf("start a PostgreSQL for the tests: install one (apt-get install postgresql) or set TEST_DATABASE_URL to a superuser's URL: %w", err)
 		}
-		s.url, s.stop = pg.URL("postgres", "postgres"), pg.Close
+		superuserURL, s.stop = pg.URL("postgres", "postgres"), pg.Close
 	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.stop())
 		}
 	}()
-	if u, err := url.Parse(s.url); err != nil || !strings.HasPrefix(u.Scheme, "postgres") {
+	if s.url, err = url.Parse(superuserURL); err != nil || s.url.User == nil {
 		return nil, errors.New("TEST_DATABASE_URL: want a URL, as in postgres://user:password@host:5432/database") // it may hold a password
 	}
-	if s.admin, err = pgxpool.New(ctx, s.url); err != nil {
+	if s.admin, err = pgxpool.New(ctx, superuserURL); err != nil {
 		return nil, fmt.Errorf("TEST_DATABASE_URL: %w", err)
 	}
 	if err := s.prepare(ctx); err != nil {
@@ -86,36 +87,44 @@ func (s *server) close() error {
 	return s.stop()
 }
 
-// prepare makes roles and templates, unless another process has.
+// prepare makes roles and templates, unless another process has. Their names depend on all
+// that they are made from.
 func (s *server) prepare(ctx context.Context) error {
-	hash, err := templateHash()
-	if err != nil {
-		return err
+	hash := sha256.New()
+	fmt.Fprint(hash, password, roles.SQL)
+	names, _ := fs.Glob(migrations.Files, "*.sql") // fails for a malformed pattern only
+	for _, name := range names {
+		text, err := fs.ReadFile(migrations.Files, name)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(hash, "\n%s\n%s", name, text)
 	}
-	s.empty, s.migrated = "plantstore_empty_"+hash, "plantstore_template_"+hash
-	conn, err := pgx.Connect(ctx, s.url)
+	key := fmt.Sprintf("%.8x", hash.Sum(nil))
+	s.empty, s.migrated = "plantstore_empty_"+key, "plantstore_template_"+key
+
+	conn, err := pgx.Connect(ctx, s.url.String())
 	if err != nil {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) // releases the lock
-	var done bool
 	if _, err := conn.Exec(ctx, `SELECT pg_advisory_lock($1)`, int64(templateLock)); err != nil {
 		return err
 	}
+	var done bool
 	if err := conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)`, s.migrated).Scan(&done); done || err != nil {
 		return err
 	}
 	// The templates get their names when they are complete: an earlier attempt may have been
 	// cut short. A database with connections can't be cloned.
-	unfinished := s.database("plantstore_unfinished")
+	server, unfinished := s.url.String(), s.database("plantstore_unfinished")
 	for _, step := range []struct{ url, sql string }{
-		{s.url, `DROP DATABASE IF EXISTS plantstore_unfinished WITH (FORCE)`},
-		{s.url, `DROP DATABASE IF EXISTS ` + s.empty + ` WITH (FORCE)`},
-		{s.url, `CREATE DATABASE plantstore_unfinished TEMPLATE template0`},
+		{server, `DROP DATABASE IF EXISTS plantstore_unfinished WITH (FORCE)`},
+		{server, `DROP DATABASE IF EXISTS ` + s.empty + ` WITH (FORCE)`},
+		{server, `CREATE DATABASE plantstore_unfinished TEMPLATE template0`},
 		{unfinished.Super, roles.SQL},
-		{s.url, `ALTER ROLE plantstore_owner PASSWORD '` + password + `'`},
-		{s.url, `ALTER ROLE plantstore_app PASSWORD '` + password + `'`},
-		{s.url, `CREATE DATABASE ` + s.empty + ` TEMPLATE plantstore_unfinished ALLOW_CONNECTIONS false`},
+		{server, `ALTER ROLE plantstore_owner PASSWORD '` + password + `'; ALTER ROLE plantstore_app PASSWORD '` + password + `'`},
+		{server, `CREATE DATABASE ` + s.empty + ` TEMPLATE plantstore_unfinished ALLOW_CONNECTIONS false`},
 	} {
 		if err := execute(ctx, step.url, step.sql); err != nil {
 			return err
@@ -124,28 +133,20 @@ func (s *server) prepare(ctx context.Context) error {
 	if err := migrate(ctx, unfinished.Owner); err != nil {
 		return err
 	}
-	if err := execute(ctx, s.url, `ALTER DATABASE plantstore_unfinished ALLOW_CONNECTIONS false`); err != nil {
-		return err
-	}
-	return execute(ctx, s.url, `ALTER DATABASE plantstore_unfinished RENAME TO `+s.migrated)
+	return execute(ctx, server, `ALTER DATABASE plantstore_unfinished ALLOW_CONNECTIONS false; ALTER DATABASE plantstore_unfinished RENAME TO `+s.migrated)
 }
 
-// templateHash depends on everything that the templates are made from.
-func templateHash() (string, error) {
-	hash := sha256.New()
-	fmt.Fprintf(hash, "%s\n%s\n", password, roles.SQL)
-	names, err := fs.Glob(migrations.Files, "*.sql")
+// execute runs statements on a connection of their own.
+func execute(ctx context.Context, databaseURL, sql string) error {
+	conn, err := pgx.Connect(ctx, databaseURL)
 	if err != nil {
-		return "", err
+		return err
 	}
-	for _, name := range names {
-		text, err := fs.ReadFile(migrations.Files, name)
-		if err != nil {
-			return "", err
-		}
-		fmt.Fprintf(hash, "%s\n%s\n", name, text)
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, sql); err != nil {
+		return fmt.Errorf("%s: %w", sql, err)
 	}
-	return hex.EncodeToString(hash.Sum(nil)[:8]), nil
+	return nil
 }
 
 // migrate applies all migrations as goose does for anybody.
@@ -166,61 +167,30 @@ func migrate(ctx context.Context, databaseURL string) error {
 
 // clone copies a template. CONNECT and TEMPORARY, which roles.sql grants on a database, are
 // everybody's on a new one.
-func (s *server) clone(ctx context.Context, template string) (Database, error) {
+func (s *server) clone(template string) (Database, error) {
 	db := s.database("plantstore_test_" + strings.ToLower(rand.Text()))
-	if _, err := s.admin.Exec(ctx, `CREATE DATABASE `+db.Name+` TEMPLATE `+template); err != nil {
-		return Database{}, fmt.Errorf("clone %s: %w", template, err)
-	}
-	return db, nil
+	return db, s.execute(`CREATE DATABASE ` + db.Name + ` TEMPLATE ` + template)
 }
 
-func (s *server) drop(ctx context.Context, database string) error {
-	if _, err := s.admin.Exec(ctx, `DROP DATABASE IF EXISTS `+database+` WITH (FORCE)`); err != nil {
-		return fmt.Errorf("drop %s: %w", database, err)
-	}
-	return nil
+func (s *server) drop(database string) error {
+	return s.execute(`DROP DATABASE IF EXISTS ` + database + ` WITH (FORCE)`)
 }
 
-func (s *server) database(name string) Database {
-	return Database{
-		Name:  name,
-		Super: databaseURL(s.url, nil, name),
-		Owner: databaseURL(s.url, url.UserPassword("plantstore_owner", password), name),
-		App:   databaseURL(s.url, url.UserPassword("plantstore_app", password), name),
-	}
-}
-
-// databaseURL returns a server's URL for another database and, unless nil, another role.
-func databaseURL(server string, role *url.Userinfo, database string) string {
-	u, err := url.Parse(server)
-	if err != nil {
-		panic(err) // startServer has parsed it
-	}
-	u.Path = "/" + database
-	query := u.Query()
-	query.Del("dbname")
-	query.Del("database")
-	if role != nil {
-		u.User = role
-		query.Del("user")
-		query.Del("password")
-	}
-	if !query.Has("connect_timeout") {
-		query.Set("connect_timeout", "60") // a busy machine can take long
-	}
-	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // libpq takes no plus for a blank
-	return u.String()
-}
-
-// execute runs statements on a connection of their own.
-func execute(ctx context.Context, databaseURL, sql string) error {
-	conn, err := pgx.Connect(ctx, databaseURL)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	if _, err := conn.Exec(ctx, sql); err != nil {
+func (s *server) execute(sql string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	if _, err := s.admin.Exec(ctx, sql); err != nil {
 		return fmt.Errorf("%s: %w", sql, err)
 	}
 	return nil
+}
+
+// database returns the URLs of a database. A busy machine can take long to connect.
+func (s *server) database(name string) Database {
+	as := func(role *url.Userinfo) string {
+		u := *s.url
+		u.User, u.Path = role, "/"+name
+		return WithParameters(u.String(), "connect_timeout=60")
+	}
+	return Database{name, as(s.url.User), as(url.UserPassword("plantstore_owner", password)), as(url.UserPassword("plantstore_app", password))}
 }

@@ -16,10 +16,10 @@ import (
 	"plantstore/internal/pgtest"
 )
 
-const pullTimeout = 2 * time.Minute
-
-// startContainer runs an image, which is pulled where it is absent.
+// startContainer runs an image, which is pulled where it is absent, for at most two minutes.
 func startContainer(ctx context.Context, image string) (*server, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
 	log.SetDefault(log.NewNoopLogger()) // it would write the first line of the tests' output
 	docker, err := client.New(client.FromEnv)
 	if err != nil {
@@ -29,16 +29,12 @@ func startContainer(ctx context.Context, image string) (*server, error) {
 	if err := configureTestcontainers(ctx, docker); err != nil {
 		return nil, fmt.Errorf("docker: %w", err)
 	}
-	if err := pullIfAbsent(ctx, docker, image); err != nil {
-		return nil, fmt.Errorf("pull image %s: %w", image, err)
-	}
-
 	command := []string{"postgres"}
 	for name, value := range pgtest.Settings() {
 		command = append(command, "-c", name+"="+value)
 	}
 	container, err := postgres.Run(ctx, image, postgres.BasicWaitStrategies(), testcontainers.WithCmd(command...),
-		testcontainers.WithTmpfs(map[string]string{"/var/lib/postgresql": ""})) // in memory: see useMemory
+		testcontainers.WithTmpfs(map[string]string{"/var/lib/postgresql": ""})) // in memory: see memory
 	stop := func() error {
 		// No grace: nobody needs the data.
 		return testcontainers.TerminateContainer(container, testcontainers.StopTimeout(0))
@@ -51,20 +47,6 @@ func startContainer(ctx context.Context, image string) (*server, error) {
 		return nil, errors.Join(fmt.Errorf("container %s: %w", image, err), stop())
 	}
 	return &server{url: address, source: "container " + image, stop: stop}, nil
-}
-
-func pullIfAbsent(ctx context.Context, docker *client.Client, image string) error {
-	if _, err := docker.ImageInspect(ctx, image); err == nil {
-		return nil
-	}
-	provider, err := testcontainers.NewDockerProvider()
-	if err != nil {
-		return err
-	}
-	defer provider.Close()
-	ctx, cancel := context.WithTimeout(ctx, pullTimeout)
-	defer cancel()
-	return provider.PullImage(ctx, image)
 }
 
 // configureTestcontainers sets what testcontainers reads from the environment and can't find

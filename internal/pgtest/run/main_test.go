@@ -39,7 +39,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 				t.Fatal(err)
 			}
 			cmd := exec.CommandContext(t.Context(), os.Args[0], "sh", "-c", "echo here; exit 7")
-			cmd.Env = append(os.Environ(), runMain+"=1", "TMPDIR="+temporary, "PLANTSTORE_TEST_POSTGRES=local", "TEST_DATABASE_URL=", "PLANTSTORE_TEST_POSTGRES_VERSION=")
+			cmd.Env = append(os.Environ(), runMain+"=1", "TMPDIR="+temporary, "PLANTSTORE_TEST_POSTGRES=local", "TEST_DATABASE_URL=")
 			cmd.Stdout = writer
 			if isRead {
 				go func() { _, _ = io.Copy(io.Discard, reader) }()

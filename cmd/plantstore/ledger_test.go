@@ -5,7 +5,9 @@ package main
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -97,7 +99,7 @@ with 2000 rows of public.order_items\nwith 4000 rows of public.pictures\nwith th
 }
 
 // A restore that lacks rights prints the GRANTs, and so does doctor. After a swap of the table
-// its remedies make the restore work.
+// the service deletes nothing, until doctor's remedies make both work.
 func TestRestoreAfterRightsAreGone(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
@@ -116,8 +118,14 @@ func TestRestoreAfterRightsAreGone(t *testing.T) {
 	execute(t, super, grant)
 	expect(0, "restored 1 plant and 1 row of other tables\n", `.*`, "deletions", "restore", "1", "--yes")
 
+	s := serving(t, nil, "--database-url="+database.App)
+	s.waitFor(t, `"msg":"ready"`)
+	token := createToken(t, database.Owner, "shop")
 	execute(t, super, `CREATE TABLE swapped (LIKE plants INCLUDING ALL); INSERT INTO swapped TABLE plants; ALTER TABLE pots DROP CONSTRAINT pots_plant_id_fkey;
 		DROP TABLE plants; ALTER TABLE swapped RENAME TO plants; ALTER TABLE pots ADD FOREIGN KEY (plant_id) REFERENCES plants ON DELETE CASCADE`, pgx.QueryExecModeSimpleProtocol)
+	if code, body := send(t, http.MethodDelete, s.public+"/plants/1", token); code != http.StatusServiceUnavailable || !strings.Contains(body, "50304") {
+		t.Errorf("DELETE after the swap: got %d %s, want 50304", code, body)
+	}
 	findings, err := doctor.Run(t.Context(), doctor.Input{Service: pgtest.Connect(t, database.App), Owner: owner, Versions: migrate.Versions(), Skip: []string{"foreign-keys", "transactions"}})
 	if err != nil || len(findings) == 0 {
 		t.Fatalf("doctor after the swap: got %+v, %v, want findings", findings, err)
@@ -126,4 +134,8 @@ func TestRestoreAfterRightsAreGone(t *testing.T) {
 		execute(t, super, f.Remedy, pgx.QueryExecModeSimpleProtocol)
 	}
 	expect(0, "restored 1 plant and 1 row of other tables\n", `.*`, "deletions", "restore", "2", "--yes")
+	if code, body := send(t, http.MethodDelete, s.public+"/plants/1", token); code != http.StatusNoContent {
+		t.Errorf("DELETE after the remedies: got %d %s, want 204", code, body)
+	}
+	s.stop(t, syscall.SIGTERM)
 }

@@ -38,6 +38,7 @@ func TestBackupsOfTheManual(t *testing.T) {
 		if err := migrate.NewStore(t.Context(), server.URL, database); err != nil {
 			t.Fatal(err)
 		}
+		execute(t, pgtest.Connect(t, server.URL("plantstore_owner", database)), `CREATE TABLE orders (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); SELECT plantstore.watch('orders')`)
 	}
 	folder := t.TempDir()
 	run := func(line string) {
@@ -52,7 +53,7 @@ func TestBackupsOfTheManual(t *testing.T) {
 	}
 	owner := server.URL("plantstore_owner", "shop")
 	conn := pgtest.Connect(t, owner)
-	execute(t, conn, `INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, 3) i`)
+	execute(t, conn, `INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, 3) i; INSERT INTO orders VALUES (5, 1)`)
 	first := createToken(t, owner, "first")
 	s := serving(t, nil, "--database-url="+server.URL("plantstore_app", "shop"))
 	s.waitFor(t, `"msg":"ready"`)
@@ -88,5 +89,14 @@ func TestBackupsOfTheManual(t *testing.T) {
 	}
 	if diff := cmp.Diff(old, restored); diff != "" || strings.Count(old, "Boston fern") != 5 { // plant 3, and two entries with row and literal
 		t.Errorf("rows (-old +new):\n%s", diff)
+	}
+
+	for _, database := range []string{"shop", "new"} {
+		owner := server.URL("plantstore_owner", database)
+		conn := pgtest.Connect(t, owner)
+		for range 2 {
+			expecting(t, owner)(0, "restored 1 plant and 1 row of other tables\n", ".*", "deletions", "restore", "--plant=1", "--yes")
+			execute(t, conn, `DELETE FROM plants WHERE id = 1`)
+		}
 	}
 }

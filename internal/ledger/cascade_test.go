@@ -359,6 +359,66 @@ func TestRestoreKeepsWhatOthersSet(t *testing.T) {
 	}
 }
 
+// Stores have foreign keys, partitions and triggers in many ways. Each case deletes plants and
+// restores some of them; the rows of t are back, or the refusal says why not.
+func TestRestoreWholeCases(t *testing.T) {
+	t.Parallel()
+	const two = `CREATE TABLE t (id int PRIMARY KEY, a bigint REFERENCES plants ON DELETE CASCADE, b bigint REFERENCES plants ON DELETE %s); SELECT plantstore.watch('t'); INSERT INTO t VALUES (1, 1, 2); `
+	const touch = `CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.n := OLD.n + 1; RETURN NEW; END $$; `
+	twice := `BEGIN; DELETE FROM plants WHERE id = 1; INSERT INTO plants (id, name) VALUES (1, 'p'); INSERT INTO t VALUES (%d, 1, NULL); DELETE FROM plants WHERE id = 1; COMMIT`
+	for _, test := range []struct {
+		name, sql string
+		restores  []string // plants, and what the refusal says
+		fire      bool
+		want      string // rows of t
+	}{
+		{name: "two parents of which one comes back", sql: fmt.Sprintf(two, "CASCADE") + `DELETE FROM plants WHERE id IN (1, 2)`,
+			restores: []string{`1: column "b" of public.t refers to plants that are not there: 1 to 2; restore them, too`, "1 2"}, want: "(1,1,2)"},
+		{name: "set to null, then removed", sql: fmt.Sprintf(two, "SET NULL") + `DELETE FROM plants WHERE id = 2; DELETE FROM plants WHERE id = 1`,
+			restores: []string{`2: public.t: rows that are gone, or whose column "b" has another value since: 1`, "1", "2"}, want: "(1,1,2)"},
+		{name: "set to null and removed by one statement", sql: fmt.Sprintf(two, "SET NULL") + `DELETE FROM plants WHERE id IN (1, 2)`, restores: []string{"1 2"}, want: "(1,1,2)"},
+		{name: "set to null by two deletions", sql: fmt.Sprintf(two, "SET NULL") + `DELETE FROM plants WHERE id = 2; UPDATE t SET b = 3; DELETE FROM plants WHERE id = 3`,
+			restores: []string{`2: public.t: rows that are gone, or whose column "b" has another value since: 1`, "3"}, want: "(1,1,3)"},
+		{name: "a trigger that touches the changed row", sql: touch + `CREATE TABLE t (id int PRIMARY KEY, a bigint REFERENCES plants ON DELETE SET NULL (a), n int); SELECT plantstore.watch('t'); INSERT INTO t VALUES (1, 1, 0);
+			CREATE TRIGGER touch BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION touch(); DELETE FROM plants WHERE id = 1`,
+			restores: []string{"1: updating fires the store's trigger touch (function public.touch) of public.t"}, want: "(1,,1)"},
+		{name: "a trigger that touches the changed row, fired", sql: touch + `CREATE TABLE t (id int PRIMARY KEY, a bigint REFERENCES plants ON DELETE SET NULL, n int); SELECT plantstore.watch('t'); INSERT INTO t VALUES (1, 1, 0);
+			CREATE TRIGGER touch BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION touch(); DELETE FROM plants WHERE id = 1`, fire: true, restores: []string{"1"}, want: "(1,1,2)"},
+		{name: "a partition attached after the watch", sql: `CREATE TABLE t (id int PRIMARY KEY, a bigint REFERENCES plants ON DELETE CASCADE) PARTITION BY RANGE (id); SELECT plantstore.watch('t');
+			CREATE TABLE p (id int NOT NULL, a bigint); ALTER TABLE t ATTACH PARTITION p DEFAULT; INSERT INTO t VALUES (1, 1), (2, NULL); DELETE FROM plants WHERE id = 1`, restores: []string{"1"}, want: "(1,1) (2,)"},
+		{name: "a row removed, inserted and removed", sql: fmt.Sprintf(two, "SET NULL") + fmt.Sprintf(twice, 1), restores: []string{"1"}, want: "(1,1,)"},
+		{name: "another row of a plant removed twice", sql: fmt.Sprintf(two, "SET NULL") + fmt.Sprintf(twice, 7), restores: []string{"1"}, want: "(7,1,)"},
+		{name: "a new column that is not null", sql: fmt.Sprintf(two, "SET NULL") + `DELETE FROM plants WHERE id = 1; ALTER TABLE t ADD n int NOT NULL`,
+			restores: []string{`1: column "n" of public.t is NOT NULL without a default, and the deleted rows have no value for it: give it a default until they are restored`}},
+		{name: "keys of more columns that are set to null", sql: `ALTER TABLE plants ADD UNIQUE (id, name); CREATE TABLE t (id int PRIMARY KEY, a bigint, n text, FOREIGN KEY (a, n) REFERENCES plants (id, name) ON DELETE SET NULL (a));
+			INSERT INTO t VALUES (1, 1, 'p'), (2, NULL, NULL); DELETE FROM plants WHERE id = 1`, restores: []string{"1"}, want: "(1,,p) (2,,)"}, // watch refuses it
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			owner := pgtest.Connect(t, pgtest.New(t).Owner)
+			execute(t, owner, `INSERT INTO plants (id, name) SELECT i, 'p' FROM generate_series(1, 3) i`)
+			execute(t, owner, test.sql)
+			for _, restore := range test.restores {
+				ids, want, _ := strings.Cut(restore, ": ")
+				var plants []int64
+				for _, id := range strings.Fields(ids) {
+					plants = append(plants, int64(id[0]-'0'))
+				}
+				_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: plants}, ledger.Options{FireTriggers: test.fire})
+				if want == "" && err != nil {
+					t.Fatal(err)
+				}
+				if want != "" && !slices.Equal(reasons(t, err), []string{want}) {
+					t.Errorf("refused: got %v, want %s", err, want)
+				}
+			}
+			if got := value[string](t, owner, `SELECT coalesce(string_agg(t::text, ' ' ORDER BY id), '') FROM t`); got != test.want {
+				t.Errorf("rows: got %s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
 // A restore names what is in its way, and does what flags allow.
 func TestRestoreWholeIsRefused(t *testing.T) {
 	t.Parallel()

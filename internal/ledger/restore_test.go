@@ -120,14 +120,16 @@ func TestRestoreRowsThatReferToEachOther(t *testing.T) {
 	execute(t, owner, fmt.Sprintf(`
 		ALTER TABLE plants ADD next bigint;
 		INSERT INTO plants (id, name, next) SELECT i, 'p' || i, i %% %[1]d + 1 FROM generate_series(1, %[1]d) i;
+		CREATE TABLE pots (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); CREATE INDEX ON pots (plant);
+		INSERT INTO pots SELECT i, 2 FROM generate_series(1, %[1]d) i; SELECT plantstore.watch('pots');
 		CREATE TEMP TABLE before AS SELECT * FROM plants;
 		DELETE FROM plants WHERE id %% 2 = 0;
 		ALTER TABLE plants ADD note text;
 		DELETE FROM plants;
 		ALTER TABLE plants ADD FOREIGN KEY (next) REFERENCES plants DEFERRABLE INITIALLY DEFERRED, ADD CONSTRAINT now FOREIGN KEY (next) REFERENCES plants`, n))
 	done := restore(t, owner, ledger.Selection{ByRole: "plantstore_owner", Since: value[time.Time](t, owner, `SELECT min(deleted_at) FROM plantstore.deletions`)}, ledger.Options{})
-	if len(done.Plants) != n {
-		t.Errorf("restored: got %d, want %d", len(done.Plants), n)
+	if diff := cmp.Diff([]ledger.Cascaded{{Table: "public.pots", Rows: n}}, done.Cascaded); len(done.Plants) != n || diff != "" {
+		t.Errorf("restored: got %d plants, want %d; rows (-want +got):\n%s", len(done.Plants), n, diff)
 	}
 	if different := value[int](t, owner, `SELECT count(*) FROM before b FULL JOIN plants p ON ROW(b.*) = ROW(p.id, p.name, p.created_at, p.next) WHERE b.id IS NULL OR p.id IS NULL`); different != 0 {
 		t.Errorf("rows that differ: got %d, want 0", different)
@@ -300,6 +302,32 @@ func TestRestoreTakenMeanwhile(t *testing.T) {
 	}
 	if n := value[int](t, owner, `SELECT count(*) FROM plantstore.deletions WHERE plant_id BETWEEN $1 AND $1 + 1 AND restored_at IS NULL`, id); n != 2 {
 		t.Errorf("entries that are not restored: got %d, want 2", n)
+	}
+}
+
+// A restore that is cut off after its first rows has changed nothing.
+func TestRestoreThatIsCutOff(t *testing.T) {
+	t.Parallel()
+	db, id := pgtest.Shared(t), pgtest.IDs(t)
+	owner, other, super := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Super)
+	execute(t, other, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%[1]d, 'p'), (%[1]d + 1, 'p'); DELETE FROM plants WHERE id IN (%[1]d, %[1]d + 1)`, id))
+	execute(t, other, fmt.Sprintf(`BEGIN; INSERT INTO plants (id, name) VALUES (%d + 1, 'new')`, id))
+	restored := make(chan error, 1)
+	go func() {
+		_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{id, id + 1}}, ledger.Options{LockTimeout: time.Hour})
+		restored <- err
+	}()
+	pgtest.AwaitBlocked(t, super, other.PgConn().PID(), 1)
+	value[bool](t, super, `SELECT pg_terminate_backend($1)`, owner.PgConn().PID())
+	if err := <-restored; err == nil || errors.Is(err, ledger.ErrCommitUnknown) {
+		t.Errorf("got %v, want an error that leaves no doubt", err)
+	}
+	execute(t, other, `ROLLBACK`)
+	if n := value[int](t, other, `SELECT (SELECT count(*) FROM plants WHERE id BETWEEN $1 AND $1 + 1) + (SELECT count(restored_at) FROM plantstore.deletions WHERE plant_id BETWEEN $1 AND $1 + 1)`, id); n != 0 {
+		t.Errorf("plants and marks: got %d, want none", n)
+	}
+	if done := restore(t, other, ledger.Selection{Plants: []int64{id, id + 1}}, ledger.Options{}); len(done.Plants) != 2 {
+		t.Errorf("restored afterwards: got %d, want 2", len(done.Plants))
 	}
 }
 

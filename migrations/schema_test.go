@@ -304,7 +304,7 @@ func TestVirtualGeneratedColumn(t *testing.T) {
 	}
 }
 
-func TestOutcome(t *testing.T) {
+func TestResolve(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Shared(t)
 	// The role's own limits are for a service, not for a test on a busy machine.
@@ -384,7 +384,7 @@ func TestOutcome(t *testing.T) {
 
 // However many refusals a plant has, resolve reads a few entries, with statistics and
 // without.
-func TestOutcomeBesideManyRefusals(t *testing.T) {
+func TestResolveBesideManyRefusals(t *testing.T) {
 	t.Parallel()
 	super := pgtest.Connect(t, pgtest.New(t).Super)
 	mustExec(t, super, `INSERT INTO plants (id, name) VALUES (1, 'fern'), (3, 'kept'); DELETE FROM plants WHERE id = 1;
@@ -418,7 +418,7 @@ func TestOutcomeBesideManyRefusals(t *testing.T) {
 }
 
 // Where the trigger would not record, nothing is refused: the service answers 50304.
-func TestOutcomeWithoutRecords(t *testing.T) {
+func TestResolveWithoutRecords(t *testing.T) {
 	t.Parallel()
 	const ask = `SELECT code FROM plantstore.resolve(1, 'alice', 'r', 'k', 40401)`
 	db := pgtest.New(t)

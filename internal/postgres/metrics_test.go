@@ -18,6 +18,7 @@ func TestEveryMetricCounts(t *testing.T) {
 	s.exec(t, `CREATE TABLE public.orders (plant bigint REFERENCES public.plants); CREATE INDEX ON public.orders (plant)`)
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(s.DB)
+	counted := make(map[string]bool) // by a metric's name: it was not 0 once
 	shown := func() map[string]float64 {
 		t.Helper()
 		families, err := registry.Gather()
@@ -32,6 +33,7 @@ func TestEveryMetricCounts(t *testing.T) {
 					name += " " + l.GetValue()
 				}
 				values[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + m.GetHistogram().GetSampleSum()
+				counted[f.GetName()] = counted[f.GetName()] || values[name] != 0
 			}
 		}
 		return values
@@ -85,5 +87,10 @@ func TestEveryMetricCounts(t *testing.T) {
 	check("at the end", map[string]float64{"plantstore_batch_size": 2, "plantstore_pool_connections control idle": 1})
 	for name, pool := range map[string]*pgxpool.Pool{"batch": s.batch, "solo": s.solo, "outcomes": s.outcomes, "control": s.control} {
 		check("at the end", map[string]float64{"plantstore_pool_connections " + name + " max": float64(pool.Config().MaxConns)})
+	}
+	for name, ok := range counted {
+		if !ok {
+			t.Errorf("nothing here counts %s", name)
+		}
 	}
 }

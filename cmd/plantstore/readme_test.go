@@ -127,32 +127,3 @@ func right(parser *kong.Kong, args []string) error {
 	_, err := parser.Parse(args)
 	return err
 }
-
-func TestNamedVariablesExist(t *testing.T) {
-	t.Parallel()
-	known := make(map[string]bool)
-	err := kong.Visit(commandLine(t).Model, func(node kong.Visitable, next kong.Next) error {
-		if flag, ok := node.(*kong.Flag); ok {
-			for _, name := range flag.Envs {
-				known[name] = true
-			}
-		}
-		return next(nil)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var elsewhere strings.Builder // of tests, compose and make
-	for name, text := range files(t) {
-		if path.Ext(name) != ".md" {
-			elsewhere.WriteString(text)
-		}
-	}
-	for manual, text := range manuals(t) {
-		for _, name := range regexp.MustCompile(`\bPLANTSTORE_\w+`).FindAllString(text, -1) {
-			if !known[name] && !strings.Contains(elsewhere.String(), name) {
-				t.Errorf("%s names %s, which nothing reads", manual, name)
-			}
-		}
-	}
-}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
-	"github.com/pressly/goose/v3/lock"
 
 	"plantstore/internal/localpg"
 	"plantstore/internal/pgtest"
@@ -236,33 +235,6 @@ func TestAnotherMigrationIsUnderWay(t *testing.T) {
 }
 
 const lockID = "4097083626" // of goose
-
-func TestLockIsGooses(t *testing.T) {
-	t.Parallel()
-	if lock.DefaultLockID != 4097083626 {
-		t.Errorf("goose's lock: got %d, want %s", lock.DefaultLockID, lockID)
-	}
-}
-
-func TestUpTwiceAtOnce(t *testing.T) {
-	t.Parallel()
-	db := pgtest.Empty(t)
-	type result struct {
-		done []Migration
-		err  error
-	}
-	results := make(chan result)
-	for range 2 {
-		go func() {
-			done, err := Up(t.Context(), db.Owner, Options{})
-			results <- result{done, err}
-		}()
-	}
-	a, b := <-results, <-results
-	if a.err != nil || b.err != nil || len(a.done)+len(b.done) != len(All()) {
-		t.Errorf("got %+v and %+v, want each migration applied once", a, b)
-	}
-}
 
 func TestPooler(t *testing.T) {
 	t.Parallel()

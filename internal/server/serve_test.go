@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -184,30 +183,6 @@ func TestSlowDeletionIsAnswered(t *testing.T) {
 		s := run(t, c)
 		if got, want := send(t, s.public.dial(t), del()).status, 204; got != want {
 			t.Errorf("answer %d, want %d", got, want)
-		}
-	})
-}
-
-// Idle connections stay open, and don't hinder others.
-func TestManyIdleConnections(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := testConfig()
-		c.MaxConnections = 2001
-		s := run(t, c)
-		conns := make([]net.Conn, 2000)
-		for i := range conns {
-			conns[i] = s.public.dial(t)
-			if got := send(t, conns[i], del()).status; got != 204 {
-				t.Fatalf("client %d: answer %d, want 204", i, got)
-			}
-		}
-		time.Sleep(time.Minute)
-		if got := send(t, s.public.dial(t), del()).status; got != 204 {
-			t.Errorf("beside idle connections: answer %d, want 204", got)
-		}
-		if got := send(t, conns[0], del()).status; got != 204 {
-			t.Errorf("second request of an idle connection: answer %d, want 204", got)
 		}
 	})
 }

@@ -88,18 +88,6 @@ func TestRetryAfterOfABudget(t *testing.T) {
 	})
 }
 
-func TestPanicIsAnError(t *testing.T) {
-	t.Parallel()
-	c := testConfig()
-	c.Plants = fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) { panic(errDriver) })
-	s := New(c)
-	for range 2 {
-		if got, want := s.ask(t, del()).code(), 50000; got != want {
-			t.Errorf("answer %d, want %d", got, want)
-		}
-	}
-}
-
 func TestErrorIsPlainJSON(t *testing.T) {
 	t.Parallel()
 	got := string(New(testConfig()).ask(t, request{method: "DELETE", target: "/plants/1"}).body)

@@ -3,9 +3,6 @@ package server
 import (
 	"context"
 	"fmt"
-	"io"
-	"log/slog"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -91,32 +88,5 @@ func TestNoTrace(t *testing.T) {
 		if id, ok := lines[0]["trace_id"]; ok {
 			t.Errorf("%s: trace_id %v, want none", name, id)
 		}
-	}
-}
-
-// A discard is a ResponseWriter that allocates nothing.
-type discard struct{ header http.Header }
-
-func (d discard) Header() http.Header         { return d.header }
-func (d discard) Write(b []byte) (int, error) { return len(b), nil }
-func (d discard) WriteHeader(int)             {}
-func (d discard) Flush()                      {}
-
-// A deletion allocates little, its log line included. The test is not parallel, as it
-// counts what the process allocates.
-func TestAllocationsOfADeletion(t *testing.T) {
-	buffer := NewLogBuffer(io.Discard)
-	defer buffer.Close()
-	c := testConfig()
-	c.Log = slog.New(buffer.Handler(slog.NewJSONHandler(buffer, nil)))
-	public, r, w := New(c).Public(), del().http(t), discard{make(http.Header)}
-	const most = 20
-	got := testing.AllocsPerRun(1000, func() {
-		clear(w.header)
-		public.ServeHTTP(w, r)
-	})
-	t.Logf("%v allocations", got)
-	if got > most {
-		t.Errorf("%v allocations of a deletion, want %d at the most", got, most)
 	}
 }

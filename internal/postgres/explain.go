@@ -55,6 +55,8 @@ func Explain(err error, setting string) string {
 	switch {
 	case connecting:
 		return explainConnect(connect, pg, setting)
+	case answered && (pg.Code == "42P05" || pg.Code == "26000"): // prepared by another client of the session, or not at all
+		return fmt.Sprintf("%s (SQLSTATE %s): a pooler in transaction mode is between. Let it carry prepared statements (PgBouncer: max_prepared_statements, from 1.21 on), or add default_query_exec_mode=exec to %s", pg.Message, pg.Code, cmp.Or(setting, "the database's URL"))
 	case answered && pg.Hint != "":
 		return fmt.Sprintf("%s (SQLSTATE %s; hint: %s)", pg.Message, pg.Code, pg.Hint)
 	case answered:

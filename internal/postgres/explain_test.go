@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
@@ -200,6 +201,21 @@ func TestConnectExplainsWhatIsWrong(t *testing.T) {
 				t.Errorf("got  %v\nwant %s", err, want)
 			}
 		})
+	}
+}
+
+// Behind an old PgBouncer, a statement is prepared twice in one session, or in another one.
+func TestExplainAPoolerWithoutPreparedStatements(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	for sql, want := range map[string]string{
+		`PREPARE a AS SELECT 1; PREPARE a AS SELECT 1`: `prepared statement "a" already exists (SQLSTATE 42P05): a pooler`,
+		`EXECUTE b`: `prepared statement "b" does not exist (SQLSTATE 26000): a pooler`,
+	} {
+		_, err := s.admin.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+		if got := Explain(err, "DATABASE_URL"); !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "add default_query_exec_mode=exec to DATABASE_URL") {
+			t.Errorf("%s: got %q, want %s and what to do", sql, got, want)
+		}
 	}
 }
 

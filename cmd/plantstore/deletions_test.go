@@ -130,7 +130,7 @@ func TestDeletionsRestore(t *testing.T) {
 		"deletions", "restore", "--by-role=plantstore_owner", "--since=2026-07-01", "--skip-existing", "--yes")
 	expect(0, "restored 0 plants\n", "left out, because its id is taken: "+fern(12, 2)+"\n", "deletions", "restore", "2", "--skip-existing")
 	execute(t, owner, `ALTER TABLE plants ADD note text`)
-	expect(0, `\{\n  "cascaded": \[\],\n  "deleted_again": 0,\n  "dry_run": false,\n  "notices": \[\n    "column \\"note\\" is new and takes its default"\n  \],\n  "restored": \[\n    14\n  \],\n  "taken": \[\]\n\}\n`, "",
+	expect(0, `\{\n  "cascaded": \[\],\n  "deleted_again": 0,\n  "dry_run": false,\n  "notices": \[\n    "column \\"note\\" of public.plants is new and takes its default"\n  \],\n  "restored": \[\n    14\n  \],\n  "taken": \[\]\n\}\n`, "",
 		"deletions", "restore", "--plant=14", "--yes", "--json")
 	for _, args := range []string{"", "1 --by=shop", "--by=shop", "--by=shop --by-role=x --since=1h", "1 --sql --plants-only"} {
 		expect(2, "", ".*plantstore: .*", append([]string{"deletions", "restore"}, strings.Fields(args)...)...)

@@ -163,20 +163,33 @@ func TestAdoptedTables(t *testing.T) {
 			}
 			execute(t, migrator, up)
 			before := image(t, super)
-			execute(t, deleter, `DELETE FROM public.plants`)
-			gone := value[[]int64](t, super, `SELECT array_agg(plant_id) FROM plantstore.deletions`)
-			if left := image(t, super); before == "" || left != "" || len(gone) != strings.Count(before, "\n") {
-				t.Fatalf("deletions in the ledger: got %d, want one for each row of\n%.999s\nand no row left", len(gone), before)
-			}
-			if done := restore(t, owner, ledger.Selection{Plants: gone}, ledger.Options{}); done.Notices != nil {
-				t.Errorf("notices: got %q, want none", done.Notices)
-			}
-			if after := image(t, super); after != before {
-				same := 0 // of the first bytes; a diff of 1 MB would take long
-				for same < min(len(before), len(after)) && before[same] == after[same] {
-					same++
+			for name, bringBack := range map[string]func(ledger.Selection){
+				"restore": func(gone ledger.Selection) {
+					if done := restore(t, owner, gone, ledger.Options{}); done.Notices != nil {
+						t.Errorf("notices: got %q, want none", done.Notices)
+					}
+				},
+				"script": func(gone ledger.Selection) {
+					var script strings.Builder
+					if err := ledger.Script(t.Context(), owner, gone, &script); err != nil {
+						t.Fatal(err)
+					}
+					execute(t, owner, script.String())
+				},
+			} {
+				execute(t, deleter, `DELETE FROM public.plants`)
+				gone := value[[]int64](t, super, `SELECT array_agg(plant_id) FROM plantstore.deletions WHERE restored_at IS NULL`)
+				if left := image(t, super); before == "" || left != "" || len(gone) != strings.Count(before, "\n") {
+					t.Fatalf("deletions in the ledger: got %d, want one for each row of\n%.999s\nand no row left", len(gone), before)
 				}
-				t.Errorf("rows from byte %d on: got %.300q, want %.300q", same, after[same:], before[same:])
+				bringBack(ledger.Selection{Plants: gone})
+				if after := image(t, super); after != before {
+					same := 0 // of the first bytes; a diff of 1 MB would take long
+					for same < min(len(before), len(after)) && before[same] == after[same] {
+						same++
+					}
+					t.Errorf("rows after the %s from byte %d on: got %.300q, want %.300q", name, same, after[same:], before[same:])
+				}
 			}
 		})
 	}

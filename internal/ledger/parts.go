@@ -16,7 +16,7 @@ import (
 type part struct {
 	oid     uint32 // of the table
 	name    string // of the table in SQL, with its schema
-	only    string // name, with ONLY in front unless the table has partitions
+	only    string // name, with ONLY in front unless the table has partitions; empty if it is gone
 	changed string
 	became  string  // what changed was set to, in SQL
 	ids     []int64 // in plantstore.recorded
@@ -52,12 +52,7 @@ func (r *restore) refusePart(p *part, format string, args ...any) {
 }
 
 // of names a column in a message.
-func (p *part) of(name string) string {
-	if p.ofPlants() {
-		return fmt.Sprintf("column %q", name)
-	}
-	return fmt.Sprintf("column %q of %s", name, p.name)
-}
+func (p *part) of(name string) string { return fmt.Sprintf("column %q of %s", name, p.name) }
 
 // find returns today's column of a name.
 func (p *part) find(name string) (column, bool) {
@@ -109,7 +104,7 @@ func (r *restore) parts(ctx context.Context, plants []Deletion) (inserted, chang
 			SELECT DISTINCT ON (relation, changed, became, key) relation, changed, became, id, types, ARRAY(SELECT json_object_keys(`+readable("content")+`)) AS names
 			FROM plantstore.recorded WHERE deletion_id = ANY ($1) AND ($2 OR types IS NOT NULL) ORDER BY relation, changed, became, key, id DESC
 		)
-		SELECT relation::oid, relation::text, CASE (SELECT relkind FROM pg_class WHERE oid = relation) WHEN 'p' THEN '' ELSE 'ONLY ' END || relation::text,
+		SELECT relation::oid, relation::text, coalesce((SELECT CASE relkind WHEN 'p' THEN '' ELSE 'ONLY ' END FROM pg_class WHERE oid = relation) || relation::text, ''),
 			coalesce(changed, ''), coalesce(became, ''), array_agg(id ORDER BY id), names, types::text[]
 		FROM entries GROUP BY relation, changed, became, names, types ORDER BY types IS NULL, min(min(id)) OVER (PARTITION BY relation, changed), min(id)`, idsOf(plants), !r.options.PlantsOnly)
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*part, error) {
@@ -168,11 +163,7 @@ func (p *part) byHand() string {
 // readColumns locks the table, and refuses columns that have changed since. It reports whether
 // the table has all that were recorded.
 func (r *restore) readColumns(ctx context.Context, p *part) (fits bool, err error) {
-	var there bool
-	if err := r.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_class WHERE oid = $1)`, p.oid).Scan(&there); err != nil {
-		return false, err
-	}
-	if !there {
+	if p.only == "" {
 		r.refusePart(p, "a table (once number %s) that rows left with the plants is gone", p.name)
 		return true, nil
 	}
@@ -195,15 +186,7 @@ func (r *restore) readColumns(ctx context.Context, p *part) (fits bool, err erro
 	}); err != nil {
 		return false, err
 	}
-	keys := 0
-	for _, c := range p.today {
-		if c.key && slices.Contains(p.names, c.name) {
-			keys++
-		} else if c.key {
-			keys = -len(p.today)
-		}
-	}
-	if keys <= 0 {
+	if p.join() == "" || slices.ContainsFunc(p.today, func(c column) bool { return c.key && !slices.Contains(p.names, c.name) }) {
 		r.refusePart(p, "%s has another primary key than when its rows left, or none", p.name)
 	}
 	if p.changed != "" {

@@ -20,22 +20,7 @@ type Selection struct {
 // lockEntries locks the selected entries, in the order of their ids, so that two restores
 // never deadlock. It refuses those that can't be undone.
 func (r *restore) lockEntries(ctx context.Context, s Selection) (entries []Deletion, deletedAgain int, err error) {
-	ids := s.IDs
-	switch {
-	case len(s.Plants) > 0:
-		var newest map[int64]int64
-		newest, err = r.newest(ctx, s.Plants, "restored_at IS NULL")
-		ids = slices.Clone(ids)
-		for _, plant := range s.Plants {
-			if id, ok := newest[plant]; ok {
-				ids = append(ids, id)
-			} else if err == nil {
-				r.refuse("", "plant %d: the ledger has no deletion of it left to restore", plant)
-			}
-		}
-	case len(ids) == 0:
-		ids, deletedAgain, err = r.matching(ctx, s)
-	}
+	ids, deletedAgain, err := r.selected(ctx, s)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -64,33 +49,39 @@ func (r *restore) lockEntries(ctx context.Context, s Selection) (entries []Delet
 	return entries, deletedAgain, cmp.Or(err, r.refused())
 }
 
-// newest returns the newest deletion of each plant, by plant.
-func (r *restore) newest(ctx context.Context, plants []int64, condition string) (map[int64]int64, error) {
-	rows, _ := r.Query(ctx, `SELECT plant_id, max(id) FROM plantstore.deletions WHERE plant_id = ANY ($1) AND refused IS NULL AND `+condition+` GROUP BY plant_id`, plants)
-	newest := make(map[int64]int64)
-	var plant, id int64
-	_, err := pgx.ForEachRow(rows, []any{&plant, &id}, func() error { newest[plant] = id; return nil })
-	return newest, err
-}
-
-// matching returns what the criteria select. It leaves out plants that came back and were
-// deleted again later, by anybody.
-func (r *restore) matching(ctx context.Context, s Selection) (ids []int64, deletedAgain int, err error) {
-	where, args := Filter{By: s.By, ByRole: s.ByRole, Since: s.Since, Until: s.Until}.where()
-	rows, _ := r.Query(ctx, `SELECT id, plant_id FROM plantstore.deletions WHERE restored_at IS NULL AND `+where, args...)
-	var plants []int64
-	var id, plant int64
-	if _, err := pgx.ForEachRow(rows, []any{&id, &plant}, func() error {
-		ids, plants = append(ids, id), append(plants, plant)
-		return nil
-	}); err != nil {
-		return nil, 0, err
+// selected returns the ids of a selection. What the criteria select is without plants that came
+// back and were deleted again later, by anybody.
+func (r *restore) selected(ctx context.Context, s Selection) (ids []int64, deletedAgain int, err error) {
+	ids = slices.Clone(s.IDs)
+	if len(s.IDs)+len(s.Plants) > 0 {
+		rows, _ := r.Query(ctx, `SELECT p.id, (SELECT max(d.id) FROM plantstore.deletions d WHERE d.plant_id = p.id AND d.refused IS NULL AND d.restored_at IS NULL)
+			FROM unnest($1::bigint[]) WITH ORDINALITY p (id, n) ORDER BY p.n`, s.Plants)
+		var plant int64
+		var newest *int64
+		_, err = pgx.ForEachRow(rows, []any{&plant, &newest}, func() error {
+			if newest == nil {
+				r.refuse("", "plant %d: the ledger has no deletion of it left to restore", plant)
+			} else {
+				ids = append(ids, *newest)
+			}
+			return nil
+		})
+		return ids, 0, err
 	}
-	newest, err := r.newest(ctx, plants, "true")
-	all := len(ids)
-	at := -1
-	ids = slices.DeleteFunc(ids, func(id int64) bool { at++; return newest[plants[at]] != id })
-	return ids, all - len(ids), err
+	where, args := Filter{By: s.By, ByRole: s.ByRole, Since: s.Since, Until: s.Until}.where()
+	rows, _ := r.Query(ctx, `SELECT d.id, EXISTS (SELECT FROM plantstore.deletions n WHERE n.plant_id = d.plant_id AND n.refused IS NULL AND n.id > d.id)
+		FROM plantstore.deletions d WHERE restored_at IS NULL AND `+where, args...)
+	var id int64
+	var again bool
+	_, err = pgx.ForEachRow(rows, []any{&id, &again}, func() error {
+		if again {
+			deletedAgain++
+		} else {
+			ids = append(ids, id)
+		}
+		return nil
+	})
+	return ids, deletedAgain, err
 }
 
 // leaveOutTaken moves entries whose ids are taken from Plants to Taken.

@@ -1,12 +1,13 @@
 # The two commands of a newcomer are `make run` and `make test`.
 
 .DEFAULT_GOAL := help
-.PHONY: help run build install up test nightly lint fuzz model chaos drill bench
+.PHONY: help run build install release up test nightly lint fuzz model chaos drill bench
 
 VERSION := $(shell sed -n 's/^const version = "\(.*\)"$$/\1/p' cmd/plantstore/version.go)
 COMMIT  := $(shell git describe --always --exclude='*' --abbrev=7 --dirty 2>/dev/null || echo unknown)
+PROGRAM = .bin/plantstore
 # Reproducible builds: the same source makes the same bytes in any folder.
-BUILD   = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.commit=$(COMMIT)" -o .bin/plantstore ./cmd/plantstore
+BUILD   = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.commit=$(COMMIT)" -o "$(PROGRAM)" ./cmd/plantstore
 PREFIX ?= /usr/local
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
@@ -34,15 +35,18 @@ run: ## Start the service on a private Postgres, with sample plants and a token
 build: ## Build the program: .bin/plantstore
 	$(BUILD)
 
-install: .bin/plantstore
+install: $(PROGRAM)
 install: ## Install what was built under PREFIX (/usr/local), with its systemd units; DESTDIR goes in front
-	install -D -m 755 .bin/plantstore "$(DESTDIR)$(PREFIX)/bin/plantstore"
+	install -D -m 755 "$(PROGRAM)" "$(DESTDIR)$(PREFIX)/bin/plantstore"
 	install -D -m 644 -t "$(DESTDIR)$(PREFIX)/lib/systemd/system" deploy/systemd/*
 	sed -i 's|^ExecStart="/usr/local|ExecStart="$(PREFIX)|' "$(DESTDIR)$(PREFIX)/lib/systemd/system/"*.service
 	install -D -m 644 deploy/postgres/roles.sql "$(DESTDIR)$(PREFIX)/share/plantstore/roles.sql"
 
-.bin/plantstore:
+$(PROGRAM):
 	$(BUILD)
+
+release: ## Make the archives of a release, their checksums and, with buildx, the image: .bin/release
+	@.ci/release .bin/release $(VERSION) $(COMMIT) $(PLATFORMS)
 
 up: ## Start the service and PostgreSQL in containers, see deploy/docs/install.md
 	@PLANTSTORE_COMMIT=$(COMMIT) \

@@ -85,16 +85,16 @@ Paste these into another terminal:
   # 401 (40100): no token.
   curl -i -X DELETE http://%[1]s/plants/2
 
-The program, and the database for it to use:
+Look inside: psql '%[4]s' -c 'TABLE plantstore.deletions'
+The API in a browser: http://%[1]s/docs
+Health and metrics: curl http://%[5]s/readyz http://%[5]s/metrics
+
+Next, undo the deletion that you just made. --help lists what else the program does.
 
   export PLANTSTORE_MIGRATE_DATABASE_URL='%[4]s'
   export DATABASE_URL='%[7]s'
   %[6]s deletions list
-  %[6]s --help
-
-Look inside: psql '%[4]s' -c 'TABLE plantstore.deletions'
-The API in a browser: http://%[1]s/docs
-Health and metrics: curl http://%[5]s/readyz http://%[5]s/metrics
+  %[6]s deletions restore --plant 1 --yes
 
 `
 

@@ -53,11 +53,11 @@ func TestDev(t *testing.T) {
 	}
 	psql := regexp.MustCompile(`Look inside: psql '([^']*)' -c '([^']*)'`).FindStringSubmatch(greeting)
 	execute(t, pgtest.Connect(t, psql[1]), psql[2])
-	pasted := regexp.MustCompile(`(?m)^  (export .*|.* deletions list)$`).FindAllString(greeting, -1)
+	pasted := regexp.MustCompile(`(?m)^  (export .*|.* deletions .*)$`).FindAllString(greeting, -1)
 	shell := exec.CommandContext(t.Context(), "sh", "-c", strings.Join(pasted, "\n"))
 	shell.Env = append(os.Environ(), runMain+"=1")
-	if out, err := shell.CombinedOutput(); err != nil || len(pasted) != 3 || !strings.HasPrefix(string(out), "ID ") {
-		t.Errorf("%s: got %v, %s; want the list of deletions", pasted, err, out)
+	if out, err := shell.CombinedOutput(); err != nil || len(pasted) != 4 || !strings.HasPrefix(string(out), "ID ") || !strings.HasSuffix(string(out), "restored 1 plant\n") {
+		t.Errorf("%s: got %v, %s; want the list of deletions, and the plant restored", pasted, err, out)
 	}
 	d.stop(t, syscall.SIGHUP)
 	states := regexp.MustCompile(`msg=(?:ready|"not ready")`).FindAllString(d.output(), -1)

@@ -21,10 +21,11 @@ func TestVersion(t *testing.T) {
 func TestOneVersion(t *testing.T) {
 	t.Parallel()
 	for file, pattern := range map[string]string{
-		"README.md":           `(?m)^\*\*Status:\*\* version (\S+)\. `,
-		"deploy/CHANGELOG.md": `(?m)^## (\S+)`,
-		"deploy/Dockerfile":   `image\.version="(\S+)"`,
-		"docker-compose.yml":  `(?m)^  image: plantstore:\$\{PLANTSTORE_TAG:-(\S+)\}`,
+		"README.md":              `(?m)^\*\*Status:\*\* version (\S+)\. `,
+		"deploy/CHANGELOG.md":    `(?m)^## (\S+)`,
+		"deploy/Dockerfile":      `image\.version="(\S+)"`,
+		"deploy/docs/install.md": `-xzf plantstore-(\S+)-linux-amd64\.tar\.gz`,
+		"docker-compose.yml":     `(?m)^  image: plantstore:\$\{PLANTSTORE_TAG:-(\S+)\}`,
 		"deploy/kubernetes/overlay/kustomization.yaml": `(?m)^    newTag: "(\S+)"`,
 	} {
 		found := regexp.MustCompile(pattern).FindStringSubmatch(readme.Read(t, file))

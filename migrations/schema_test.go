@@ -444,7 +444,7 @@ func TestResolveWithoutRecords(t *testing.T) {
 	}
 }
 
-func TestCharge(t *testing.T) {
+func TestBudgetIsCharged(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Shared(t)
 	conn := pgtest.Connect(t, db.Owner)

@@ -442,7 +442,7 @@ func TestCheckURL(t *testing.T) {
 	}
 }
 
-func TestFetch(t *testing.T) {
+func TestFetchOfKeys(t *testing.T) {
 	t.Parallel()
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

@@ -287,7 +287,7 @@ var defaults = []accident{
 		"problem: a pooler in transaction mode is between service and server, and role plantstore_app lacks settings that the pooler cannot carry: default_transaction_isolation is repeatable read, jit is on, lock_timeout is 0"}},
 }
 
-func TestDefaults(t *testing.T) {
+func TestSettingsOfRoles(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	super := pgtest.Connect(t, database.Super)
@@ -409,7 +409,7 @@ func TestLongTransaction(t *testing.T) {
 }
 
 // What takes settings of the server.
-func TestServer(t *testing.T) {
+func TestSettingsOfTheServer(t *testing.T) {
 	t.Parallel()
 	s, err := localpg.Start(t.Context(), localpg.Options{Settings: map[string]string{"fsync": "off", "max_prepared_transactions": "5", "max_connections": "20"}})
 	if err != nil {
@@ -481,7 +481,7 @@ func TestServer(t *testing.T) {
 }
 
 // A migrated database has no problem, and the advice that its roles ask for.
-func TestRun(t *testing.T) {
+func TestDoctorRuns(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	app, owner, super := pgtest.Connect(t, database.App), pgtest.Connect(t, database.Owner), pgtest.Connect(t, database.Super)
@@ -533,7 +533,7 @@ func brief(findings []Finding) (all []string) {
 }
 
 // A check cannot change anything, and gives up soon.
-func TestLimits(t *testing.T) {
+func TestLimitsOfACheck(t *testing.T) {
 	t.Parallel()
 	conn := pgtest.Connect(t, pgtest.Shared(t).Owner)
 	c := check{sql: `SELECT 'advice', concat_ws(' ', current_setting('transaction_read_only'), current_setting('statement_timeout'), current_setting('lock_timeout')), ''`}
@@ -550,7 +550,7 @@ type address struct {
 
 func (a address) RemoteAddr() net.Addr { return a.addr }
 
-func TestIsReadable(t *testing.T) {
+func TestConnectionIsReadable(t *testing.T) {
 	t.Parallel()
 	far := address{addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 7), Port: 5432}}
 	for _, test := range []struct {

@@ -111,7 +111,7 @@ func TestDownLeavesAnAdoptedTable(t *testing.T) {
 	}
 }
 
-func TestAhead(t *testing.T) {
+func TestDatabaseIsAhead(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	mustExec(t, pgtest.Connect(t, db.Owner), `INSERT INTO plantstore.goose_db_version (version_id, is_applied) VALUES (99, true)`)
@@ -140,7 +140,7 @@ func TestAhead(t *testing.T) {
 
 // A blocker is named after each attempt, and a migration that did not get its lock is rolled
 // back. Those before it stay applied.
-func TestBlocked(t *testing.T) {
+func TestMigrationIsBlocked(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Empty(t)
 	mustExec(t, pgtest.Connect(t, db.Owner), `CREATE TABLE plants (id bigint PRIMARY KEY); INSERT INTO plants VALUES (1)`)
@@ -236,7 +236,7 @@ func TestAnotherMigrationIsUnderWay(t *testing.T) {
 
 const lockID = "4097083626" // of goose
 
-func TestPooler(t *testing.T) {
+func TestMigrationThroughAPooler(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Pooler(t, pgtest.Empty(t).Owner)
 	if _, err := Up(t.Context(), url, Options{}); !errors.Is(err, ErrPooler) {

@@ -16,7 +16,7 @@ import (
 	"plantstore/internal/plant"
 )
 
-func TestOutcomes(t *testing.T) {
+func TestAnswersToOutcomes(t *testing.T) {
 	t.Parallel()
 	deletedAt := time.Date(2026, 11, 20, 10, 30, 0, 0, time.FixedZone("CET", 3600))
 	replayed := plant.Result{Replayed: true}
@@ -215,7 +215,7 @@ func TestDeletionHasWhatTheRequestSaid(t *testing.T) {
 }
 
 // What the router makes of a path is no other id than the one that was written there.
-func TestID(t *testing.T) {
+func TestIDInThePath(t *testing.T) {
 	t.Parallel()
 	s := New(testConfig())
 	for id, want := range map[string]int{
@@ -313,7 +313,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-func TestBody(t *testing.T) {
+func TestBodyOfARequest(t *testing.T) {
 	t.Parallel()
 	s := New(testConfig())
 	for _, tt := range []struct {

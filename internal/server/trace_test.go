@@ -21,7 +21,7 @@ const (
 	traceparent  = "traceparent: 00-" + clientsTrace + "-00f067aa0ba902b7-01"
 )
 
-func TestTrace(t *testing.T) {
+func TestTraceOfARequest(t *testing.T) {
 	t.Parallel()
 	token := auth.NewToken()
 	failed := plant.Result{Attempts: 2, Batch: 3, Failed: []string{"lost", "unreachable"}, Queued: time.Second}
@@ -77,7 +77,7 @@ func TestTrace(t *testing.T) {
 }
 
 // The log names no trace that is not sampled, or not made.
-func TestNoTrace(t *testing.T) {
+func TestLogWithoutATrace(t *testing.T) {
 	t.Parallel()
 	traced := testConfig()
 	traced.Tracer = sdktrace.NewTracerProvider()

@@ -388,6 +388,8 @@ func TestRestoreWholeCases(t *testing.T) {
 			CREATE TABLE p (id int NOT NULL, a bigint); ALTER TABLE t ATTACH PARTITION p DEFAULT; INSERT INTO t VALUES (1, 1), (2, NULL); DELETE FROM plants WHERE id = 1`, restores: []string{"1"}, want: "(1,1) (2,)"},
 		{name: "a row removed, inserted and removed", sql: fmt.Sprintf(two, "SET NULL") + fmt.Sprintf(twice, 1), restores: []string{"1"}, want: "(1,1,)"},
 		{name: "another row of a plant removed twice", sql: fmt.Sprintf(two, "SET NULL") + fmt.Sprintf(twice, 7), restores: []string{"1"}, want: "(7,1,)"},
+		{name: "plants that refer to plants", sql: `ALTER TABLE plants ADD mother bigint REFERENCES plants ON DELETE SET NULL; CREATE VIEW t AS SELECT id, mother FROM plants; SELECT plantstore.watch('plants');
+			UPDATE plants SET mother = 1; DELETE FROM plants WHERE id = 1; DELETE FROM plants WHERE id = 2`, restores: []string{"2", "1"}, want: "(1,1) (2,1) (3,1)"},
 		{name: "a new column that is not null", sql: fmt.Sprintf(two, "SET NULL") + `DELETE FROM plants WHERE id = 1; ALTER TABLE t ADD n int NOT NULL`,
 			restores: []string{`1: column "n" of public.t is NOT NULL without a default, and the deleted rows have no value for it: give it a default until they are restored`}},
 		{name: "keys of more columns that are set to null", sql: `ALTER TABLE plants ADD UNIQUE (id, name); CREATE TABLE t (id int PRIMARY KEY, a bigint, n text, FOREIGN KEY (a, n) REFERENCES plants (id, name) ON DELETE SET NULL (a));

@@ -385,8 +385,8 @@ func TestManyReasons(t *testing.T) {
 	for n := range reasons {
 		reasons[n] = ledger.Reason{Text: fmt.Sprintf("reason %d", n)}
 	}
-	got := (&ledger.RefusedError{Reasons: reasons, Notices: []string{"a notice"}}).Error()
-	if want := "\n  reason 19\n  and 2 more\n  also: a notice"; !strings.HasSuffix(got, want) {
+	got := (&ledger.RefusedError{Reasons: reasons, Notices: []string{"a notice"}, ByHand: "COMMIT;"}).Error()
+	if want := "\n  reason 19\n  and 2 more\n  also: a notice\nBy hand, without the columns that are gone, unless you add them:\nCOMMIT;"; !strings.HasSuffix(got, want) {
 		t.Errorf("got %q, want it to end with %q", got, want)
 	}
 }

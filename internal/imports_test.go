@@ -21,7 +21,6 @@ var mayImport = map[string][]string{
 	"cmd/chaos":              {"cmd/internal/programs", "cmd/internal/witness", "internal/ledger", "internal/localpg", "internal/migrate"},
 	"cmd/bench":              {"cmd/internal/programs", "internal/localpg", "internal/migrate"},
 	"cmd/bench/bare":         {},
-	"cmd/bench/distance":     {},
 	"cmd/drill":              {"cmd/internal/programs", "cmd/internal/witness", "internal/localpg", "internal/migrate"},
 	"cmd/internal/programs":  {"internal/localpg"},
 	"cmd/internal/witness":   {"cmd/internal/programs", "internal/auth", "internal/plant", "internal/postgres"},

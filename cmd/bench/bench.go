@@ -10,9 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -25,13 +23,11 @@ import (
 // A bench is one run of the benchmark.
 type bench struct {
 	config
-	folder, script       string
-	service, bare, proxy string // programs
-	server               *localpg.Server
-	// Each contender has a database of its own. other is nil without another build.
-	ledgered, plain, other *store
-	processes              []*localpg.Process
-	progress               func(format string, a ...any)
+	folder, script, service, bare string // files
+	server                        *localpg.Server
+	ledgered, plain, other        *store // plantstore's, the bare handler's, and that of another build or nil
+	postmaster                    int    // process id
+	progress                      func(format string, a ...any)
 }
 
 // A contender is a server that deletes plants of a store.
@@ -44,22 +40,21 @@ type contender struct {
 
 const plantstore, otherBuild, bareName = "plantstore", "the other build", "bare handler"
 
-// A section is a row of the table, and what was measured for it.
-type section struct {
-	name, title string
-	delay       time.Duration // of a round trip to the database
-	commit      time.Duration // of each commit
-	wanted      map[int]float64
-	note        string
-	trials      []*trial
+// A row is one of the table, and what was measured for it.
+type row struct {
+	name, title   string
+	delay, commit time.Duration // of a round trip to the database; of each commit
+	wanted        map[int]float64
+	note          string
+	trials        []*trial
 }
 
 // A trial is one contender under one load.
 type trial struct {
 	*contender
-	what     string // besides the contender's name
 	clients  int
 	base     *trial // its rates are shares of this one's
+	what     string // besides the contender's name
 	every    int64  // one plant in so many is referred to; 0: none
 	retriers string // token of eight other clients that only retry refused plants
 	rounds   []measurement
@@ -71,186 +66,164 @@ type measurement struct {
 	p50, p99          float64 // ms
 	service, database float64 // processor time for a deletion, in µs
 	memory            float64 // peak of the contender's, in MiB
-	load, others      float64 // shares of the machine's processor time: wrk, other programs
-}
-
-// close ends all processes and removes all files.
-func (b *bench) close() (err error) {
-	for _, p := range b.processes {
-		p.Kill()
-	}
-	for _, s := range b.stores() {
-		err = errors.Join(err, s.control.Close(context.Background()))
-	}
-	if b.server != nil {
-		err = errors.Join(err, b.server.Close())
-	}
-	return errors.Join(err, os.RemoveAll(b.folder))
-}
-
-func (b *bench) stores() []*store {
-	return slices.DeleteFunc([]*store{b.ledgered, b.plain, b.other}, func(s *store) bool { return s == nil })
 }
 
 // measure measures the rows that the flags ask for.
-func (b *bench) measure(ctx context.Context) (sections []*section, err error) {
+func (b *bench) measure(ctx context.Context) (measured []*row, err error) {
 	b.progress("filling databases with %d plants each", plants)
-	if b.ledgered, err = newStore(ctx, b.server, "ledgered", b.service); err != nil {
-		return nil, err
-	}
-	if b.plain, err = newStore(ctx, b.server, "plain", b.service); err != nil {
-		return nil, err
-	}
-	if err := b.plain.execute(ctx, `DROP SCHEMA plantstore CASCADE`); err != nil {
-		return nil, err
-	}
 	if b.watch && b.beside == "" {
 		b.beside = b.service
 	}
-	if b.beside != "" {
-		if b.other, err = newStore(ctx, b.server, "other", b.beside); err != nil {
+	for _, s := range []struct {
+		store         **store
+		name, program string
+	}{{&b.ledgered, "ledgered", b.service}, {&b.plain, "plain", b.service}, {&b.other, "other", b.beside}} {
+		if s.program == "" {
+			continue
+		}
+		if *s.store, err = newStore(ctx, b.server, s.name, s.program); err != nil {
 			return nil, err
 		}
-	}
-	if b.watch {
-		if err := errors.Join(b.ledgered.addItems(ctx, false), b.other.addItems(ctx, true), b.plain.addItems(ctx, false)); err != nil {
-			return nil, err
+		defer (*s.store).control.Close(context.WithoutCancel(ctx))
+		if s.name == "plain" {
+			b.plain.program = b.bare
+			if err := b.plain.execute(ctx, `DROP SCHEMA plantstore CASCADE`); err != nil {
+				return nil, err
+			}
+		}
+		if b.watch {
+			if err := (*s.store).addItems(ctx, s.name == "other"); err != nil {
+				return nil, err
+			}
 		}
 	}
-	if !b.quick {
+	if err := b.plain.control.QueryRow(ctx, `SELECT split_part(pg_read_file('postmaster.pid'), E'\n', 1)::int`).Scan(&b.postmaster); err != nil {
+		return nil, err
+	}
+	if b.rounds > 1 {
 		b.progress("writing the write-ahead log's files")
 		if err := b.plain.execute(ctx, fillLog, `CHECKPOINT`); err != nil {
 			return nil, err
 		}
 	}
-	rows := []*section{
+	for _, r := range []*row{
 		{name: "beside", title: "beside the database", wanted: map[int]float64{1: .75, 8: .85, 32: 1.5, 128: 2.2}},
 		{name: "away", title: fmt.Sprintf("%g ms away", b.delay.Seconds()*1000), delay: b.delay, wanted: map[int]float64{1: .9, 8: .8, 32: 1.2, 128: 2.4}},
 		{name: "commits", title: "commits of 5 ms, beside it", commit: 5 * time.Millisecond, wanted: map[int]float64{1: .95, 8: .9, 32: .95, 128: 2.4}},
 		// The last: it adds a table that refers to plants.
 		{name: "referred", title: "one plant in a hundred referred to, of the rate with none", wanted: map[int]float64{8: .95, 32: .85}},
-	}
-	for _, s := range rows {
-		if slices.Contains(strings.Split(b.rows, ","), s.name) {
-			if err := b.measureRow(ctx, s); err != nil {
-				return nil, fmt.Errorf("%s: %w", s.title, err)
-			}
-			sections = append(sections, s)
+	} {
+		if !slices.Contains(b.rows, r.name) {
+			continue
 		}
+		if err := b.measureRow(ctx, r); err != nil {
+			return nil, fmt.Errorf("%s: %w", r.title, err)
+		}
+		measured = append(measured, r)
 	}
-	return sections, nil
+	return measured, nil
 }
 
 // measureRow starts the contenders of a row and has them take turns.
-func (b *bench) measureRow(ctx context.Context, s *section) (err error) {
-	folder := "" // of the proxy's socket
-	if s.delay > 0 {
-		folder = filepath.Join(b.folder, "proxy")
-		proxy, err := b.startProxy(ctx, s, folder)
+func (b *bench) measureRow(ctx context.Context, r *row) error {
+	folder := "" // of the socket that delays
+	if r.delay > 0 {
+		folder = filepath.Join(b.folder, "away")
+		if err := b.startDistance(ctx, r, folder); err != nil {
+			return err
+		}
+	}
+	if err := b.plain.execute(ctx, fmt.Sprintf(`ALTER SYSTEM SET commit_delay = %d`, r.commit.Microseconds()), `SELECT pg_reload_conf()`); err != nil {
+		return err
+	}
+	var contenders []*contender
+	begin := func(name string, s *store, url string) error {
+		c, err := begin(ctx, name, s, url)
 		if err != nil {
 			return err
 		}
-		defer proxy.Kill()
-	}
-	setDelay := func(d time.Duration) error {
-		return b.plain.execute(ctx, fmt.Sprintf(`ALTER SYSTEM SET commit_delay = %d`, d.Microseconds()), `SELECT pg_reload_conf()`)
-	}
-	if err := setDelay(s.commit); err != nil {
+		contenders = append(contenders, c)
+		_, err = b.try(ctx, &trial{contender: c, clients: 128}, time.Second) // opens connections and prepares statements
 		return err
 	}
-	defer func() { err = errors.Join(err, setDelay(0)) }()
-	var contenders []*contender
 	defer func() {
 		for _, c := range contenders {
 			c.process.Kill()
 		}
 	}()
-	if s.name != "referred" {
-		pool := b.pool
-		if pool == 0 {
-			if pool, err = b.fastestPool(ctx, folder); err != nil {
-				return err
-			}
-		}
-		s.note += fmt.Sprintf("The bare handler has up to %d database connections.", pool)
-		bare, err := b.startBare(ctx, folder, pool)
+	if r.name != "referred" {
+		pool, err := b.fastestPool(ctx, folder)
 		if err != nil {
 			return err
 		}
-		contenders = append(contenders, bare)
-	}
-	for _, s := range b.stores() {
-		if s != b.plain {
-			c, err := b.startService(ctx, s, folder)
-			if err != nil {
-				return err
-			}
-			contenders = append(contenders, c)
+		r.note += fmt.Sprintf("\nThe bare handler has up to %d database connections.\n", pool)
+		if err := begin(bareName, b.plain, bareURL(b.plain, folder, pool)); err != nil {
+			return err
 		}
 	}
-	if s.trials = trialsOf(contenders, b.clients); s.name == "referred" {
-		s.trials = referredTrials(contenders, b.clients)
+	if err := begin(plantstore, b.ledgered, b.ledgered.url(folder)); err != nil {
+		return err
 	}
-	for _, c := range contenders { // opens connections and prepares statements
-		if _, err := b.try(ctx, &trial{contender: c, clients: 128}, time.Second); err != nil {
-			return fmt.Errorf("warm-up of %s: %w", c.name, err)
+	if b.other != nil {
+		if err := begin(otherBuild, b.other, b.other.url(folder)); err != nil {
+			return err
+		}
+	}
+	for _, n := range b.clients {
+		if r.name == "referred" {
+			r.trials = append(r.trials, referredTrials(contenders, n)...)
+			continue
+		}
+		bare := &trial{contender: contenders[0], clients: n}
+		r.trials = append(r.trials, bare)
+		for _, c := range contenders[1:] {
+			r.trials = append(r.trials, &trial{contender: c, clients: n, base: bare})
 		}
 	}
 	for round := range b.rounds {
-		for _, t := range s.trials {
+		for _, t := range r.trials {
 			m, err := b.try(ctx, t, b.duration)
 			if err != nil {
 				return fmt.Errorf("%s %s, %d clients: %w", t.name, t.what, t.clients, err)
 			}
 			t.rounds = append(t.rounds, m)
-			b.progress("round %d/%d, %s, %s %s, %d clients: %.0f/s, p99 %.1f ms, wrk %.0f %%, other programs %.0f %%",
-				round+1, b.rounds, s.name, t.name, t.what, t.clients, m.rate, m.p99, m.load*100, m.others*100)
+			b.progress("round %d/%d, %s, %s %s, %d clients: %.0f/s, p99 %.1f ms", round+1, b.rounds, r.name, t.name, t.what, t.clients, m.rate, m.p99)
 		}
 	}
 	return nil
 }
 
-// trialsOf has each contender's rates as shares of the first one's.
-func trialsOf(contenders []*contender, clients []int) (trials []*trial) {
-	for _, n := range clients {
-		base := &trial{contender: contenders[0], clients: n}
-		trials = append(trials, base)
-		for _, c := range contenders[1:] {
-			trials = append(trials, &trial{contender: c, clients: n, base: base})
-		}
-	}
-	return trials
-}
-
 // referredTrials has rates as shares of those with no plant referred to.
-func referredTrials(contenders []*contender, clients []int) (trials []*trial) {
-	for _, n := range []int{8, 32} {
-		for _, c := range contenders {
-			if !slices.Contains(clients, n) {
-				continue
-			}
-			none := &trial{contender: c, what: "none referred to", clients: n}
-			trials = append(trials, none, &trial{contender: c, what: "one in a hundred", clients: n, base: none, every: 100})
-			if n == 8 {
-				trials = append(trials,
-					&trial{contender: c, what: "beside 8 of another principal who only retry refused plants", clients: n, base: none, every: 10_000, retriers: c.store.others},
-					&trial{contender: c, what: "beside 8 of the same principal who only retry refused plants", clients: n, base: none, every: 10_000, retriers: c.store.token})
-			}
+func referredTrials(contenders []*contender, clients int) (trials []*trial) {
+	if clients != 8 && clients != 32 {
+		return nil
+	}
+	for _, c := range contenders {
+		none := &trial{contender: c, what: "none referred to", clients: clients}
+		trials = append(trials, none, &trial{contender: c, what: "one in a hundred", clients: clients, base: none, every: 100})
+		if clients == 8 {
+			trials = append(trials,
+				&trial{contender: c, what: "beside 8 of another principal who only retry refused plants", clients: clients, base: none, every: 10_000, retriers: c.store.others},
+				&trial{contender: c, what: "beside 8 of the same principal who only retry refused plants", clients: clients, base: none, every: 10_000, retriers: c.store.token})
 		}
 	}
 	return trials
 }
 
-// fastestPool returns the size with which the bare handler is fastest at 128 clients.
+// fastestPool returns the size with which the bare handler is fastest at 128 clients, unless a
+// flag says it.
 func (b *bench) fastestPool(ctx context.Context, folder string) (pool int, err error) {
+	if b.pool > 0 {
+		return b.pool, nil
+	}
 	fastest := 0.0
 	for _, size := range []int{8, 16, 32, 64} {
-		bare, err := b.startBare(ctx, folder, size)
+		c, err := begin(ctx, bareName, b.plain, bareURL(b.plain, folder, size))
 		if err != nil {
 			return 0, err
 		}
-		m, err := b.try(ctx, &trial{contender: bare, clients: 128}, time.Second)
-		bare.process.Kill()
+		m, err := b.try(ctx, &trial{contender: c, clients: 128}, time.Second)
+		c.process.Kill()
 		if err != nil {
 			return 0, err
 		}
@@ -261,62 +234,44 @@ func (b *bench) fastestPool(ctx context.Context, folder string) (pool int, err e
 	return pool, nil
 }
 
+func bareURL(s *store, folder string, pool int) string {
+	return fmt.Sprintf("%s&pool_max_conns=%d", s.url(folder), pool)
+}
+
 // try measures a trial once, and puts the plants back.
 func (b *bench) try(ctx context.Context, t *trial, d time.Duration) (m measurement, err error) {
-	store, pid := t.store, t.process.PID()
+	s, pid := t.store, t.process.PID()
 	if t.what != "" {
-		if err := store.refer(ctx, t.every); err != nil {
+		if err := s.refer(ctx, t.every); err != nil {
 			return m, err
 		}
 	}
 	retried := make(chan error, 1)
-	var retries load
-	w := walk{store.next * stride % plants, stride}
-	if t.retriers != "" {
-		go func() {
-			var err error
-			// The same hundred plants again and again.
-			retries, err = b.wrk(ctx, t.address, t.retriers, walk{firstReferred, t.every}, 8, d)
+	if t.retriers == "" {
+		retried <- nil
+	} else {
+		go func() { // the same hundred plants again and again
+			l, err := b.wrk(ctx, t.address, t.retriers, walk{firstReferred, t.every}, 8, d)
+			if err == nil && (l.Broken > 0 || l.Refused != l.Requests) {
+				err = fmt.Errorf("of %d retries of refused plants %d were refused", l.Requests, l.Refused)
+			}
 			retried <- err
 		}()
 	}
 	if err := resetPeakMemory(pid); err != nil {
 		return m, err
 	}
-	before, start := [3]time.Duration{}, time.Now()
-	used := func() (u [3]time.Duration, err error) {
-		service, err1 := cpuTime(pid)
-		database, err2 := cpuTime(store.postmaster)
-		all, err3 := machineTime()
-		return [3]time.Duration{service, database, all}, errors.Join(err1, err2, err3)
-	}
-	if before, err = used(); err != nil {
+	w := walk{s.next * stride % plants, stride}
+	service, database := cpuTime(pid), cpuTime(b.postmaster)
+	l, err := b.wrk(ctx, t.address, s.token, w, t.clients, d)
+	if err := errors.Join(err, <-retried); err != nil {
 		return m, err
 	}
-	l, err := b.wrk(ctx, t.address, store.token, w, t.clients, d)
-	if err != nil {
-		return m, err
-	}
-	took := time.Since(start)
-	if t.retriers != "" {
-		if err := <-retried; err != nil {
-			return m, err
-		}
-		if retries.Broken > 0 || retries.Refused != retries.Requests {
-			return m, fmt.Errorf("of %d retries of refused plants %d were refused", retries.Requests, retries.Refused)
-		}
-		l.cpu += retries.cpu
-	}
-	after, err := used()
-	if err != nil {
-		return m, err
-	}
-	if m.memory, err = peakMemory(pid); err != nil {
-		return m, err
-	}
+	service, database = cpuTime(pid)-service, cpuTime(b.postmaster)-database
+	time.Sleep(100*time.Millisecond + 3*time.Duration(l.P99)*time.Microsecond) // for deletions in flight
 	n := l.Requests + int64(t.clients) + 2
-	gone, err := store.refill(ctx, w, n)
-	store.next += n
+	gone, err := s.refill(ctx, w, n)
+	s.next += n
 	if err != nil {
 		return m, err
 	}
@@ -324,102 +279,63 @@ func (b *bench) try(ctx context.Context, t *trial, d time.Duration) (m measureme
 	if err != nil {
 		return m, err
 	}
-	perDeletion := func(i int) float64 { return float64((after[i] - before[i]).Microseconds()) / float64(deleted) }
-	total := took.Seconds() * float64(runtime.NumCPU())
-	m.rate = float64(deleted) * 1e6 / float64(l.Microseconds)
-	m.p50, m.p99 = float64(l.P50)/1000, float64(l.P99)/1000
-	m.service, m.database, m.load = perDeletion(0), perDeletion(1), l.cpu.Seconds()/total
-	rest := after[2] - before[2] - (after[0] - before[0]) - (after[1] - before[1]) - l.cpu
-	m.others = max(rest.Seconds()/total, 0)
-	return m, nil
+	each := func(d time.Duration) float64 { return float64(d.Microseconds()) / float64(deleted) }
+	return measurement{rate: float64(deleted) * 1e6 / float64(l.Microseconds), p50: float64(l.P50) / 1000, p99: float64(l.P99) / 1000,
+		service: each(service), database: each(database), memory: peakMemory(pid)}, nil
 }
 
-// startProxy starts the proxy that delays, and notes how long a round trip takes.
-func (b *bench) startProxy(ctx context.Context, s *section, folder string) (*localpg.Process, error) {
+// startDistance serves the database's socket in a folder, a delay away, and notes how long a
+// round trip takes.
+func (b *bench) startDistance(ctx context.Context, r *row, folder string) error {
 	if err := os.Mkdir(folder, 0o700); err != nil {
-		return nil, err
-	}
-	target := b.plain.socket()
-	listen := filepath.Join(folder, filepath.Base(target))
-	// As root it has priority, so that the delay is right on a busy machine.
-	p, err := b.start(ctx, exec.Command("nice", "-n", "-15", b.proxy, s.delay.String(), listen, target), func() error {
-		_, err := os.Stat(listen)
 		return err
-	})
-	if err != nil {
-		return nil, err
 	}
+	socket := b.plain.socket()
+	listener, err := net.Listen("unix", filepath.Join(folder, filepath.Base(socket)))
+	if err != nil {
+		return err
+	}
+	go serveDistance(listener, socket, r.delay)
 	conn, err := pgx.Connect(ctx, b.plain.url(folder))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	const pings = 100
 	start := time.Now()
 	for range pings {
 		if err := conn.Ping(ctx); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	s.note = fmt.Sprintf("A round trip to the database takes %.2f ms. ", time.Since(start).Seconds()*1000/pings)
-	return p, nil
+	r.note = fmt.Sprintf("\nA round trip to the database takes %.2f ms.\n", time.Since(start).Seconds()*1000/pings)
+	return nil
 }
 
-func (b *bench) startService(ctx context.Context, s *store, folder string) (*contender, error) {
-	c := &contender{name: plantstore, store: s}
-	if s == b.other {
-		c.name = otherBuild
-	}
-	admin, err := programs.FreeAddress()
-	if err != nil {
+// begin starts a contender, and returns it when it listens. Its output goes to /dev/null.
+func begin(ctx context.Context, name string, s *store, url string) (*contender, error) {
+	c := &contender{name: name, store: s}
+	admin, err1 := programs.FreeAddress()
+	address, err2 := programs.FreeAddress()
+	if err := errors.Join(err1, err2); err != nil {
 		return nil, err
 	}
-	if c.address, err = programs.FreeAddress(); err != nil {
-		return nil, err
-	}
+	c.address = address
 	cmd := exec.Command(s.program, "serve")
-	cmd.Env = append(localpg.Environ("PG", "PLANTSTORE_"), "DATABASE_URL="+s.url(folder), "PLANTSTORE_ADDR="+c.address, "PLANTSTORE_ADMIN_ADDR="+admin)
-	c.process, err = b.start(ctx, cmd, func() error { return programs.Answers(ctx, "http://"+admin+"/readyz") })
-	return c, err
-}
-
-func (b *bench) startBare(ctx context.Context, folder string, pool int) (c *contender, err error) {
-	c = &contender{name: bareName, store: b.plain}
-	if c.address, err = programs.FreeAddress(); err != nil {
+	cmd.Env = append(localpg.Environ("PG", "PLANTSTORE_"), "DATABASE_URL="+url, "PLANTSTORE_ADDR="+address, "PLANTSTORE_ADMIN_ADDR="+admin)
+	var err error
+	if c.process, err = localpg.StartProcess(cmd, syscall.SIGKILL); err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(b.bare)
-	cmd.Env = append(localpg.Environ("PG"), fmt.Sprintf("DATABASE_URL=%s&pool_max_conns=%d", b.plain.url(folder), pool), "ADDR="+c.address)
-	c.process, err = b.start(ctx, cmd, func() error {
-		conn, err := net.Dial("tcp", c.address)
+	err = programs.Until(ctx, 10*time.Second, name+" does not listen", func() error {
+		conn, err := net.Dial("tcp", address)
 		if err != nil {
 			return err
 		}
 		return conn.Close()
 	})
-	return c, err
-}
-
-// start starts a program and waits until it is ready. Its output goes to /dev/null.
-func (b *bench) start(ctx context.Context, cmd *exec.Cmd, ready func() error) (*localpg.Process, error) {
-	p, err := localpg.StartProcess(cmd, syscall.SIGKILL)
 	if err != nil {
-		return nil, err
+		c.process.Kill()
 	}
-	b.processes = append(b.processes, p)
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	for {
-		err := ready()
-		if err == nil {
-			return p, nil
-		}
-		select {
-		case <-p.Done():
-			return nil, fmt.Errorf("start %s: it exited: %v", cmd.Path, p.Err())
-		case <-ctx.Done():
-			return nil, fmt.Errorf("start %s: it does not become ready: %w", cmd.Path, err)
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
+	return c, err
 }

@@ -3,6 +3,10 @@
 package main
 
 import (
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -25,7 +29,7 @@ func TestMeasurementsThatCount(t *testing.T) {
 		{"a broken connection", load{Requests: 980, Broken: 1}, 0, 980, "1 requests without an answer"},
 		{"204 for plants that are there", load{Requests: 980}, 0, 979, "980 deletions were reported, but 979 plants are gone"},
 		{"more gone than in flight", load{Requests: 980}, 0, 991, "991 plants are gone"},
-		{"nothing deleted", load{}, 0, 0, "nothing was deleted"},
+		{"nothing deleted", load{}, 0, 0, "0 of 0 answers were errors"},
 	} {
 		got, err := deletedOf(test.load, test.every, test.gone, 8)
 		if test.want == "" && (err != nil || got != 980) || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
@@ -46,14 +50,14 @@ func TestTableHasMedianOfShares(t *testing.T) {
 		return t
 	}
 	bare := rates(bareName, nil, 100, 50, 25)
-	s := &section{title: "beside it", wanted: map[int]float64{8: .85}, trials: []*trial{bare, rates(plantstore, bare, 80, 50, 20)}}
-	want := "| clients | 1 | 8 |\n|:--|--:|--:|\n| beside it | | 0.80 |\n| **wanted** | | **0.85** |\n\n**Beside it**\n"
-	if got := markdown([]*section{s}, []int{1, 8}); !strings.HasPrefix(got, want) {
+	s := &row{title: "beside it", wanted: map[int]float64{8: .85}, trials: []*trial{bare, rates(plantstore, bare, 80, 50, 20)}}
+	want := "| clients | 1 | 8 |\n|:--|--:|--:|\n| beside it |  | 0.80 |\n| **wanted** |  | **0.85** |\n\n**Beside it**\n"
+	if got := markdown([]*row{s}, []int{1, 8}); !strings.HasPrefix(got, want) {
 		t.Errorf("got\n%s\nwant it to begin with\n%s", got, want)
 	}
 }
 
-func TestQuickLeavesGivenFlags(t *testing.T) {
+func TestBenchFlags(t *testing.T) {
 	t.Parallel()
 	c, err := parse([]string{"-quick", "-rounds", "9"}, t.Output())
 	if err != nil || c.rounds != 9 || c.duration != time.Second || c.pool != 32 {
@@ -61,5 +65,43 @@ func TestQuickLeavesGivenFlags(t *testing.T) {
 	}
 	if _, err := parse([]string{"-rows", "far"}, t.Output()); err == nil || !strings.Contains(err.Error(), `no row "far"`) {
 		t.Errorf("-rows far: got error %v, want one that names the row", err)
+	}
+}
+
+// The client sends again and again before the first answer.
+func TestDistanceKeepsOrder(t *testing.T) {
+	t.Parallel()
+	const delay = 50 * time.Millisecond
+	folder := t.TempDir()
+	server, err1 := net.Listen("unix", filepath.Join(folder, "server"))
+	proxy, err2 := net.Listen("unix", filepath.Join(folder, "proxy"))
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	defer proxy.Close()
+	go func() {
+		if conn, err := server.Accept(); err == nil {
+			_, _ = io.Copy(conn, conn)
+		}
+	}()
+	go serveDistance(proxy, filepath.Join(folder, "server"), delay)
+	conn, err := net.Dial("unix", filepath.Join(folder, "proxy"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	sent := time.Now()
+	for i := range 10 {
+		if _, err := conn.Write([]byte{byte('0' + i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := make([]byte, 10)
+	if _, err := io.ReadFull(conn, got); err != nil || string(got) != "0123456789" {
+		t.Errorf("got %q, error %v, want the digits in order", got, err)
+	}
+	if took := time.Since(sent); took < delay {
+		t.Errorf("the last answer came after %s, want at least %s", took, delay)
 	}
 }

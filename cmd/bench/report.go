@@ -8,92 +8,80 @@ import (
 	"strings"
 )
 
-// median returns the value in the middle, or the mean of the two in the middle.
-func median(values []float64) float64 {
-	sorted := slices.Sorted(slices.Values(values))
-	n := len(sorted)
-	return (sorted[(n-1)/2] + sorted[n/2]) / 2
-}
-
-// of returns the median of one figure of a trial.
-func of(t *trial, figure func(measurement) float64) float64 {
+// median returns the middle value of a trial's rounds, or the mean of the two in the middle.
+func median(t *trial, value func(round int, m measurement) float64) float64 {
 	var values []float64
-	for _, m := range t.rounds {
-		values = append(values, figure(m))
-	}
-	return median(values)
-}
-
-// share returns a trial's rate as a share of another's, the median of the rounds.
-func share(t, base *trial) float64 {
-	var ratios []float64
 	for i, m := range t.rounds {
-		ratios = append(ratios, m.rate/base.rounds[i].rate)
+		values = append(values, value(i, m))
 	}
-	return median(ratios)
+	slices.Sort(values)
+	n := len(values)
+	return (values[(n-1)/2] + values[n/2]) / 2
 }
 
-// find returns the trial that a cell of the table has, or nil.
-func (s *section) find(name string, clients int) *trial {
-	for _, t := range s.trials {
-		if t.name == name && t.clients == clients && t.base != nil && t.retriers == "" {
-			return t
-		}
+// share returns a trial's rate as a share of another's, or "" without another. A share is
+// taken within a round.
+func share(t, of *trial) string {
+	if of == nil {
+		return ""
+	}
+	return fmt.Sprintf("%.2f", median(t, func(i int, m measurement) float64 { return m.rate / of.rounds[i].rate }))
+}
+
+// find returns the first trial that fits, or nil.
+func (r *row) find(fits func(*trial) bool) *trial {
+	if i := slices.IndexFunc(r.trials, fits); i >= 0 {
+		return r.trials[i]
 	}
 	return nil
 }
 
-// markdown writes the table, and what is behind each row.
-func markdown(sections []*section, clients []int) string {
+// markdown writes the table of shares, and what is behind each row.
+func markdown(rows []*row, clients []int) string {
 	var b strings.Builder
-	b.WriteString("| clients |")
-	for _, n := range clients {
-		fmt.Fprintf(&b, " %d |", n)
-	}
-	b.WriteString("\n|:--|" + strings.Repeat("--:|", len(clients)) + "\n")
-	for _, s := range sections {
-		fmt.Fprintf(&b, "| %s |", s.title)
+	line := func(title string, cell func(clients int) string) {
+		fmt.Fprintf(&b, "| %s |", title)
 		for _, n := range clients {
-			if t := s.find(plantstore, n); t != nil {
-				fmt.Fprintf(&b, " %.2f |", share(t, t.base))
-			} else {
-				b.WriteString(" |")
-			}
-		}
-		b.WriteString("\n| **wanted** |")
-		for _, n := range clients {
-			if wanted, ok := s.wanted[n]; ok {
-				fmt.Fprintf(&b, " **%.2f** |", wanted)
-			} else {
-				b.WriteString(" |")
-			}
+			fmt.Fprintf(&b, " %s |", cell(n))
 		}
 		b.WriteString("\n")
 	}
-	for _, s := range sections {
-		fmt.Fprintf(&b, "\n**%s**\n\n| clients | | deletes/s | share | p50, ms | p99, ms | processor for a deletion, µs: service | database | memory, MiB | of the other build |\n"+
-			"|--:|:--|--:|--:|--:|--:|--:|--:|--:|--:|\n", strings.ToUpper(s.title[:1])+s.title[1:])
-		others := 0.0
-		for _, t := range s.trials {
-			ratio, other := "", ""
-			if t.base != nil {
-				ratio = fmt.Sprintf("%.2f", share(t, t.base))
+	line("clients", func(n int) string { return fmt.Sprint(n) })
+	b.WriteString("|:--|" + strings.Repeat("--:|", len(clients)) + "\n")
+	for _, r := range rows {
+		line(r.title, func(n int) string {
+			t := r.find(func(t *trial) bool {
+				return t.name == plantstore && t.clients == n && t.base != nil && t.retriers == ""
+			})
+			if t == nil {
+				return ""
 			}
-			for _, o := range s.trials {
-				if t.name == plantstore && o.name == otherBuild && o.clients == t.clients && o.what == t.what {
-					other = fmt.Sprintf("%.2f", share(t, o))
-				}
+			return share(t, t.base)
+		})
+		line("**wanted**", func(n int) string {
+			if wanted := r.wanted[n]; wanted > 0 {
+				return fmt.Sprintf("**%.2f**", wanted)
+			}
+			return ""
+		})
+	}
+	for _, r := range rows {
+		fmt.Fprintf(&b, "\n**%s**\n\n| clients | | deletes/s | share | p50, ms | p99, ms | processor for a deletion, µs: service | database | memory, MiB | of the other build |\n"+
+			"|--:|:--|--:|--:|--:|--:|--:|--:|--:|--:|\n", strings.ToUpper(r.title[:1])+r.title[1:])
+		for _, t := range r.trials {
+			other := r.find(func(o *trial) bool {
+				return t.name == plantstore && o.name == otherBuild && o.clients == t.clients && o.what == t.what
+			})
+			m := func(value func(measurement) float64) float64 {
+				return median(t, func(_ int, m measurement) float64 { return value(m) })
 			}
 			fmt.Fprintf(&b, "| %d | %s | %.0f | %s | %.2f | %.2f | %.0f | %.0f | %.0f | %s |\n", t.clients, strings.TrimSpace(t.name+" "+t.what),
-				of(t, func(m measurement) float64 { return m.rate }), ratio,
-				of(t, func(m measurement) float64 { return m.p50 }), of(t, func(m measurement) float64 { return m.p99 }),
-				of(t, func(m measurement) float64 { return m.service }), of(t, func(m measurement) float64 { return m.database }),
-				of(t, func(m measurement) float64 { return m.memory }), other)
-			for _, m := range t.rounds {
-				others = max(others, m.others)
-			}
+				m(func(m measurement) float64 { return m.rate }), share(t, t.base),
+				m(func(m measurement) float64 { return m.p50 }), m(func(m measurement) float64 { return m.p99 }),
+				m(func(m measurement) float64 { return m.service }), m(func(m measurement) float64 { return m.database }),
+				m(func(m measurement) float64 { return m.memory }), share(t, other))
 		}
-		fmt.Fprintf(&b, "\n%s Other programs had up to %.0f %% of the processors.\n", s.note, others*100)
+		b.WriteString(r.note)
 	}
 	return b.String()
 }

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -23,9 +22,11 @@ const plants, stride = 1_000_000, 611_953
 
 // serverSettings are PostgreSQL's. There is no checkpoint after a database was filled: it
 // would fall into a measurement.
-var serverSettings = map[string]string{
-	"fsync": "on", "shared_buffers": "2GB", "max_connections": "1000",
-	"max_wal_size": "48GB", "min_wal_size": "6GB", "checkpoint_timeout": "1d", "commit_siblings": "0",
+func serverSettings() map[string]string {
+	return map[string]string{
+		"fsync": "on", "shared_buffers": "2GB", "max_connections": "1000",
+		"max_wal_size": "48GB", "min_wal_size": "6GB", "checkpoint_timeout": "1d", "commit_siblings": "0",
+	}
 }
 
 // fillLog makes the files of the write-ahead log, so that the server reuses them as in
@@ -36,13 +37,12 @@ const fillLog = `DO $$ BEGIN
 	END LOOP;
 END $$`
 
-// A store is a database, with the build that migrated it.
+// A store is a contender's database, with the build that migrated it.
 type store struct {
 	name, program string
 	next          int64 // place in the order of deletion
 	server        *localpg.Server
 	control       *pgx.Conn // as the superuser
-	postmaster    int       // process id
 	token, others string    // of two principals
 	items         bool      // each plant has a row that leaves with it
 }
@@ -62,9 +62,6 @@ func newStore(ctx context.Context, server *localpg.Server, name, program string)
 		return nil, err
 	}
 	if s.control, err = pgx.Connect(ctx, server.URL("postgres", name)); err != nil {
-		return nil, err
-	}
-	if s.postmaster, err = parent(int(s.control.PgConn().PID())); err != nil {
 		return nil, err
 	}
 	return s, s.execute(ctx, fmt.Sprintf(`INSERT INTO public.plants (id, name) SELECT i, 'Plant number ' || i FROM generate_series(0, %d) i`, plants-1), `VACUUM ANALYZE`)
@@ -112,10 +109,10 @@ func (s *store) refer(ctx context.Context, every int64) error {
 	if err != nil || every == 0 {
 		return err
 	}
-	return s.execute(ctx, fmt.Sprintf(`INSERT INTO public.orders SELECT generate_series(%d, %d, %d)`, firstReferred, plants-1, every), `ANALYZE public.orders`)
+	return s.execute(ctx, fmt.Sprintf(`INSERT INTO public.orders SELECT id FROM public.plants WHERE id %% %d = %d`, every, firstReferred), `ANALYZE public.orders`)
 }
 
-// url is what a contender connects with, through the proxy's socket in folder if there is one.
+// url is what a contender connects with, through the socket in folder if that is not empty.
 func (s *store) url(folder string) string {
 	direct := s.server.URL("plantstore_app", s.name)
 	if folder == "" {
@@ -126,14 +123,12 @@ func (s *store) url(folder string) string {
 
 // socket is the path of the server's socket.
 func (s *store) socket() string {
-	config := s.control.Config()
-	return filepath.Join(config.Host, fmt.Sprintf(".s.PGSQL.%d", config.Port))
+	return filepath.Join(s.control.Config().Host, fmt.Sprintf(".s.PGSQL.%d", s.control.Config().Port))
 }
 
 // refill puts back the first n plants of a walk, and returns how many were missing. It
-// waits for deletions in flight and vacuums before, so that all measurements start alike.
+// vacuums before, so that all measurements start alike.
 func (s *store) refill(ctx context.Context, w walk, n int64) (int64, error) {
-	time.Sleep(100 * time.Millisecond)
 	if err := s.execute(ctx, `VACUUM public.plants`); err != nil {
 		return 0, err
 	}

@@ -3,7 +3,7 @@
 // authenticates nobody, records nothing, and answers 204 whether there was a plant
 // or not.
 //
-// It takes DATABASE_URL and ADDR from its environment.
+// It takes DATABASE_URL and PLANTSTORE_ADDR from its environment.
 package main
 
 import (
@@ -34,5 +34,5 @@ func main() {
 		}
 		return c.NoContent(http.StatusNoContent)
 	})
-	log.Fatal(e.Start(os.Getenv("ADDR")))
+	log.Fatal(e.Start(os.Getenv("PLANTSTORE_ADDR")))
 }

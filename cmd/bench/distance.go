@@ -1,19 +1,10 @@
 //go:build linux
 
-// Command distance simulates a network between the benchmark's contenders and their database.
-// What clients send reaches the server a delay later. What the server sends reaches them at
-// once: a client can't distinguish that from half of the delay each way.
-//
-//	distance DELAY LISTEN TARGET
-//
-// DELAY is a Go duration, LISTEN and TARGET are paths of Unix sockets.
 package main
 
 import (
 	"io"
-	"log"
 	"net"
-	"os"
 	"runtime"
 	"time"
 
@@ -27,30 +18,17 @@ type piece struct {
 	data []byte // nil: the client hung up
 }
 
-func main() {
-	if len(os.Args) != 4 {
-		log.Fatal("usage: distance DELAY LISTEN TARGET")
-	}
-	delay, err := time.ParseDuration(os.Args[1])
-	if err != nil {
-		log.Fatal(err)
-	}
-	listener, err := net.Listen("unix", os.Args[2])
-	if err != nil {
-		log.Fatal(err)
-	}
-	log.Fatal(serve(listener, os.Args[3], delay))
-}
-
-// serve forwards bytes between the listener's clients and the server behind target.
-func serve(listener net.Listener, target string, delay time.Duration) error {
+// serveDistance is a network between the contenders and their database: what clients of the
+// listener send reaches the socket target a delay later. What the server sends reaches them at
+// once: a client can't distinguish that from half of the delay each way.
+func serveDistance(listener net.Listener, target string, delay time.Duration) {
 	// All pieces have the same delay, so they are due in the order in which they came.
 	pieces := make(chan piece, 4096)
 	go release(pieces)
 	for {
 		client, err := listener.Accept()
 		if err != nil {
-			return err
+			return // closed
 		}
 		server, err := net.Dial("unix", target)
 		if err != nil { // like a server that is down
@@ -66,10 +44,12 @@ func serve(listener net.Listener, target string, delay time.Duration) error {
 				data := make([]byte, 16<<10)
 				n, err := client.Read(data)
 				if err != nil {
-					pieces <- piece{time.Now().Add(delay), server, nil}
-					return
+					n, data = 0, nil
 				}
 				pieces <- piece{time.Now().Add(delay), server, data[:n]}
+				if err != nil {
+					return
+				}
 			}
 		}()
 	}

@@ -67,7 +67,11 @@ func (s *randomStore) add() {
 	execute(s.t, s.conn, `BEGIN; SET CONSTRAINTS ALL IMMEDIATE`)
 	n := len(s.tables)
 	table := randomTable{name: fmt.Sprintf(s.oneOf(`public.t%d`, `public."T ""%%s"" %d"`, `store."gone' %d"`), n), typ: s.oneOf("int", "bigint", "smallint", "uuid", "text", "varchar")}
-	body := fmt.Sprintf(`(id %s PRIMARY KEY, value float8, note json, twice float8 GENERATED ALWAYS AS (value * 2) STORED)`, table.typ)
+	kind := "STORED"
+	if value[int](s.t, s.conn, `SELECT current_setting('server_version_num')::int`) >= 180000 {
+		kind = s.oneOf("STORED", "VIRTUAL")
+	}
+	body := fmt.Sprintf(`(id %s PRIMARY KEY, value float8, note json, twice float8 GENERATED ALWAYS AS (value * 2) %s)`, table.typ, kind)
 	if s.IntN(4) == 0 {
 		execute(s.t, s.conn, fmt.Sprintf(`CREATE TABLE %s %s PARTITION BY HASH (id)`, table.name, body))
 		for part := range 2 {

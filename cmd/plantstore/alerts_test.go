@@ -273,20 +273,4 @@ func TestAlertsAndDashboardNameWhatAServiceShows(t *testing.T) {
 			}
 		}
 	}
-
-	for expr, want := range map[string][]string{
-		`rate(plantstore_deletion_total[5m])`:                   {"no metric plantstore_deletion_total"},
-		`rate(plantstore_deletion_duration_seconds[5m])`:        {"no metric plantstore_deletion_duration_seconds"},
-		`plantstore_not_ready{reason=~"read_only|readonly"}`:    {"plantstore_not_ready has no reason readonly"},
-		`plantstore_not_ready{cause="read_only"}`:               {"plantstore_not_ready has no label cause"},
-		`plantstore_deletion_duration_seconds_bucket{le="0.6"}`: {"plantstore_deletion_duration_seconds_bucket has no le 0.6"},
-		`plantstore_deletions_total{outcome!="x"}`:              {"plantstore_deletions_total has no outcome x"},
-		`sum by (job, pol) (plantstore_pool_connections)`:       {"nothing has the label pol"},
-		`plantstore:failed:ratio2m > 1`:                         {"no metric plantstore:failed:ratio2m"},
-		`vector(1)`:                                             {"no metric is named"},
-	} {
-		if diff := cmp.Diff(want, misnamed(expr, families, recorded)); diff != "" {
-			t.Errorf("what is wrong with %s (-want +got):\n%s", expr, diff)
-		}
-	}
 }

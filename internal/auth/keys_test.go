@@ -99,42 +99,6 @@ func (v *Verifier) wantLater(t *testing.T, token string, want time.Duration) {
 	}
 }
 
-func TestUnknownKeysAreFetchedOnceInTenSeconds(t *testing.T) {
-	simulate(t, func(t *testing.T, s *source, v *Verifier) {
-		s.takes.Store(int64(300 * time.Millisecond))
-		_, key, err := ed25519.GenerateKey(rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		claims := s.provider.Claims("forger", nil)
-		forged := make([]string, 50)
-		for i := range forged {
-			forged[i] = authtest.SignWith(t, jose.JSONWebKey{Key: key, KeyID: fmt.Sprint("forged-", i), Algorithm: "EdDSA"}, claims, nil)
-		}
-		const seconds, perSecond = 30, 100
-		before := s.fetches.Load()
-		for i := range seconds * perSecond {
-			if i%50 == 0 { // a known key does not wait for them
-				began := time.Now()
-				v.want(t, s.provider.Sign(t, s.provider.Claims("shop", map[string]any{"jti": fmt.Sprint(i)}), nil), nil)
-				if took := time.Since(began); took > 0 {
-					t.Fatalf("a good JWT took %s beside %d forged ones, want no wait", took, i)
-				}
-			}
-			go func() {
-				if _, err := v.Authenticate(t.Context(), forged[i%len(forged)]); !errors.Is(err, ErrInvalidToken) && !errors.Is(err, ErrKeysUnknown) {
-					t.Errorf("a forged JWT: %v", err)
-				}
-			}()
-			time.Sleep(time.Second / perSecond)
-		}
-		time.Sleep(fetchTimeout)
-		if got, want := s.fetches.Load()-before, int64(seconds/10); got > want || got == 0 {
-			t.Errorf("the issuer was asked %d times in %d s, want %d", got, seconds, want)
-		}
-	})
-}
-
 func TestAnUnknownKey(t *testing.T) {
 	simulate(t, func(t *testing.T, s *source, v *Verifier) {
 		_, key, err := ed25519.GenerateKey(rand.Reader)

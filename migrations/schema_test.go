@@ -202,6 +202,7 @@ func TestWhoIsRecorded(t *testing.T) {
 		{name: "the service", role: "plantstore_app", sql: asked(one) + `DELETE FROM plants WHERE id = 1`, want: []string{"1 by alice, request r1, key k1"}},
 		{name: "the owner", role: "plantstore_owner", sql: asked(one) + `DELETE FROM plants WHERE id = 1`, want: []string{"1 by alice, request r1, key k1"}},
 		{name: "a stranger that pretends", role: stranger, sql: asked(one) + `DELETE FROM plants WHERE id = 1`, want: []string{"1 by " + stranger + ", request -, key -"}},
+		{name: "a stranger that records a refusal", role: stranger, setUp: `GRANT USAGE ON SCHEMA plantstore TO ` + stranger, sql: `SELECT plantstore.resolve(1, 'alice', 'r1', 'k1', 40401)`, err: "42501 "},
 		{name: "the service's role by hand", role: "plantstore_app", sql: `DELETE FROM plants WHERE id < 3`, want: []string{"1 by plantstore_app, request -, key -", "2 by plantstore_app, request -, key -"}},
 		{name: "after a request in the same session", role: "plantstore_app", sql: `BEGIN; ` + asked(one) + `DELETE FROM plants WHERE id = 1; COMMIT; DELETE FROM plants WHERE id = 2`,
 			want: []string{"1 by alice, request r1, key k1", "2 by plantstore_app, request -, key -"}},

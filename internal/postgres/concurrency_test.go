@@ -63,98 +63,6 @@ func (s *store) all(clients int, first plant.ID, n int) []string {
 	return results
 }
 
-// A plant that is locked or slow holds up nobody: all others are deleted while it is.
-func TestNobodyWaitsForTheLockOfAnother(t *testing.T) {
-	t.Parallel()
-	database := pgtest.New(t)
-	newStore(t, database).exec(t, `CREATE TABLE public.orders (plant bigint REFERENCES public.plants ON DELETE CASCADE); CREATE INDEX ON public.orders (plant);
-		GRANT ALL ON public.orders TO plantstore_app;`+trigger(`IF OLD.name = 'slow' THEN PERFORM pg_advisory_xact_lock_shared(1); END IF; RETURN OLD`))
-	byLock, byStatement := patient, patient
-	byLock.batchLock = 20 * time.Millisecond // by the server
-	byStatement.batchStatement = 100 * time.Millisecond
-	for name, c := range map[string]struct {
-		setup, lock string
-		limits      limits
-	}{
-		"locked row":            {``, `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, byLock},
-		"row that refers to it": {`INSERT INTO public.orders VALUES ($1)`, `SELECT FROM public.orders WHERE plant = $1 FOR UPDATE`, byLock},
-		"slow trigger":          {`UPDATE public.plants SET name = 'slow' WHERE id = $1`, `SELECT pg_advisory_xact_lock(1) WHERE $1 > 0`, byStatement},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := storeOn(t, database, database.App, c.limits)
-			first := s.plant(t, 201)
-			locked := first + 200
-			if c.setup != "" {
-				s.exec(t, c.setup, int64(locked))
-			}
-			pid, release := holder(t, database, c.lock, int64(locked))
-			victim := make(chan string, 1)
-			go func() {
-				d := s.of(locked, "locked")
-				d.Principal = "somebody else"
-				_, err := s.Delete(context.Background(), d)
-				victim <- outcomeOf(err)
-			}()
-			for n, got := range s.all(8, first, 200) {
-				if got != "deleted" {
-					t.Errorf("plant %d: %s; want deleted", n, got)
-				}
-			}
-			pgtest.AwaitBlocked(t, s.admin, pid, 1)
-			select {
-			case got := <-victim:
-				t.Errorf("the locked plant: %s, while it was locked", got)
-			default:
-			}
-			release()
-			if got := <-victim; got != "deleted" {
-				t.Errorf("the locked plant, afterwards: %s; want deleted", got)
-			}
-		})
-	}
-}
-
-// Where a table is locked everybody waits, and nobody is refused.
-func TestALockedTableIsWaitedFor(t *testing.T) {
-	t.Parallel()
-	database := pgtest.New(t)
-	l := patient
-	l.batchLock = 20 * time.Millisecond
-	s := storeOn(t, database, database.App, l)
-	s.exec(t, `CREATE TABLE public.orders (plant bigint REFERENCES public.plants); CREATE INDEX ON public.orders (plant)`)
-	for _, table := range []string{"plants", "orders"} {
-		first := s.plant(t, 32)
-		pid, release := holder(t, database, `LOCK TABLE public.`+table)
-		results := make(chan []string)
-		go func() { results <- s.all(16, first, 32) }()
-		pgtest.AwaitBlocked(t, s.admin, pid, 2)
-		release()
-		for n, got := range <-results {
-			if got != "deleted" {
-				t.Errorf("%s locked, plant %d: %s; want deleted", table, n, got)
-			}
-		}
-	}
-}
-
-func TestSomeAreRefused(t *testing.T) {
-	t.Parallel()
-	s := newStore(t, pgtest.New(t))
-	first := s.plant(t, 400)
-	s.exec(t, `CREATE TABLE public.orders (plant bigint REFERENCES public.plants); CREATE INDEX ON public.orders (plant)`)
-	s.exec(t, `INSERT INTO public.orders SELECT id FROM public.plants WHERE id % 20 = 0`)
-	for n, got := range s.all(32, first, 400) {
-		want := "deleted"
-		if (first+plant.ID(n))%20 == 0 {
-			want = "referenced orders"
-		}
-		if got != want {
-			t.Errorf("plant %d: %s; want %s", n, got, want)
-		}
-	}
-}
-
 // Requests whose time is over while they wait for a lock: what was rolled back for certain
 // did nothing, also later. What is still under way is unknown, and the same key finds out.
 func TestRequestsThatEnd(t *testing.T) {
@@ -288,35 +196,6 @@ func (s *store) terminate(t *testing.T, application string) {
 	t.Helper()
 	if n := value[int](t, s, `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1 AND datname = current_database()`, application); n == 0 {
 		t.Errorf("%s has no connections", application)
-	}
-}
-
-// The service's connections are all ended again and again, and no client gets to know.
-func TestTerminatedConnections(t *testing.T) {
-	t.Parallel()
-	database := pgtest.Shared(t)
-	s := storeOn(t, database, pgtest.WithParameters(database.App, "application_name=terminated"), patient)
-	first := s.plant(t, 320)
-	results := make(chan string)
-	var next atomic.Int64
-	for range 16 {
-		go func() {
-			for i := next.Add(1) - 1; i < 320; i = next.Add(1) - 1 {
-				_, err := s.Delete(context.Background(), s.of(first+plant.ID(i), fmt.Sprint(i)))
-				results <- outcomeOf(err)
-			}
-		}()
-	}
-	for n := range 320 {
-		if got := <-results; got != "deleted" {
-			t.Errorf("one deletion: %s; want deleted", got)
-		}
-		if n%80 == 40 {
-			s.terminate(t, "terminated")
-		}
-	}
-	if n := value[int](t, s, `SELECT count(*) FROM plantstore.deletions WHERE deleted_by = $1`, s.who); n != 320 {
-		t.Errorf("%d deletions are recorded; want 320", n)
 	}
 }
 
@@ -507,34 +386,6 @@ func as(t *testing.T, database, role, password string) string {
 	}
 	u.User = url.UserPassword(role, password)
 	return u.String()
-}
-
-// Who is not the service is recorded as who it is, whatever it says.
-func TestAStrangerWhoPretendsToBeTheService(t *testing.T) {
-	t.Parallel()
-	database := pgtest.New(t)
-	s := newStore(t, database)
-	id := s.plant(t, 3)
-	name, url := s.role(t, database, ``)
-	s.exec(t, `GRANT SELECT, DELETE ON public.plants TO `+name)
-	stranger := pgtest.Connect(t, url)
-	for _, sql := range []string{
-		`SET plantstore.requests = '{{%[1]d},{victim},{request},{key}}'`,
-		`DELETE FROM public.plants WHERE id = %[1]d`,
-		`SET plantstore.requests = '{{%[2]d,%[3]d},{victim,victim},{request,request},{key,key}}'`,
-		`DELETE FROM public.plants WHERE id IN (%[2]d, %[3]d)`,
-	} {
-		if _, err := stranger.Exec(t.Context(), fmt.Sprintf(sql, id, id+1, id+2)); err != nil {
-			t.Errorf("%s: %v", sql, err)
-		}
-	}
-	const recorded = `SELECT string_agg(DISTINCT concat_ws(' ', deleted_by, request_id, idempotency_key), ', ') || ' ' || count(*) FROM plantstore.deletions`
-	if got, want := value[string](t, s, recorded), name+" 3"; got != want {
-		t.Errorf("recorded: %s; want %s", got, want)
-	}
-	if _, err := stranger.Exec(t.Context(), `SELECT plantstore.resolve($1, 'victim', 'request', 'key', 40401)`, int64(id)); err == nil {
-		t.Error("a stranger may record a refusal")
-	}
 }
 
 func TestThroughAPooler(t *testing.T) {

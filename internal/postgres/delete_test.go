@@ -390,27 +390,6 @@ func TestOnePlantAtOnce(t *testing.T) {
 	}
 }
 
-func TestManyAtOnceAreBatches(t *testing.T) {
-	t.Parallel()
-	s := newStore(t)
-	first := s.plant(t, 500)
-	var all sync.WaitGroup
-	for n := range 500 {
-		all.Go(func() {
-			if _, err := s.Delete(context.Background(), s.of(first+plant.ID(n), fmt.Sprint(n))); err != nil {
-				t.Errorf("plant %d: %v", n, err)
-			}
-		})
-	}
-	all.Wait()
-	if n := value[int](t, s, `SELECT count(DISTINCT transaction_id) FROM plantstore.deletions WHERE deleted_by = $1`, s.who); n > 250 {
-		t.Errorf("500 deletions were %d transactions; want batches", n)
-	}
-	if n := value[int](t, s, `SELECT count(*) FROM plantstore.deletions WHERE deleted_by = $1 AND idempotency_key = (plant_id - $2)::text AND request_id = 'request-' || idempotency_key`, s.who, int64(first)); n != 500 {
-		t.Errorf("%d deletions are recorded under their keys; want 500", n)
-	}
-}
-
 // A no for a client's key is recorded although the budget is used up: the plant may come
 // back, and the budget may be free again.
 func TestANoWithoutBudgetIsFinal(t *testing.T) {
@@ -434,19 +413,5 @@ func TestANoWithoutBudgetIsFinal(t *testing.T) {
 	s.exec(t, `INSERT INTO public.plants (id, name) VALUES ($1, 'back')`, int64(id))
 	if r, err := s.Delete(t.Context(), s.sent(id, "key")); outcomeOf(err) != "deleted earlier" || !r.Replayed || !s.lives(t, id) {
 		t.Errorf("the key again without a budget: %+v, %v, and the plant is there: %t; want the recorded no", r, err, s.lives(t, id))
-	}
-}
-
-// After a logical failover the ledger's sequence may be behind its entries.
-func TestALedgerWhoseSequenceIsBehind(t *testing.T) {
-	t.Parallel()
-	s := newStore(t, pgtest.New(t))
-	id := s.plant(t, 2)
-	if _, err := s.Delete(t.Context(), s.of(id, "first")); err != nil {
-		t.Fatal(err)
-	}
-	s.exec(t, `ALTER TABLE plantstore.deletions ALTER id RESTART`)
-	if _, err := s.Delete(t.Context(), s.sent(id+1, "second")); !errors.Is(err, plant.ErrMisconfigured) || !s.lives(t, id+1) {
-		t.Errorf("Delete = %v, and the plant is there: %t; want ErrMisconfigured, and that it is", err, s.lives(t, id+1))
 	}
 }

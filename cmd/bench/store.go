@@ -88,7 +88,9 @@ func (s *store) execute(ctx context.Context, statements ...string) error {
 	return nil
 }
 
-const fillItems = `INSERT INTO public.items SELECT id, id, 9.90, 'note' FROM public.plants ON CONFLICT DO NOTHING`
+// fillItems skips plants that are deleted at the same time.
+const fillItems = `INSERT INTO public.items SELECT id, id, 9.90, 'note' FROM public.plants p
+	WHERE NOT EXISTS (SELECT FROM public.items WHERE plant_id = p.id) FOR KEY SHARE OF p`
 
 // addItems gives each plant a row that a deletion takes along.
 func (s *store) addItems(ctx context.Context, watched bool) error {

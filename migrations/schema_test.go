@@ -191,7 +191,7 @@ func TestWhoIsRecorded(t *testing.T) {
 	mustExec(t, conn, `ALTER TABLE plants ADD mother bigint REFERENCES plants ON DELETE CASCADE; CREATE INDEX ON plants (mother);
 		CREATE TABLE beds (id bigint PRIMARY KEY); ALTER TABLE plants ADD bed bigint REFERENCES beds ON DELETE CASCADE;
 		GRANT SELECT, DELETE ON plants TO `+stranger)
-	asked := func(rows string) string {
+	requests := func(rows string) string {
 		return `SELECT set_config('plantstore.requests', '` + rows + `', true); `
 	}
 	const one, two = `{{1},{alice},{r1},{k1}}`, `{{1,2},{alice,bob},{r1,r2},{k1,k2}}`
@@ -199,27 +199,27 @@ func TestWhoIsRecorded(t *testing.T) {
 		name, role, setUp, sql, err string
 		want                        []string
 	}{
-		{name: "the service", role: "plantstore_app", sql: asked(one) + `DELETE FROM plants WHERE id = 1`, want: []string{"1 by alice, request r1, key k1"}},
-		{name: "the owner", role: "plantstore_owner", sql: asked(one) + `DELETE FROM plants WHERE id = 1`, want: []string{"1 by alice, request r1, key k1"}},
-		{name: "a stranger that pretends", role: stranger, sql: asked(one) + `DELETE FROM plants WHERE id = 1`, want: []string{"1 by " + stranger + ", request -, key -"}},
+		{name: "the service", role: "plantstore_app", sql: requests(one) + `DELETE FROM plants WHERE id = 1`, want: []string{"1 by alice, request r1, key k1"}},
+		{name: "the owner", role: "plantstore_owner", sql: requests(one) + `DELETE FROM plants WHERE id = 1`, want: []string{"1 by alice, request r1, key k1"}},
+		{name: "a stranger that pretends", role: stranger, sql: requests(one) + `DELETE FROM plants WHERE id = 1`, want: []string{"1 by " + stranger + ", request -, key -"}},
 		{name: "a stranger that records a refusal", role: stranger, setUp: `GRANT USAGE ON SCHEMA plantstore TO ` + stranger, sql: `SELECT plantstore.resolve(1, 'alice', 'r1', 'k1', 40401)`, err: "42501 "},
 		{name: "the service's role by hand", role: "plantstore_app", sql: `DELETE FROM plants WHERE id < 3`, want: []string{"1 by plantstore_app, request -, key -", "2 by plantstore_app, request -, key -"}},
-		{name: "after a request in the same session", role: "plantstore_app", sql: `BEGIN; ` + asked(one) + `DELETE FROM plants WHERE id = 1; COMMIT; DELETE FROM plants WHERE id = 2`,
+		{name: "after a request in the same session", role: "plantstore_app", sql: `BEGIN; ` + requests(one) + `DELETE FROM plants WHERE id = 1; COMMIT; DELETE FROM plants WHERE id = 2`,
 			want: []string{"1 by alice, request r1, key k1", "2 by plantstore_app, request -, key -"}},
-		{name: "a batch", role: "plantstore_app", sql: asked(two) + `DELETE FROM plants WHERE id < 3`, want: []string{"1 by alice, request r1, key k1", "2 by bob, request r2, key k2"}},
-		{name: "alone with a cascade", role: "plantstore_app", setUp: `UPDATE plants SET mother = 1 WHERE id = 2; UPDATE plants SET mother = 2 WHERE id = 3`, sql: asked(one) + `DELETE FROM plants WHERE id = 1`,
+		{name: "a batch", role: "plantstore_app", sql: requests(two) + `DELETE FROM plants WHERE id < 3`, want: []string{"1 by alice, request r1, key k1", "2 by bob, request r2, key k2"}},
+		{name: "alone with a cascade", role: "plantstore_app", setUp: `UPDATE plants SET mother = 1 WHERE id = 2; UPDATE plants SET mother = 2 WHERE id = 3`, sql: requests(one) + `DELETE FROM plants WHERE id = 1`,
 			want: []string{"1 by alice, request r1, key k1", "2 by alice, request r1, key -", "3 by alice, request r1, key -"}},
-		{name: "a batch with a cascade to a plant nobody asked for", role: "plantstore_app", setUp: `UPDATE plants SET mother = 1 WHERE id = 3`, sql: asked(two) + `DELETE FROM plants WHERE id < 3`, err: "23502 deletions"},
-		{name: "a batch with a cascade within it", role: "plantstore_app", setUp: `UPDATE plants SET mother = 1 WHERE id = 2`, sql: asked(two) + `DELETE FROM plants WHERE id = 1`,
+		{name: "a batch with a cascade to a plant nobody asked for", role: "plantstore_app", setUp: `UPDATE plants SET mother = 1 WHERE id = 3`, sql: requests(two) + `DELETE FROM plants WHERE id < 3`, err: "23502 deletions"},
+		{name: "a batch with a cascade within it", role: "plantstore_app", setUp: `UPDATE plants SET mother = 1 WHERE id = 2`, sql: requests(two) + `DELETE FROM plants WHERE id = 1`,
 			want: []string{"1 by alice, request r1, key k1", "2 by bob, request r2, key k2"}},
 		{name: "a cascade from another table", role: "plantstore_owner", setUp: `INSERT INTO beds VALUES (7); UPDATE plants SET bed = 7 WHERE id < 3; GRANT DELETE, SELECT ON beds TO plantstore_owner`, sql: `DELETE FROM beds`,
 			want: []string{"1 by plantstore_owner, request -, key -", "2 by plantstore_owner, request -, key -"}},
-		{name: "the key of a refusal", role: "plantstore_app", setUp: `INSERT INTO plantstore.deletions (plant_id, deleted_by, idempotency_key, refused) VALUES (1, 'alice', 'k1', 40401)`, sql: asked(one) + `DELETE FROM plants WHERE id = 1`, err: "23505 deletions"},
+		{name: "the key of a refusal", role: "plantstore_app", setUp: `INSERT INTO plantstore.deletions (plant_id, deleted_by, idempotency_key, refused) VALUES (1, 'alice', 'k1', 40401)`, sql: requests(one) + `DELETE FROM plants WHERE id = 1`, err: "23505 deletions"},
 		{name: "TRUNCATE", role: "postgres", sql: `TRUNCATE plants CASCADE`, err: "0A000 "},
-		{name: "no row", role: "plantstore_app", sql: asked(`{{9},{jwt:none},{r},{k},{1},{60}}`) + `DELETE FROM plants WHERE id = 9`, want: []string{}},
-		{name: "a budget", role: "plantstore_app", setUp: `UPDATE plants SET mother = 1 WHERE id = 2`, sql: asked(`{{1},{jwt:x},{r},{k},{2},{60}}`) + `DELETE FROM plants WHERE id = 1`,
+		{name: "no row", role: "plantstore_app", sql: requests(`{{9},{jwt:none},{r},{k},{1},{60}}`) + `DELETE FROM plants WHERE id = 9`, want: []string{}},
+		{name: "a budget", role: "plantstore_app", setUp: `UPDATE plants SET mother = 1 WHERE id = 2`, sql: requests(`{{1},{jwt:x},{r},{k},{2},{60}}`) + `DELETE FROM plants WHERE id = 1`,
 			want: []string{"1 by jwt:x, request r, key k", "2 by jwt:x, request r, key -"}},
-		{name: "a budget that the cascade goes beyond", role: "plantstore_app", setUp: `UPDATE plants SET mother = 1 WHERE id = 2`, sql: asked(`{{1},{jwt:x},{r},{k},{1},{60}}`) + `DELETE FROM plants WHERE id = 1`, err: "PSB01 "},
+		{name: "a budget that the cascade goes beyond", role: "plantstore_app", setUp: `UPDATE plants SET mother = 1 WHERE id = 2`, sql: requests(`{{1},{jwt:x},{r},{k},{1},{60}}`) + `DELETE FROM plants WHERE id = 1`, err: "PSB01 "},
 	} {
 		mustExec(t, conn, `DELETE FROM plants; DELETE FROM plantstore.deletions; DELETE FROM plantstore.principals; INSERT INTO plants (id, name) SELECT i, 'fern' FROM generate_series(1, 3) i; `+test.setUp)
 		mustExec(t, conn, `SET SESSION AUTHORIZATION `+test.role)

@@ -30,15 +30,15 @@ func TestReadmeNamesEveryFault(t *testing.T) {
 func TestRunThatFails(t *testing.T) {
 	t.Parallel()
 	r := &report{kinds: []kind{{name: "freeze"}, {name: "pg-kill"}}, events: events{faults: []fault{{kind: "freeze"}}}}
-	if err := r.outcome(); err == nil || err.Error() != "the fault pg-kill never happened" {
+	if err := r.verdict(); err == nil || err.Error() != "the fault pg-kill never happened" {
 		t.Errorf("got %v, want that pg-kill never happened", err)
 	}
 	r.faults = append(r.faults, fault{kind: "pg-kill"})
-	if err := r.outcome(); err != nil {
+	if err := r.verdict(); err != nil {
 		t.Errorf("got %v, want none", err)
 	}
 	r.violations = []witness.Violation{{Rule: "a", Plant: 1, Text: "text"}}
-	if err := r.outcome(); err == nil || err.Error() != "1 violations" {
+	if err := r.verdict(); err == nil || err.Error() != "1 violations" {
 		t.Errorf("got %v, want 1 violations", err)
 	}
 }

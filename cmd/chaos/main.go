@@ -62,7 +62,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	r.print(stdout)
-	return r.outcome()
+	return r.verdict()
 }
 
 // newSeed returns a seed that is short enough to be copied by hand.

@@ -32,8 +32,8 @@ func (r *report) times(k kind) (n int) {
 	return n
 }
 
-// outcome returns nil if no promise was broken and each kind of fault happened.
-func (r *report) outcome() error {
+// verdict returns nil if no promise was broken and each kind of fault happened.
+func (r *report) verdict() error {
 	var errs []error
 	if n := len(r.violations); n > 0 {
 		errs = append(errs, fmt.Errorf("%d violations", n))

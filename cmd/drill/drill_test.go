@@ -94,7 +94,7 @@ func TestDrillThatFails(t *testing.T) {
 	} {
 		r := madeUp()
 		test.change(r)
-		err := r.outcome()
+		err := r.verdict()
 		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%s: got error %v, want one with %q", test.name, err, test.want)
 		}

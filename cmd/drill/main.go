@@ -207,5 +207,5 @@ func drillIn(ctx context.Context, c config, stdout io.Writer) (err error) {
 		r.failure = errors.Join(r.failure, fmt.Errorf("the answers were not checked: %w", err))
 	}
 	r.print(stdout)
-	return r.outcome()
+	return r.verdict()
 }

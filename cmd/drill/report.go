@@ -100,8 +100,8 @@ func (r *report) print(w io.Writer) {
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
 
-// outcome returns nil if no event broke its rules.
-func (r *report) outcome() error {
+// verdict returns nil if no event broke its rules.
+func (r *report) verdict() error {
 	errs := []error{r.failure}
 	violations := len(r.violations)
 	for _, h := range r.events {

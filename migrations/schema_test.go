@@ -270,11 +270,11 @@ func TestRecordIsExact(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	conn := pgtest.Connect(t, db.Super)
-	mustExec(t, conn, `ALTER TABLE plants DROP name, ADD principal date, ADD plant interval, ADD key float8, ADD request bytea, ADD g timestamptz, ADD gone money, ADD asked text DEFAULT 'a,"b'`)
+	mustExec(t, conn, `ALTER TABLE plants DROP name, ADD principal date, ADD plant interval, ADD key float8, ADD request bytea, ADD g timestamptz, ADD gone money, ADD requests text DEFAULT 'a,"b'`)
 	mustExec(t, conn, `SET datestyle = 'SQL, DMY'; SET intervalstyle = 'sql_standard'; SET extra_float_digits = -15; SET bytea_output = 'escape'; SET timezone = 'Asia/Tokyo'; SET xmlbinary = 'hex'`)
 	mustExec(t, conn, `BEGIN`)
 	if _, err := conn.PgConn().CopyFrom(t.Context(), strings.NewReader("1,2026-01-02 03:04:05+00,31/12/2025,1 day -1:00,0.1,\\x00ff,2026-01-02 03:04:05+00,1.50,\"x\"\n"),
-		`COPY plants (id, created_at, principal, plant, key, request, g, gone, asked) FROM STDIN CSV`); err != nil {
+		`COPY plants (id, created_at, principal, plant, key, request, g, gone, requests) FROM STDIN CSV`); err != nil {
 		t.Fatal(err)
 	}
 	mustExec(t, conn, `DELETE FROM plants; COMMIT`)
@@ -286,7 +286,7 @@ func TestRecordIsExact(t *testing.T) {
 	if diff := cmp.Diff(wantTypes, lines(t, pgtest.Connect(t, db.Super), `SELECT types FROM plantstore.deletions`)); diff != "" {
 		t.Errorf("types (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"id,created_at,principal,plant,key,request,g,gone,asked"}, lines(t, pgtest.Connect(t, db.Super), `SELECT string_agg(k, ',') FROM plantstore.deletions, json_object_keys(plant) k`)); diff != "" {
+	if diff := cmp.Diff([]string{"id,created_at,principal,plant,key,request,g,gone,requests"}, lines(t, pgtest.Connect(t, db.Super), `SELECT string_agg(k, ',') FROM plantstore.deletions, json_object_keys(plant) k`)); diff != "" {
 		t.Errorf("columns (-want +got):\n%s", diff)
 	}
 }

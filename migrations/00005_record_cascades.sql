@@ -24,7 +24,8 @@ COMMENT ON COLUMN plantstore.cascaded.became IS 'NULL, or that default: an expre
 COMMENT ON COLUMN plantstore.cascaded.content IS 'The row before, to read and search.';
 COMMENT ON COLUMN plantstore.cascaded.literal IS 'The row as PostgreSQL writes it, to restore it exactly.';
 
--- All rows that a restore brings back: plants, and those of watched tables.
+-- All rows that a restore brings back: plants, and those of watched tables. id is that of the
+-- table that has the row: plants and other rows have numbers of their own.
 CREATE VIEW plantstore.recorded AS
     SELECT d.id AS deletion_id, d.id, to_regclass('public.plants') AS relation, d.plant_id::text AS key, NULL AS changed, NULL AS became, d.plant AS content, d.literal, d.types
     FROM plantstore.deletions d WHERE d.refused IS NULL
@@ -92,19 +93,15 @@ CREATE FUNCTION plantstore.unwatchable(target regclass) RETURNS SETOF text LANGU
     ), primary_keys AS (
         SELECT i.indrelid AS relation, y.oid AS type, y.typcategory AS category FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
         JOIN pg_type y ON y.oid = a.atttypid WHERE i.indisprimary
-    ), triggers AS (
-        SELECT t.tgrelid AS relation, t.tgname AS name, p.proname AS function, p.pronamespace = 'plantstore'::regnamespace AS ours FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
     )
-    SELECT format('%s %s', c.oid::regclass, v.problem) FROM chain c, LATERAL (
-        SELECT min(t.relation::regclass::text) FROM triggers t WHERE t.relation <> c.oid AND t.ours AND t.function = 'record ' || c.oid::regclass
-    ) namesake (name), LATERAL (VALUES
+    SELECT format('%s %s', c.oid::regclass, v.problem) FROM chain c, LATERAL (VALUES
         (NOT EXISTS (SELECT FROM keys k WHERE k.relation = c.oid), 'loses and changes no rows when a plant is deleted'),
         (c.relispartition, 'is a partition'),
         (NOT EXISTS (SELECT FROM primary_keys p WHERE p.relation = c.oid), 'has no primary key'),
         (EXISTS (SELECT FROM primary_keys p WHERE p.relation = c.oid AND (p.category IN ('A', 'C') OR p.type = 'jsonb'::regtype
             OR EXISTS (SELECT FROM pg_cast WHERE castsource = p.type AND casttarget = 'json'::regtype))), 'has an array, a composite or JSON in its primary key'),
-        (EXISTS (SELECT FROM triggers t WHERE t.relation = c.oid AND t.name IN ('record_cascade', 'record_change') AND NOT t.ours), 'has a trigger of its own that is called record_cascade or record_change'),
-        (namesake.name IS NOT NULL, format('has the name under which %s is watched: first unwatch %1$s', namesake.name)),
+        (EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE t.tgrelid = c.oid AND t.tgname IN ('record_cascade', 'record_change')
+            AND p.pronamespace <> 'plantstore'::regnamespace), 'has a trigger of its own that is called record_cascade or record_change'),
         (octet_length('record ' || c.oid::regclass) > 63, 'has a name of more than 56 bytes'),
         (c.relrowsecurity, 'has row level security'),
         (EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid), 'has a rule')
@@ -161,10 +158,10 @@ $$;
 --         FROM gone g, LATERAL (SELECT * FROM plantstore.deletion_of_plant(g.plant_id)) d (id);
 --     END IF;
 --
--- After columns were renamed, dropped or got another type, the table has to be watched again.
--- Until then its rows leave without a record, as before it was watched.
+-- After a foreign key was added, or a name in this text changed, the table has to be watched
+-- again. Until then its rows may leave without a record.
 -- +goose StatementBegin
-CREATE FUNCTION plantstore.recorder(target regclass) RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION plantstore.recorder(target regclass) RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off AS $$
     WITH primary_key (value) AS (
         SELECT format(CASE count(*) WHEN 1 THEN '%s::text' ELSE 'ROW(%s)::text' END, string_agg(format('g.%I', a.attname), ', ' ORDER BY k.n))
         FROM pg_constraint p, unnest(p.conkey) WITH ORDINALITY k (attnum, n), pg_attribute a
@@ -208,17 +205,19 @@ CREATE FUNCTION plantstore.is_watched(target regclass, action "char") RETURNS bo
 $$;
 -- +goose StatementEnd
 
--- Watches a table and those between it and plants, in the order in which deletions lock them.
--- SECURITY DEFINER, so that the functions belong to the ledger's owner even if a superuser
--- calls it.
+-- Watches a table and those between it and plants, in the order in which deletions lock them,
+-- and returns these tables. SECURITY DEFINER, so that the functions belong to the ledger's owner
+-- even if a superuser calls it. Others wait behind it, so it does not wait for long.
 -- +goose StatementBegin
-CREATE FUNCTION plantstore.watch(target regclass) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION plantstore.watch(target regclass) RETURNS SETOF regclass LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off SET lock_timeout = '1200ms' AS $$
 DECLARE
     -- Values are written in the same form as by record_deletion().
     forms text := (SELECT string_agg(format('SET %s = %L', split_part(s, '=', 1), substr(s, strpos(s, '=') + 1)), ' ') FROM pg_proc, unnest(proconfig) s
         WHERE oid = 'plantstore.record_deletion()'::regprocedure AND NOT starts_with(s, 'search_path='));
     problem text;
     t regclass;
+    renamed oid;
     trigger text;
 BEGIN
     problem := (SELECT string_agg(p, E'\n') FROM plantstore.unwatchable(target) p);
@@ -229,6 +228,9 @@ BEGIN
         RAISE EXCEPTION '%', problem;
     END IF;
     FOR t IN SELECT plantstore.chain(target) LOOP
+        FOR renamed IN SELECT DISTINCT g.tgrelid FROM pg_trigger g WHERE g.tgfoid = to_regprocedure(format('plantstore.%I()', 'record ' || t)) AND g.tgrelid <> t LOOP
+            EXECUTE format('ALTER FUNCTION plantstore.%I() RENAME TO %I', 'record ' || t, 'record ' || renamed); -- and that table stays watched
+        END LOOP;
         EXECUTE format($create$
             CREATE OR REPLACE FUNCTION plantstore.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
             SET search_path = pg_catalog, pg_temp
@@ -240,6 +242,7 @@ BEGIN
         LOOP
             EXECUTE format('CREATE OR REPLACE TRIGGER %s ON %s REFERENCING OLD TABLE AS gone FOR EACH STATEMENT WHEN (pg_trigger_depth() > 0) EXECUTE FUNCTION plantstore.%I()', trigger, t, 'record ' || t);
         END LOOP;
+        RETURN NEXT t;
     END LOOP;
 END
 $$;
@@ -248,7 +251,7 @@ $$;
 -- Drops the functions and triggers of a table and of those that are watched through it, and
 -- returns these tables.
 -- +goose StatementBegin
-CREATE FUNCTION plantstore.unwatch(target regclass) RETURNS SETOF regclass LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION plantstore.unwatch(target regclass) RETURNS SETOF regclass LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1200ms' AS $$
 DECLARE
     f regprocedure;
     ended regclass;

@@ -24,10 +24,11 @@ type ledgerWatch struct {
 // Run watches a table.
 func (c *ledgerWatch) Run(ctx context.Context, console *console) error {
 	return c.withLedger(ctx, func(conn *pgx.Conn) error {
-		if err := ledger.Watch(ctx, conn, c.Table); err != nil {
+		watched, err := ledger.Watch(ctx, conn, c.Table)
+		if err != nil {
 			return err
 		}
-		_, err := fmt.Fprintf(console.out, "watched: %s\n", c.Table)
+		_, err = fmt.Fprintf(console.out, "watched: %s\n", shown(strings.Join(watched, ", ")))
 		return err
 	})
 }

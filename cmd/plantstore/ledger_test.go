@@ -38,15 +38,15 @@ func TestUndoWhole(t *testing.T) {
 		execute(t, owner, sql)
 	}
 	expect(1, "", `plantstore: there is no table nowhere\n`, "ledger", "watch", "nowhere")
-	expect(0, `watched: pictures\n`, "", "ledger", "watch", "pictures")
+	expect(0, `watched: public.order_items, public.pictures\n`, "", "ledger", "watch", "pictures")
 	expect(0, `TABLE               FOREIGN KEY                ON DELETE  WATCHED
 public.order_items  order_items_plant_id_fkey  CASCADE    yes
 public.stock        stock_plant_id_fkey        SET NULL   no
 public.pictures     pictures_item_id_fkey      CASCADE    yes
 `, "", "ledger", "list")
 	expect(0, `no longer watched: public.order_items, public.pictures\n`, "", "ledger", "unwatch", "order_items")
-	expect(0, `watched: pictures\n`, "", "ledger", "watch", "pictures")
-	expect(0, `watched: stock\n`, "", "ledger", "watch", "stock")
+	expect(0, `watched: public.order_items, public.pictures\n`, "", "ledger", "watch", "pictures")
+	expect(0, `watched: public.stock\n`, "", "ledger", "watch", "stock")
 	expect(0, `no longer watched: public.stock\n`, "", "ledger", "unwatch", "stock")
 	expect(1, "", `plantstore: stock is not watched\n`, "ledger", "unwatch", "stock")
 	expect(0, `watched: public.stock\n`, "", "ledger", "watch", "public.stock")

@@ -132,6 +132,10 @@ func TestAccidents(t *testing.T) {
 				SELECT plantstore.watch('orders'); ALTER TABLE orders ENABLE ROW LEVEL SECURITY`,
 			want:  []string{"problem: public.orders is watched, and a restore may not bring its rows back: public.orders has row level security"},
 			other: `SELECT plantstore.unwatch('public.orders');`},
+		// The table that had the name stays watched.
+		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); GRANT SELECT, INSERT, UPDATE, TRIGGER ON orders TO plantstore_owner;
+				SELECT plantstore.watch('orders'); ALTER TABLE orders RENAME TO old; CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE)`,
+			want: []string{"advice: a deletion from public.plants removes rows of public.orders (foreign key orders_plant_fkey1), and a restore does not bring that back"}},
 		// A table that others are watched through: first those end.
 		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); CREATE TABLE pictures (id bigint PRIMARY KEY, o bigint REFERENCES orders ON DELETE CASCADE);
 				GRANT SELECT, INSERT, UPDATE, TRIGGER ON orders, pictures TO plantstore_owner; SELECT plantstore.watch('pictures'); ALTER TABLE orders ENABLE ROW LEVEL SECURITY`,

@@ -1,6 +1,7 @@
 package ledger_test
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"plantstore/internal/ledger"
 	"plantstore/internal/pgtest"
@@ -172,8 +174,6 @@ func TestWatchRefusesTables(t *testing.T) {
 		{`CREATE TABLE t (plant bigint REFERENCES plants ON DELETE CASCADE, path int[], PRIMARY KEY (plant, path))`, "t", "public.t has an array, a composite or JSON in its primary key"},
 		{orders + `CREATE TRIGGER record_change BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()`, "orders",
 			"public.orders has a trigger of its own that is called record_cascade or record_change"},
-		{orders + `SELECT plantstore.watch('orders'); ALTER TABLE orders RENAME TO old; CREATE TABLE orders (id bigint PRIMARY KEY REFERENCES plants ON DELETE CASCADE)`, "orders",
-			"public.orders has the name under which public.old is watched: first unwatch public.old"},
 		{`CREATE TABLE t (id bigint PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE "P" PARTITION OF t DEFAULT; ALTER TABLE "P" ADD FOREIGN KEY (id) REFERENCES plants ON DELETE CASCADE`, `"P"`, `public."P" is a partition`},
 		{orders + `ALTER TABLE orders ADD part_of int REFERENCES orders ON DELETE CASCADE`, "orders",
 			"public.orders refers by orders_part_of_fkey to public.orders, and deletions reach that on paths of different lengths"},
@@ -190,7 +190,7 @@ func TestWatchRefusesTables(t *testing.T) {
 	} {
 		execute(t, owner, `BEGIN`)
 		execute(t, owner, test.sql)
-		if err := ledger.Watch(t.Context(), owner, test.table); err == nil || err.Error() != test.want {
+		if _, err := ledger.Watch(t.Context(), owner, test.table); err == nil || err.Error() != test.want {
 			t.Errorf("%s: got %v, want %s", test.sql, err, test.want)
 		}
 		execute(t, owner, `ROLLBACK`)
@@ -212,11 +212,20 @@ func TestWatchAndUnwatch(t *testing.T) {
 		}
 		return names
 	}
-	for range 2 {
-		if err := ledger.Watch(t.Context(), owner, "pictures"); err != nil {
+	for _, quote := range []string{"on", "off"} { // as a session likes it
+		execute(t, owner, `SET quote_all_identifiers = `+quote)
+		if _, err := ledger.Watch(t.Context(), owner, "pictures"); err != nil {
 			t.Fatal(err)
 		}
 	}
+	if got := value[int](t, owner, `SELECT count(*) FROM pg_proc WHERE proname LIKE 'record %'`); got != 2 {
+		t.Errorf("functions of the two watched tables: got %d, want 2", got)
+	}
+	execute(t, owner, `SET quote_all_identifiers = on`)
+	if !value[bool](t, owner, `SELECT plantstore.is_watched('pictures', 'c')`) {
+		t.Error("a session that quotes all identifiers sees no watch")
+	}
+	execute(t, owner, `RESET quote_all_identifiers`)
 	if diff := cmp.Diff([]string{`public."Odd %s" CASCADE false`, "public.order_items CASCADE true", "public.sales CASCADE false", "public.stock SET DEFAULT false", "public.stock SET NULL false", "public.pictures CASCADE true"}, watched()); diff != "" {
 		t.Errorf("watched (-want +got):\n%s", diff)
 	}
@@ -257,6 +266,22 @@ func TestWatchAndUnwatch(t *testing.T) {
 	}
 }
 
+// Deletions wait behind a watch that waits for its lock, so it gives up, also from psql.
+func TestWatchWaitsNotForLong(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	owner, other := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner)
+	execute(t, owner, watchedStore)
+	execute(t, owner, `SELECT plantstore.watch('stock')`)
+	execute(t, other, `BEGIN; LOCK TABLE stock IN ROW EXCLUSIVE MODE`)
+	for _, sql := range []string{`SELECT plantstore.watch('stock')`, `SELECT plantstore.unwatch('stock')`} {
+		_, err := owner.Exec(t.Context(), sql)
+		if pg, ok := errors.AsType[*pgconn.PgError](err); !ok || pg.Code != "55P03" {
+			t.Errorf("%s beside a transaction that writes: got %v, want 55P03", sql, err)
+		}
+	}
+}
+
 // Foreign keys of other kinds may be there, or come later, and tables get other parents and
 // columns: the deletion goes on, and whoever asks is told what is not recorded.
 func TestWatchedTablesChange(t *testing.T) {
@@ -284,6 +309,8 @@ func TestWatchedTablesChange(t *testing.T) {
 			"albums_plant_id_fkey", "orders.replaces orders pictures"},
 		{"a key of another type", `ALTER TABLE albums RENAME plant_id TO plant; ALTER TABLE albums ADD plant_id text`, "albums_plant_id_fkey thumbs_album_id_fkey", "orders.replaces orders pictures"},
 		{"a second foreign key of the column", `ALTER TABLE albums ADD FOREIGN KEY (plant_id) REFERENCES plants ON DELETE CASCADE; SELECT plantstore.watch('thumbs')`, "", "albums orders.replaces orders pictures thumbs"},
+		{"another table with the name", `ALTER TABLE albums RENAME TO books; CREATE TABLE albums (id bigint PRIMARY KEY REFERENCES plants ON DELETE CASCADE); INSERT INTO albums VALUES (1); SELECT plantstore.watch('albums')`,
+			"thumbs_album_id_fkey", "albums books orders.replaces orders pictures"},
 		{"tables renamed", `SELECT plantstore.watch('thumbs'); ALTER TABLE albums RENAME TO books; ALTER TABLE orders RENAME TO sales`,
 			"orders_main_picture_fkey orders_plant_id_fkey orders_replaces_fkey orders_sku_fkey pictures_order_id_fkey thumbs_album_id_fkey", "books sales"},
 	} {

@@ -10,10 +10,9 @@ import (
 )
 
 // Watch has the rows of a table recorded that leave or change with a plant. Tables between it
-// and plants are watched, too.
-func Watch(ctx context.Context, conn *pgx.Conn, table string) error {
-	_, err := change(ctx, conn, `SELECT plantstore.watch($1::oid::regclass)::text`, table)
-	return err
+// and plants are watched, too. It returns all of them, the table last.
+func Watch(ctx context.Context, conn *pgx.Conn, table string) ([]string, error) {
+	return change(ctx, conn, `SELECT t::text FROM plantstore.watch($1::oid::regclass) t`, table)
 }
 
 // Unwatch ends the watch of a table and of those that are watched through it, and returns
@@ -49,10 +48,9 @@ func change(ctx context.Context, conn *pgx.Conn, sql, table string) (changed []s
 }
 
 // qualified runs do in a transaction in which PostgreSQL writes the schema in front of names.
-// It waits for a lock 1.2 s at most, as others wait behind it.
 func qualified(ctx context.Context, conn *pgx.Conn, do func(pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT set_config('lock_timeout', '1200ms', true), set_config('search_path', 'pg_catalog, pg_temp', true)`); err != nil {
+		if _, err := tx.Exec(ctx, `SET LOCAL search_path = pg_catalog, pg_temp`); err != nil {
 			return err
 		}
 		return do(tx)

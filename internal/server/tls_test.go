@@ -9,7 +9,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/binary"
 	"encoding/pem"
 	"io"
 	"log/slog"
@@ -18,11 +17,12 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/net/http2"
 )
 
 // A pemPair is a certificate, which is its own authority, and its key.
@@ -255,25 +255,14 @@ func TestStreamsOfAConnectionAreBounded(t *testing.T) {
 		trust.NextProtos = []string{"h2"}
 		s := run(t, c)
 		conn := tls.Client(s.public.dial(t), trust)
-		if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
+		if _, err := io.WriteString(conn, http2.ClientPreface+"\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
 			t.Fatal(err)
 		}
-		// RFC 9113, 4.1 and 6.5.1: a frame of settings, each a number of two bytes and a
-		// value of four.
-		frame := make([]byte, 9)
-		if _, err := io.ReadFull(conn, frame); err != nil {
+		frame, err := http2.NewFramer(conn, conn).ReadFrame()
+		if err != nil {
 			t.Fatal(err)
 		}
-		settings := make([]byte, int(frame[0])<<16|int(frame[1])<<8|int(frame[2]))
-		if _, err := io.ReadFull(conn, settings); err != nil {
-			t.Fatal(err)
-		}
-		got := uint32(0)
-		for pair := range slices.Chunk(settings, 6) {
-			if binary.BigEndian.Uint16(pair) == 3 { // SETTINGS_MAX_CONCURRENT_STREAMS
-				got = binary.BigEndian.Uint32(pair[2:])
-			}
-		}
+		got, _ := frame.(*http2.SettingsFrame).Value(http2.SettingMaxConcurrentStreams)
 		if got != maxStreams {
 			t.Errorf("the server allows %d requests at a time on a connection, want %d", got, maxStreams)
 		}

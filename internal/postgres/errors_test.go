@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
 )
 
@@ -163,5 +164,22 @@ func TestAServerErrorSaysWhere(t *testing.T) {
 		if got := (&serverError{&pgconn.PgError{Severity: "ERROR", Code: "P0001", Message: "no", Where: where}}).Error(); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
+	}
+}
+
+// A ledger that is locked is busy, not out of reach.
+func TestALockedLedgerIsBusy(t *testing.T) {
+	t.Parallel()
+	database := pgtest.New(t)
+	l := patient
+	l.soloLock, l.margin = time.Millisecond, 2*time.Hour // more than a request has, so there is one call
+	s := storeOn(t, database, database.App, l)
+	_, release := holder(t, database, `LOCK TABLE plantstore.deletions IN EXCLUSIVE MODE`)
+	defer release()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	d := s.sent(s.first, "key")
+	if _, err := s.resolve(ctx, &d, codeNotFound); !errors.Is(err, plant.ErrBusy) {
+		t.Errorf("resolve: %v; want ErrBusy", err)
 	}
 }

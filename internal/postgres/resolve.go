@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -30,10 +31,10 @@ func (db *DB) resolve(ctx context.Context, d *plant.Deletion, refuse int) (r res
 			r.again = again
 			return r, nil
 		}
-		switch meanings[classify(err)].next {
+		switch m := classify(err); meanings[m].next {
 		case retry, resolve:
 			if !sleep(ctx, &pause, db.limits.margin) {
-				return r, errors.Join(plant.ErrUnavailable, err)
+				return r, errors.Join(cmp.Or(meanings[m].err, plant.ErrUnavailable), err)
 			}
 		default:
 			return r, errors.Join(plant.ErrMisconfigured, err)

@@ -29,7 +29,6 @@ func newMetrics() *metrics {
 var (
 	connectionsDesc = prometheus.NewDesc("plantstore_pool_connections", "Connections to the database, by pool and state.", []string{"pool", "state"}, nil)
 	snapshotDesc    = prometheus.NewDesc("plantstore_token_snapshot_age_seconds", "Time since the tokens were last confirmed by the database.", nil, nil)
-	oldestDesc      = prometheus.NewDesc("plantstore_ledger_oldest_entry_age_seconds", "Age of the oldest entry of the ledger, as of a minute ago at most.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -51,5 +50,4 @@ func (db *DB) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	ch <- prometheus.MustNewConstMetric(snapshotDesc, prometheus.GaugeValue, db.tokens.age().Seconds())
-	ch <- prometheus.MustNewConstMetric(oldestDesc, prometheus.GaugeValue, db.tokens.oldestEntryAge().Seconds())
 }

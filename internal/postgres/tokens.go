@@ -18,7 +18,6 @@ import (
 type Tokens struct {
 	db       *DB
 	snapshot atomic.Pointer[snapshot]
-	oldest   atomic.Pointer[time.Time] // time of the ledger's oldest entry
 
 	mu     sync.Mutex
 	polled chan struct{} // closed by the next poll that succeeds
@@ -98,13 +97,6 @@ func (t *Tokens) age() time.Duration {
 	return 0
 }
 
-func (t *Tokens) oldestEntryAge() time.Duration {
-	if oldest := t.oldest.Load(); oldest != nil {
-		return time.Since(*oldest)
-	}
-	return 0
-}
-
 // run polls for changes until ctx ends: every two seconds, or each second while somebody
 // waits. Once a minute it notes which tokens were used.
 func (t *Tokens) run(ctx context.Context) {
@@ -123,23 +115,15 @@ func (t *Tokens) run(ctx context.Context) {
 				t.db.Log.Warn("last use of tokens not recorded", "cause", Explain(err, t.db.Setting))
 			}
 		}
-		if !wait(ctx, t.db.limits.poll/2-time.Since(began)) {
-			return
+		select {
+		case <-ctx.Done():
+		case <-time.After(t.db.limits.poll/2 - time.Since(began)):
 		}
 		select {
 		case <-ctx.Done():
 		case <-t.demand:
 		case <-time.After(t.db.limits.poll / 2):
 		}
-	}
-}
-
-func wait(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
 	}
 }
 
@@ -169,7 +153,7 @@ const readTokens = `SELECT v.version, t.id, t.digest, t.principal, t.scopes, t.e
 		LEFT JOIN plantstore.principals p ON p.name = t.principal
 	WHERE NOT pg_is_in_recovery()`
 
-var errNotPrimary = errors.New("the database that answered is a standby, which may not know of a revocation yet")
+var errNoVersion = errors.New("no version of the tokens: the database that answered is a standby, or plantstore.tokens_version is empty")
 
 func (t *Tokens) read(ctx context.Context) (*snapshot, error) {
 	conn, err := t.db.control.Acquire(ctx)
@@ -180,7 +164,7 @@ func (t *Tokens) read(ctx context.Context) (*snapshot, error) {
 	old := t.snapshot.Load()
 	var version [16]byte
 	if err := conn.QueryRow(ctx, `SELECT version FROM plantstore.tokens_version WHERE NOT pg_is_in_recovery()`).Scan(&version); errors.Is(err, pgx.ErrNoRows) {
-		return nil, errNotPrimary
+		return nil, errNoVersion
 	} else if err != nil {
 		return nil, err
 	}
@@ -219,20 +203,25 @@ func (t *Tokens) read(ctx context.Context) (*snapshot, error) {
 		return nil
 	})
 	if err == nil && tag.RowsAffected() == 0 {
-		err = errNotPrimary
+		err = errNoVersion
 	}
 	return s, err
 }
 
-// note writes when tokens were last used, and reads the age of the ledger. This commit does
+// note records when tokens were last used, or leaves that to the next call. This commit does
 // not wait for the standby.
-func (t *Tokens) note(ctx context.Context) error {
+func (t *Tokens) note(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, t.db.limits.control)
 	defer cancel()
 	var ids [][16]byte
 	for _, token := range t.snapshot.Load().tokens {
 		if token.used.Swap(false) {
 			ids = append(ids, token.id)
+			defer func() {
+				if err != nil {
+					token.used.Store(true)
+				}
+			}()
 		}
 	}
 	conn, err := t.db.control.Acquire(ctx)
@@ -243,18 +232,5 @@ func (t *Tokens) note(ctx context.Context) error {
 	queue := &pgx.Batch{} // one transaction
 	queue.Queue(`SELECT set_config('synchronous_commit', 'off', true)`)
 	queue.Queue(`UPDATE plantstore.tokens SET last_used_at = now() WHERE id = ANY ($1::uuid[])`, ids)
-	queue.Queue(`SELECT deleted_at FROM plantstore.deletions ORDER BY id LIMIT 1`).QueryRow(func(row pgx.Row) error {
-		var oldest time.Time
-		switch err := row.Scan(&oldest); err {
-		case nil:
-			t.oldest.Store(&oldest)
-			return nil
-		case pgx.ErrNoRows:
-			t.oldest.Store(nil)
-			return nil
-		default:
-			return err
-		}
-	})
 	return conn.SendBatch(ctx, queue).Close()
 }

@@ -38,6 +38,7 @@ ALTER ROLE plantstore_app SET default_transaction_isolation = 'read committed';
 ALTER ROLE plantstore_app SET plan_cache_mode = force_generic_plan;
 ALTER ROLE plantstore_app SET enable_seqscan = off; -- a plan made on an empty table would scan a full one
 ALTER ROLE plantstore_app SET jit = off;
+ALTER ROLE plantstore_app SET client_min_messages = warning; -- a cut-short wait for a standby is one
 ALTER ROLE plantstore_app SET lock_timeout = '1s';
 ALTER ROLE plantstore_app SET statement_timeout = '15s';
 ALTER ROLE plantstore_app SET idle_in_transaction_session_timeout = '15s';

@@ -112,7 +112,7 @@ func TestSettings(t *testing.T) {
 	}
 	conn := pgtest.Connect(t, s.URL("plantstore_app", "store"))
 	for name, want := range map[string]string{"synchronous_commit": "on", "transaction_isolation": "read committed", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off",
-		"jit": "off", "lock_timeout": "1s", "statement_timeout": "15s", "idle_in_transaction_session_timeout": "15s"} {
+		"jit": "off", "client_min_messages": "warning", "lock_timeout": "1s", "statement_timeout": "15s", "idle_in_transaction_session_timeout": "15s"} {
 		var got string
 		if err := conn.QueryRow(t.Context(), `SHOW `+name).Scan(&got); err != nil || got != want {
 			t.Errorf("%s: got %s, %v, want %s", name, got, err, want)

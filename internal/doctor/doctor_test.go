@@ -287,8 +287,8 @@ var defaults = []accident{
 		"problem: session_replication_role is replica for role plantstore_app: its deletions would leave no record, and the service refuses them",
 		"problem: session_replication_role is replica for role plantstore_owner: its deletions would leave no record, and the service refuses them"}},
 	{check: "session", sql: `ALTER ROLE plantstore_app IN DATABASE DB SET jit = on; ALTER ROLE plantstore_app IN DATABASE DB SET lock_timeout = 0; ALTER ROLE plantstore_app IN DATABASE DB SET synchronous_commit = remote_apply;
-			ALTER ROLE plantstore_app IN DATABASE DB SET default_transaction_isolation = 'repeatable read'`, want: []string{
-		"problem: a pooler in transaction mode is between service and server, and role plantstore_app lacks settings that the pooler cannot carry: default_transaction_isolation is repeatable read, jit is on, lock_timeout is 0"}},
+			ALTER ROLE plantstore_app IN DATABASE DB SET default_transaction_isolation = 'repeatable read'; ALTER ROLE plantstore_app IN DATABASE DB SET client_min_messages = error`, want: []string{
+		"problem: a pooler in transaction mode is between service and server, and role plantstore_app lacks settings that the pooler cannot carry: client_min_messages is error, default_transaction_isolation is repeatable read, jit is on, lock_timeout is 0"}},
 }
 
 func TestSettingsOfRoles(t *testing.T) {

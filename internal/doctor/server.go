@@ -113,6 +113,7 @@ const session = `
 		('plan_cache_mode', 'force_generic_plan', '^force_generic_plan$'),
 		('enable_seqscan', 'off', '^off$'),
 		('jit', 'off', '^off$'),
+		('client_min_messages', 'warning', '^(debug|log|notice|warning)'), -- a cut-short wait for a standby is one
 		('lock_timeout', '1s', '^[1-9]'),
 		('statement_timeout', '15s', '^[1-9]')
 	) w (name, value, fits) JOIN pg_settings s ON s.name = w.name

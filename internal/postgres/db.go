@@ -75,12 +75,11 @@ type DB struct {
 	control  *pgxpool.Pool   // one connection for tokens and readiness
 	conns    slots[connSlot] // of principals outside of batches
 
-	server      string       // or servers, for messages
-	roundTrip   atomic.Int64 // nanoseconds, the shortest seen
-	warnSession sync.Once
-	warnRole    sync.Once
-	metrics     *metrics
-	tokens      *Tokens
+	server    string       // or servers, for messages
+	roundTrip atomic.Int64 // nanoseconds, the shortest seen
+	warned    atomic.Bool  // of a role's settings behind a pooler
+	metrics   *metrics
+	tokens    *Tokens
 }
 
 // Open prepares the pools. It does not connect: a database that is down now may be up when

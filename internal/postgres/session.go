@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,9 +19,7 @@ var settings = [...]struct{ name, value string }{
 	{"plan_cache_mode", "force_generic_plan"}, // a custom plan is made anew for each array of ids
 	{"enable_seqscan", "off"},                 // a plan made on an empty table stays good on a full one
 	{"jit", "off"},
-	{"client_min_messages", "warning"}, // a cut-short wait for the standby is a warning
-	{"idle_in_transaction_session_timeout", "5s"},
-	{"tcp_keepalives_idle", "5"},
+	{"client_min_messages", "warning"}, // a cut-short wait for the standby is one
 }
 
 // prepare makes the session's settings. Behind a pooler, which makes up the process id that
@@ -31,18 +28,14 @@ func (db *DB) prepare(ctx context.Context, c *pgx.Conn, lock, statement time.Dur
 	if err := c.PgConn().Conn().SetDeadline(time.Time{}); err != nil {
 		return fmt.Errorf("prepare session: %w", err)
 	}
-	if c.PgConn().ParameterStatus("is_superuser") == "on" {
-		db.warnRole.Do(func() {
-			db.Log.Warn("the service connects as a superuser: its password opens the whole server", "role", c.Config().User)
-		})
-	}
 	ctx, cancel := context.WithTimeout(ctx, db.limits.connect)
 	defer cancel()
-	names := []string{"lock_timeout", "statement_timeout"}
-	values := []string{fmt.Sprint(lock.Milliseconds()), fmt.Sprint(statement.Milliseconds())}
+	var names, values []string
 	for _, s := range settings {
 		names, values = append(names, s.name), append(values, s.value)
 	}
+	names = append(names, "lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout", "tcp_keepalives_idle")
+	values = append(values, fmt.Sprint(lock.Milliseconds()), fmt.Sprint(statement.Milliseconds()), "5s", "5")
 	// remote_apply and remote_write are the operator's choice.
 	tag, err := c.Exec(ctx, `SELECT set_config(s.name, s.value, false) FROM unnest($1::text[], $2::text[]) s (name, value)
 		WHERE pg_backend_pid() = $3::bigint AND NOT (s.name = 'synchronous_commit' AND current_setting(s.name) LIKE 'remote%')`,
@@ -52,7 +45,7 @@ func (db *DB) prepare(ctx context.Context, c *pgx.Conn, lock, statement time.Dur
 	}
 	if tag.RowsAffected() == 0 {
 		c.PgConn().CustomData()[throughPooler] = true
-		return db.checkSession(ctx, c)
+		return db.checkSession(ctx, c, names[:len(settings)], values[:len(settings)])
 	}
 	began := time.Now()
 	if err := c.Ping(ctx); err != nil {
@@ -68,25 +61,20 @@ func (db *DB) prepare(ctx context.Context, c *pgx.Conn, lock, statement time.Dur
 // throughPooler is set in the custom data of a connection that ends at a pooler.
 const throughPooler = "through pooler"
 
-// checkSession warns of settings that a role behind a pooler lacks. A deletion needs the
+// checkSession warns once of settings that a role behind a pooler lacks. A deletion needs the
 // isolation level; it checks that itself.
-func (db *DB) checkSession(ctx context.Context, c *pgx.Conn) (err error) {
-	db.warnSession.Do(func() {
-		var wrong []string
-		for _, s := range settings[:5] {
-			var now string
-			if err = c.QueryRow(ctx, `SELECT current_setting($1)`, s.name).Scan(&now); err != nil {
-				return
-			}
-			if now != s.value && !strings.HasPrefix(now, "remote_") { // of synchronous_commit, the operator's choice
-				wrong = append(wrong, s.name+" is "+now)
-			}
-		}
-		if wrong != nil {
-			db.Log.Warn("the service's role lacks settings that a pooler cannot carry: run deploy/postgres/roles.sql", "settings", strings.Join(wrong, ", "))
-		}
-	})
-	return err
+func (db *DB) checkSession(ctx context.Context, c *pgx.Conn, names, values []string) error {
+	var wrong string
+	// The values that the last line names are as good.
+	if err := c.QueryRow(ctx, `SELECT coalesce(string_agg(s.name || ' is ' || current_setting(s.name), ', ' ORDER BY s.n), '')
+		FROM unnest($1::text[], $2::text[]) WITH ORDINALITY s (name, value, n)
+		WHERE current_setting(s.name) NOT IN (s.value, 'remote_apply', 'remote_write', 'notice')`, names, values).Scan(&wrong); err != nil {
+		return fmt.Errorf("check session: %w", err)
+	}
+	if wrong != "" && db.warned.CompareAndSwap(false, true) {
+		db.Log.Warn("the service's role lacks settings that a pooler cannot carry: run deploy/postgres/roles.sql", "settings", wrong)
+	}
+	return nil
 }
 
 // cutShort is set in the custom data of a connection when a commit did not wait for its

@@ -22,6 +22,8 @@ type batchItem struct {
 	came   time.Time
 	queued time.Duration
 	result chan batchResult // has room for one
+	sent   bool             // and not rolled back; guarded by the batcher's mutex
+	left   bool             // nobody waits for the result; likewise
 }
 
 type batchResult struct {
@@ -51,18 +53,18 @@ func newBatcher(db *DB) *batcher {
 	return b
 }
 
-// delete deletes a plant in a batch. If ctx ends first, the deletion leaves the queue or, if
-// its batch is under way, is lost.
+// delete deletes a plant in a batch. If ctx ends first, the deletion is lost if it was sent, and
+// never sent otherwise.
 func (b *batcher) delete(ctx context.Context, d *plant.Deletion) batchResult {
 	item := &batchItem{Deletion: d, came: time.Now(), result: make(chan batchResult, 1)}
 	b.mu.Lock()
 	b.queue = append(b.queue, item)
 	batch := b.next()
 	b.mu.Unlock()
-	if deadline, _ := ctx.Deadline(); batch != nil && time.Until(deadline) > 2*b.db.limits.batch {
+	if deadline, _ := ctx.Deadline(); len(batch) == 1 && time.Until(deadline) > 2*b.db.limits.batch {
 		b.run(batch) // here, which spares a lone request two changes of goroutines
 	} else if batch != nil {
-		go b.run(batch) // it may take longer than ctx
+		go b.run(batch) // it may take longer than ctx, or than this item
 	}
 	select {
 	case r := <-item.result:
@@ -71,11 +73,14 @@ func (b *batcher) delete(ctx context.Context, d *plant.Deletion) batchResult {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	item.left = true
+	if item.sent {
+		return batchResult{meaning: lost, err: ctx.Err(), batch: 1}
+	}
 	if n := slices.Index(b.queue, item); n >= 0 {
 		b.queue = slices.Delete(b.queue, n, n+1)
-		return batchResult{meaning: busy, err: ctx.Err(), queued: time.Since(item.came)}
 	}
-	return batchResult{meaning: lost, err: ctx.Err(), batch: 1}
+	return batchResult{meaning: busy, err: ctx.Err(), queued: time.Since(item.came)}
 }
 
 const (
@@ -163,29 +168,25 @@ func (b *batcher) transact(items []*batchItem) {
 	b.db.metrics.running.Inc()
 	defer b.db.metrics.running.Dec()
 	b.db.metrics.size.Observe(float64(len(items)))
-	b.attempt(conn.Conn(), items)
+	b.attempt(items, func(items []*batchItem) ([]int64, error) { return b.send(conn.Conn(), items) })
 }
 
 // attempt deletes the plants of items in one transaction. After a refusal the halves are
-// tried, down to each item alone. After a wait that was too long, the items have to find out
-// by themselves which of them it was.
-func (b *batcher) attempt(conn *pgx.Conn, items []*batchItem) {
-	if conn.IsClosed() { // earlier parts of the batch lost it
-		b.answer(items, unreachable, errClosed)
+// tried, down to each item alone, for as long as a batch may take. After a wait that was too
+// long, the items have to find out by themselves which of them it was.
+func (b *batcher) attempt(items []*batchItem, send func([]*batchItem) (gone []int64, err error)) {
+	b.attemptPart(items, time.Now().Add(b.db.limits.batch), send)
+}
+
+func (b *batcher) attemptPart(items []*batchItem, end time.Time, send func([]*batchItem) (gone []int64, err error)) {
+	if time.Now().After(end) {
+		b.answer(items, batchBusy, context.DeadlineExceeded)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), b.db.limits.batch)
-	defer cancel()
-	if len(items) == 1 {
-		m, err := deleteOne(ctx, conn, items[0].Deletion, b.db.limits.batchLock)
-		b.answer(items, m, err)
+	if items = b.claim(items); len(items) == 0 {
 		return
 	}
-	deletions := make([]*plant.Deletion, len(items))
-	for n, i := range items {
-		deletions[n] = i.Deletion
-	}
-	gone, err := deleteMany(ctx, conn, deletions, b.db.limits.batchLock)
+	gone, err := send(items)
 	if err == nil {
 		for _, i := range items {
 			m := missing
@@ -196,16 +197,60 @@ func (b *batcher) attempt(conn *pgx.Conn, items []*batchItem) {
 		}
 		return
 	}
-	switch m := classify(err); m {
-	case lost, unreachable:
+	switch m := classify(err); {
+	case err == errClosed:
+		b.answer(items, unreachable, err)
+	case len(items) == 1 || m == lost || m == unreachable:
 		b.answer(items, m, err)
-	case busy:
+	case m == busy:
 		b.answer(items, batchBusy, err)
 	default:
+		b.rolledBack(items)
 		half := len(items) / 2
-		b.attempt(conn, items[:half])
-		b.attempt(conn, items[half:])
+		b.attemptPart(items[:half], end, send)
+		b.attemptPart(items[half:], end, send)
 	}
+}
+
+// claim returns the items that are still waited for. From here on, they may be deleted.
+func (b *batcher) claim(items []*batchItem) []*batchItem {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	items = slices.DeleteFunc(items, func(i *batchItem) bool { return i.left })
+	for _, i := range items {
+		i.sent = true
+	}
+	return items
+}
+
+func (b *batcher) rolledBack(items []*batchItem) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, i := range items {
+		i.sent = false
+	}
+}
+
+// send deletes the plants of items in one transaction on a connection, and returns those that
+// were there.
+func (b *batcher) send(conn *pgx.Conn, items []*batchItem) ([]int64, error) {
+	if conn.IsClosed() { // earlier parts of the batch lost it
+		return nil, errClosed
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), b.db.limits.batch)
+	defer cancel()
+	if len(items) == 1 {
+		m, err := deleteOne(ctx, conn, items[0].Deletion, b.db.limits.batchLock)
+		if m != deleted {
+			return nil, err
+		}
+		return []int64{int64(items[0].Plant)}, nil
+	}
+	deletions := make([]*plant.Deletion, len(items))
+	for n, i := range items {
+		deletions[n] = i.Deletion
+	}
+	return deleteMany(ctx, conn, deletions, b.db.limits.batchLock)
 }
 
 func (b *batcher) answer(items []*batchItem, m meaning, err error) {

@@ -229,12 +229,7 @@ func TestABatchOfAllKinds(t *testing.T) {
 		items[n] = &batchItem{Deletion: &deletions[n], result: make(chan batchResult, 1)}
 	}
 	s.exec(t, `DELETE FROM public.plants WHERE id = $1`, int64(first)+5)
-	conn, err := s.batch.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
-	s.batches.attempt(conn.Conn(), items)
+	s.batches.transact(items)
 	for n, i := range items {
 		want := map[int]meaning{3: referenced, 5: missing, 8: referenced}[n]
 		if r := <-i.result; r.meaning != want {

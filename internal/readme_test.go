@@ -2,7 +2,6 @@ package internal_test
 
 import (
 	"cmp"
-	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -15,27 +14,6 @@ import (
 	"plantstore/internal/doctor"
 	"plantstore/internal/readme"
 )
-
-// manuals returns every manual of the module by its path from the top.
-func manuals(t *testing.T) map[string]string {
-	t.Helper()
-	all := make(map[string]string)
-	err := fs.WalkDir(os.DirFS(readme.Top(t)), ".", func(name string, entry fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case entry.IsDir() && (name == ".git" || name == ".bin"):
-			return fs.SkipDir
-		case path.Ext(name) == ".md":
-			all[name] = readme.Read(t, name)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return all
-}
 
 func exists(t *testing.T, name string) bool {
 	t.Helper()
@@ -70,7 +48,7 @@ func anchors(text string) map[string]bool {
 
 func TestLinksLeadSomewhere(t *testing.T) {
 	t.Parallel()
-	all := manuals(t)
+	all := readme.Manuals(t)
 	linked := map[string]bool{"README.md": true}
 	for manual, text := range all {
 		for _, link := range regexp.MustCompile(`\]\(([^)\s]+)\)`).FindAllStringSubmatch(fence.ReplaceAllString(text, ""), -1) {
@@ -100,7 +78,7 @@ func TestNamedCodeIsInItsFile(t *testing.T) {
 	t.Parallel()
 	place := regexp.MustCompile("(`\\w+`(?:, `\\w+`)*)(?: in | \\| )\\[[^]]+\\]\\(([^)#]+)\\)")
 	named := 0
-	for manual, text := range manuals(t) {
+	for manual, text := range readme.Manuals(t) {
 		for _, m := range place.FindAllStringSubmatch(text, -1) {
 			file := path.Join(path.Dir(manual), m[2])
 			if path.Ext(file) != ".go" && path.Ext(file) != ".sql" {
@@ -123,7 +101,7 @@ func TestNamedTargetsExist(t *testing.T) {
 	t.Parallel()
 	makefile := readme.Read(t, "Makefile")
 	target := regexp.MustCompile(`\bmake ([a-z]+)\b`)
-	for manual, text := range manuals(t) {
+	for manual, text := range readme.Manuals(t) {
 		for _, code := range codeOf(text) {
 			for _, m := range target.FindAllStringSubmatch(code, -1) {
 				if !strings.Contains(makefile, "\n"+m[1]+": ## ") {

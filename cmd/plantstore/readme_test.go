@@ -1,11 +1,8 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"io"
-	"io/fs"
-	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -47,47 +44,16 @@ func TestManualHasTheSettings(t *testing.T) {
 	}
 }
 
-// manuals are the texts that may name our commands and settings.
-func manuals(t *testing.T) map[string]string {
-	t.Helper()
-	all := make(map[string]string)
-	for name, text := range files(t) {
-		if path.Ext(name) == ".md" && path.Base(name) != "CHANGELOG.md" {
-			all[name] = text
-		}
-	}
-	return all
-}
-
-// files returns the texts of the module by their paths.
-func files(t *testing.T) map[string]string {
-	t.Helper()
-	all := make(map[string]string)
-	top := os.DirFS(readme.Top(t))
-	err := fs.WalkDir(top, ".", func(name string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() && (name == ".git" || name == ".bin") {
-			return cmp.Or(err, fs.SkipDir)
-		}
-		if slices.Contains([]string{".md", ".go", ".yml", ".yaml", ".service", ""}, path.Ext(name)) && entry.Type().IsRegular() {
-			text, err := fs.ReadFile(top, name)
-			all[name] = string(text)
-			return err
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return all
-}
-
 // A command is named as code: in a sentence, or in a block that shows a shell.
 // Named alone it has to exist; with flags or arguments it has to be right.
 func TestNamedCommandsAreRight(t *testing.T) {
 	t.Parallel()
 	command := regexp.MustCompile("(?m)(?:`|^ *|\\$ |migrate )plantstore ([a-z][^`\n]*)|compose run (?:--rm|-T| )*migrate ([a-z][^`\n]*)")
 	parser, all := commandLine(t), 0
-	for manual, text := range manuals(t) {
+	for manual, text := range readme.Manuals(t) {
+		if path.Base(manual) == "CHANGELOG.md" {
+			continue // of earlier versions, too
+		}
 		seen := 0
 		for _, m := range command.FindAllStringSubmatch(text, -1) {
 			seen++

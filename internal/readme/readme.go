@@ -3,7 +3,9 @@
 package readme
 
 import (
+	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -17,6 +19,27 @@ func Read(t testing.TB, name string) string {
 		t.Fatal(err)
 	}
 	return string(text)
+}
+
+// Manuals returns every manual of this module by its path from the top.
+func Manuals(t testing.TB) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	err := fs.WalkDir(os.DirFS(Top(t)), ".", func(name string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && (name == ".git" || name == ".bin"):
+			return fs.SkipDir
+		case path.Ext(name) == ".md":
+			all[name] = Read(t, name)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 // Top returns the folder that go.mod is in.

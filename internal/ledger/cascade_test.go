@@ -248,7 +248,8 @@ func TestWatchAndUnwatch(t *testing.T) {
 		t.Errorf("rows of the entry: got %d, want 4", entry.Cascaded)
 	}
 	number := value[string](t, owner, `SELECT 'order_items'::regclass::oid::text`)
-	for table, sql := range map[string]string{"public.order_items": `SELECT 1`, number: `DROP TABLE order_items CASCADE`} {
+	for table, sql := range map[string]string{"public.order_items": `SELECT 1`, number: `DROP TABLE order_items CASCADE`,
+		`"public.\"a\nb\""`: `ALTER TABLE order_items RENAME TO "a` + "\n" + `b"`} {
 		execute(t, owner, `BEGIN; `+sql)
 		var script strings.Builder
 		err := ledger.Script(t.Context(), owner, ledger.Selection{IDs: []int64{entry.ID}}, &script)
@@ -400,7 +401,7 @@ func TestRestoreWholeCases(t *testing.T) {
 		want      string // rows of t
 	}{
 		{name: "two parents of which one comes back", sql: fmt.Sprintf(two, "CASCADE") + `DELETE FROM plants WHERE id IN (1, 2)`,
-			restores: []string{`1: column "b" of public.t refers to plants that are not there: 1 to 2; restore them, too`, "1 2"}, want: "(1,1,2)"},
+			restores: []string{`1: column "b" of public.t refers to plants that are not there: row 1 to plant 2; restore them, too`, "1 2"}, want: "(1,1,2)"},
 		{name: "set to null, then removed", sql: fmt.Sprintf(two, "SET NULL") + `DELETE FROM plants WHERE id = 2; DELETE FROM plants WHERE id = 1`,
 			restores: []string{`2: public.t: rows that are gone, or whose column "b" has another value since: 1`, "1", "2"}, want: "(1,1,2)"},
 		{name: "set to null and removed by one statement", sql: fmt.Sprintf(two, "SET NULL") + `DELETE FROM plants WHERE id IN (1, 2)`, restores: []string{"1 2"}, want: "(1,1,2)"},
@@ -454,7 +455,8 @@ func TestRestoreWholeIsRefused(t *testing.T) {
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
 	execute(t, owner, watchedStore)
 	execute(t, owner, watchAll)
-	execute(t, owner, `UPDATE order_items SET supplier_id = 1; DELETE FROM plants WHERE id = 1`)
+	execute(t, owner, `CREATE FUNCTION zero() RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'; ALTER TABLE stock ALTER other SET DEFAULT zero();
+		UPDATE order_items SET supplier_id = 1; DELETE FROM plants WHERE id = 1`)
 	const bin = `("say ""a,b""",`
 	for _, test := range []struct {
 		name, sql string
@@ -473,7 +475,8 @@ func TestRestoreWholeIsRefused(t *testing.T) {
 			notices: "left out, public.stock: rows that are gone, or whose column \"plant\" has another value since: " + bin + "1)", rows: 14},
 		{name: "another parent gone", sql: `DELETE FROM suppliers`,
 			refused: "insert or update on table \"order_items\" violates foreign key constraint \"order_items_supplier_id_fkey\": Key (supplier_id)=(1) is not present in table \"suppliers\". [--plants-only]"},
-		{name: "a table gone", sql: `DROP TABLE sales`, refused: "a table (once number N) that rows left with the plants is gone [--plants-only]"},
+		{name: "a table gone", sql: `DROP TABLE sales`, refused: "rows are recorded of a table that was dropped (its oid was N): plantstore.cascaded keeps them [--plants-only]"},
+		{name: "a function of a default gone", sql: `DROP FUNCTION zero() CASCADE`, refused: "function public.zero() does not exist [--plants-only]"},
 		{name: "a column gone", sql: `ALTER TABLE pictures DROP data; ALTER TABLE pictures ADD title text DEFAULT 'x'`,
 			refused: "column \"data\" of public.pictures is gone [--plants-only]"},
 		{name: "a value changed", sql: `ALTER TABLE order_items DROP twice, ALTER price TYPE float4`,
@@ -503,7 +506,7 @@ func TestRestoreWholeIsRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(strings.ReplaceAll(test.refused, "number N", "number "+number), strings.Join(lines, "\n")); diff != "" {
+			if diff := cmp.Diff(strings.ReplaceAll(test.refused, "was N", "was "+number), strings.Join(lines, "\n")); diff != "" {
 				t.Errorf("refused (-want +got):\n%s", diff)
 			}
 			if diff := cmp.Diff(test.notices, strings.Join(done.Notices, "\n")); diff != "" {

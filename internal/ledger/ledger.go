@@ -82,8 +82,8 @@ var ErrNotFound = errors.New("no such deletion")
 // readable is a column of type json without the escapes that json takes and its functions
 // refuse: NUL and surrogates. They occur in values of the type json only, never in names.
 func readable(column string) string {
-	return fmt.Sprintf(`(CASE WHEN position('\u' in %[1]s::text) = 0 THEN %[1]s
-		ELSE regexp_replace(%[1]s::text, '\\u(0000|[dD][89a-fA-F][0-9a-fA-F]{2})', '\\u0001', 'g')::json END)`, column)
+	return fmt.Sprintf(`(CASE WHEN position('\u' in %[1]s::text) = 0 THEN %[1]s `+
+		`ELSE regexp_replace(%[1]s::text, '\\u(0000|[dD][89a-fA-F][0-9a-fA-F]{2})', '\\u0001', 'g')::json END)`, column)
 }
 
 const (

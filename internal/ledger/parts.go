@@ -14,17 +14,19 @@ import (
 // A part is rows of a table that were recorded with the same columns: rows that were removed,
 // or rows whose column changed was set to null or to its default.
 type part struct {
-	oid     uint32 // of the table
-	name    string // of the table in SQL, with its schema
-	only    string // name, with ONLY in front unless the table has partitions; empty if it is gone
-	changed string
-	became  string  // what changed was set to, in SQL
-	ids     []int64 // in plantstore.recorded
-	names   []string
-	types   []string // of the columns when the rows were recorded; nil in watched tables
-	today   []column
-	row     string // the temporary table with the recorded columns c0, c1 and so on
-	fires   bool   // the table has the store's triggers on INSERT
+	oid      uint32 // of the table
+	plants   bool   // the table is public.plants, and these rows were removed
+	name     string // of the table in SQL, with its schema
+	only     string // name, with ONLY in front unless the table has partitions; empty if it is gone
+	changed  string
+	became   string  // what changed was set to, in SQL
+	ids      []int64 // in plantstore.recorded
+	names    []string
+	types    []string // of the columns when plants were recorded
+	today    []column
+	reshaped bool   // columns are gone or have another type
+	row      string // the temporary table with the recorded columns c0, c1 and so on
+	fires    bool   // the table has the store's triggers on INSERT
 }
 
 // A column is one that a table has today.
@@ -40,12 +42,10 @@ type column struct {
 
 func (c column) quoted() string { return pgx.Identifier{c.name}.Sanitize() }
 
-func (p *part) ofPlants() bool { return p.types != nil }
-
 // refusePart refuses the part. Plants come back without rows of other tables if that is accepted.
 func (r *restore) refusePart(p *part, format string, args ...any) {
 	flag := plantsOnly
-	if p.ofPlants() {
+	if p.plants {
 		flag = ""
 	}
 	r.refuse(flag, format, args...)
@@ -88,8 +88,8 @@ func (p *part) join() string {
 	return strings.Join(same, " AND ")
 }
 
-// parts reads what is to come back with plants, in the order in which it was recorded. The
-// tables keep their columns from now on.
+// parts reads what is to come back with plants: plants first, then other rows in the order in
+// which a table or column was first recorded. The tables keep their columns from now on.
 func (r *restore) parts(ctx context.Context, plants []Deletion) (inserted, changed []*part, err error) {
 	several, err := r.keys(ctx, `SELECT format('%s: %s', relation, key) FROM plantstore.recorded WHERE deletion_id = ANY ($1) AND ($2 OR types IS NOT NULL)
 		GROUP BY relation, key, changed HAVING count(DISTINCT CASE WHEN changed IS NULL THEN literal ELSE `+readable("content")+` ->> changed END) > 1 ORDER BY 1`, idsOf(plants), !r.options.PlantsOnly)
@@ -104,35 +104,37 @@ func (r *restore) parts(ctx context.Context, plants []Deletion) (inserted, chang
 			SELECT DISTINCT ON (relation, changed, became, key) relation, changed, became, id, types, ARRAY(SELECT json_object_keys(`+readable("content")+`)) AS names
 			FROM plantstore.recorded WHERE deletion_id = ANY ($1) AND ($2 OR types IS NOT NULL) ORDER BY relation, changed, became, key, id DESC
 		)
-		SELECT relation::oid, relation::text, coalesce((SELECT CASE relkind WHEN 'p' THEN '' ELSE 'ONLY ' END FROM pg_class WHERE oid = relation) || relation::text, ''),
+		SELECT relation::oid, types IS NOT NULL, relation::text, coalesce((SELECT CASE relkind WHEN 'p' THEN '' ELSE 'ONLY ' END FROM pg_class WHERE oid = relation) || relation::text, ''),
 			coalesce(changed, ''), coalesce(became, ''), array_agg(id ORDER BY id), names, types::text[]
 		FROM entries GROUP BY relation, changed, became, names, types ORDER BY types IS NULL, min(min(id)) OVER (PARTITION BY relation, changed), min(id)`, idsOf(plants), !r.options.PlantsOnly)
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*part, error) {
 		var p part
-		return &p, row.Scan(&p.oid, &p.name, &p.only, &p.changed, &p.became, &p.ids, &p.names, &p.types)
+		return &p, row.Scan(&p.oid, &p.plants, &p.name, &p.only, &p.changed, &p.became, &p.ids, &p.names, &p.types)
 	})
 	if err != nil {
 		return nil, nil, err
 	}
-	different := false
 	for n, p := range all {
 		p.row = fmt.Sprintf("pg_temp.row_%d", n)
-		fits, err := r.readColumns(ctx, p)
-		if err != nil {
+		if err := r.readColumns(ctx, p); err != nil {
 			return nil, nil, err
 		}
-		different = different || !fits
 		if p.changed == "" {
 			inserted = append(inserted, p)
 		} else {
 			changed = append(changed, p)
 		}
 	}
-	if different {
+	if slices.ContainsFunc(all, func(p *part) bool { return p.reshaped }) {
+		settings, err := r.settings(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		r.byHand = "BEGIN;\n" + settings + "\n"
 		for _, p := range append(inserted, changed...) {
 			r.byHand += p.byHand()
 		}
-		r.byHand = fmt.Sprintf("BEGIN;\n%sUPDATE plantstore.deletions SET restored_at = clock_timestamp(), restored_by = session_user WHERE id = ANY (%s);\nCOMMIT;", r.byHand, array(idsOf(plants)))
+		r.byHand += fmt.Sprintf("UPDATE plantstore.deletions SET restored_at = clock_timestamp(), restored_by = session_user WHERE id = ANY (%s);\nCOMMIT;", array(idsOf(plants)))
 	}
 	return inserted, changed, r.refused()
 }
@@ -147,28 +149,38 @@ func (p *part) byHand() string {
 	if p.today == nil {
 		return ""
 	}
-	if c, ok := p.find(p.changed); ok {
+	if p.changed != "" {
+		c, ok := p.find(p.changed)
+		if !ok {
+			return "-- " + printable(p.of(p.changed)+" is gone: plantstore.recorded has its values, in content") + "\n"
+		}
 		return p.update(c, array(p.ids)) + ";\n"
 	}
-	var columns, values []string
+	comment, content := "", "e.content"
+	var columns, values, types []string
 	for _, c := range p.today {
-		if c.generated == "" && slices.Contains(p.names, c.name) {
-			columns, values = append(columns, c.quoted()), append(values, "p."+c.quoted())
+		i := slices.Index(p.names, c.name)
+		if c.generated != "" || i < 0 || p.plants && p.types[i] != c.typ {
+			continue
+		}
+		columns, values = append(columns, c.quoted()), append(values, "p."+c.quoted())
+		types = append(types, c.quoted()+" "+c.reads)
+		if c.typ == "json" {
+			comment, content = "-- \\u0000 and \\ud800 to \\udfff in values of type json come back as \\u0001.\n", readable("e.content")
 		}
 	}
-	return fmt.Sprintf("INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE\nSELECT %s\nFROM %s, json_populate_record(NULL::%[1]s, e.content) p;\n",
-		p.name, strings.Join(columns, ", "), strings.Join(values, ", "), p.rows(array(p.ids)))
+	return fmt.Sprintf("%sINSERT INTO %s (%s) OVERRIDING SYSTEM VALUE\nSELECT %s\nFROM %s, json_to_record(%s) p (%s);\n",
+		comment, p.name, strings.Join(columns, ", "), strings.Join(values, ", "), p.rows(array(p.ids)), content, strings.Join(types, ", "))
 }
 
-// readColumns locks the table, and refuses columns that have changed since. It reports whether
-// the table has all that were recorded.
-func (r *restore) readColumns(ctx context.Context, p *part) (fits bool, err error) {
+// readColumns locks the table, and refuses columns that have changed since.
+func (r *restore) readColumns(ctx context.Context, p *part) error {
 	if p.only == "" {
-		r.refusePart(p, "a table (once number %s) that rows left with the plants is gone", p.name)
-		return true, nil
+		r.refusePart(p, "rows are recorded of a table that was dropped (its oid was %s): plantstore.cascaded keeps them", p.name)
+		return nil
 	}
 	if _, err := r.Exec(ctx, `LOCK TABLE `+p.name+` IN ROW EXCLUSIVE MODE`); err != nil {
-		return false, err
+		return err
 	}
 	rows, _ := r.Query(ctx, `
 		WITH keys AS MATERIALIZED (
@@ -180,35 +192,36 @@ func (r *restore) readColumns(ctx context.Context, p *part) (fits bool, err erro
 			EXISTS (SELECT FROM keys WHERE contype = 'f' AND conkey = ARRAY[attnum] AND confrelid = 'public.plants'::regclass
 				AND confkey = ARRAY(SELECT i.attnum FROM pg_attribute i WHERE i.attrelid = confrelid AND i.attname = 'id'))
 		FROM pg_attribute JOIN pg_type t ON t.oid = atttypid WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped ORDER BY attnum`, p.oid)
+	var err error
 	if p.today, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (c column, err error) {
 		err = row.Scan(&c.name, &c.typ, &c.reads, &c.generated, &c.required, &c.key, &c.plant)
 		return c, err
 	}); err != nil {
-		return false, err
+		return err
 	}
 	if p.join() == "" || slices.ContainsFunc(p.today, func(c column) bool { return c.key && !slices.Contains(p.names, c.name) }) {
 		r.refusePart(p, "%s has another primary key than when its rows left, or none", p.name)
 	}
 	if p.changed != "" {
-		if _, fits = p.find(p.changed); !fits {
+		if _, ok := p.find(p.changed); !ok {
 			r.refusePart(p, "%s is gone, and it was set to null or its default", p.of(p.changed))
+			p.reshaped = true
 		}
-		return fits, nil
+		return nil
 	}
-	fits = true
 	for i, name := range p.names {
 		c, ok := p.find(name)
 		switch {
 		case !ok:
 			r.refusePart(p, "%s is gone", p.of(name))
-		case p.ofPlants() && c.typ != p.types[i]:
+		case p.plants && c.typ != p.types[i]:
 			r.refusePart(p, "%s is of type %s today, it was %s", p.of(name), c.typ, p.types[i])
 		default:
 			continue
 		}
-		fits = false
+		p.reshaped = true
 	}
-	return fits, nil
+	return nil
 }
 
 // prepare makes a temporary table with the recorded columns, to read the literals with its row
@@ -225,7 +238,7 @@ func (r *restore) prepare(ctx context.Context, p *part, plants []Deletion) error
 	for _, c := range p.today {
 		switch was := slices.Contains(p.names, c.name); {
 		case was && c.plant:
-			missing, err := r.keys(ctx, fmt.Sprintf(`SELECT format('%%s to %%s', e.key, l.v) FROM %s, LATERAL (SELECT %s OFFSET 0) l (v)
+			missing, err := r.keys(ctx, fmt.Sprintf(`SELECT format('row %%s to plant %%s', e.key, l.v) FROM %s, LATERAL (SELECT %s OFFSET 0) l (v)
 				WHERE NOT EXISTS (SELECT FROM ONLY public.plants p WHERE p.id = l.v) AND NOT EXISTS (SELECT FROM unnest($2::bigint[]) u WHERE u = l.v) AND l.v IS NOT NULL ORDER BY e.id`, p.rows("$1"), p.then(c)), p.ids, plantsOf(plants))
 			if err != nil {
 				return err
@@ -307,19 +320,18 @@ func (r *restore) insert(ctx context.Context, parts []*part) error {
 		inserts = append(inserts, fmt.Sprintf(`insert_%d AS (INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM (SELECT e.literal::%s AS r FROM %s ORDER BY e.id OFFSET 0) e)`,
 			n, p.name, strings.Join(columns, ", "), strings.Join(values, ", "), p.row, p.rows(fmt.Sprintf("$%d", n+1))))
 	}
-	return r.asTheStore(ctx, "WITH "+strings.Join(inserts, ", ")+" SELECT", args...)
+	return r.asTheStore(ctx, "", "WITH "+strings.Join(inserts, ", ")+" SELECT", args...)
 }
 
-// asTheStore executes SQL with the session's search path, for functions of the store. Values
-// and constraints that do not fit are refused.
-func (r *restore) asTheStore(ctx context.Context, sql string, args ...any) error {
+// asTheStore executes SQL with the session's search path, for functions of the store. Values,
+// constraints and functions that do not fit are refused, with the flag or that of their table.
+func (r *restore) asTheStore(ctx context.Context, flag, sql string, args ...any) error {
 	const setPath = `SELECT set_config('search_path', $1, true)`
 	if _, err := r.Exec(ctx, setPath, r.path); err != nil {
 		return err
 	}
 	_, err := r.Exec(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
-	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && slices.Contains([]string{"22", "23", "P0"}, pg.Code[:2]) {
-		flag := ""
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && slices.Contains([]string{"22", "23", "42", "P0"}, pg.Code[:2]) && pg.Code != "42501" {
 		if pg.TableName != "" && (pg.TableName != "plants" || pg.SchemaName != "public") {
 			flag = plantsOnly
 		}
@@ -365,15 +377,15 @@ func (r *restore) compare(ctx context.Context, p *part) error {
 // update is SQL that gives a changed column its value back, where it still has what the foreign
 // key left. A later deletion may have left the same.
 func (p *part) update(c column, ids string) string {
-	return fmt.Sprintf(`UPDATE %s p SET %s = %s FROM %s WHERE %s AND p.%[2]s IS NOT DISTINCT FROM (%[6]s)
-	AND NOT EXISTS (SELECT FROM plantstore.cascaded l WHERE l.key = e.key AND l.relation = e.relation AND l.changed = e.changed AND l.deletion_id > e.deletion_id)`,
-		p.only, c.quoted(), p.then(c), p.rows(ids), p.join(), p.became)
+	unchanged := fmt.Sprintf("p.%s IS NOT DISTINCT FROM (%s)", c.quoted(), p.became)
+	const newest = "NOT EXISTS (SELECT FROM plantstore.cascaded l WHERE l.key = e.key AND l.relation = e.relation AND l.changed = e.changed AND l.deletion_id > e.deletion_id)"
+	return fmt.Sprintf("UPDATE %s p SET %s = %s FROM %s\nWHERE %s AND %s\n    AND %s", p.only, c.quoted(), p.then(c), p.rows(ids), p.join(), unchanged, newest)
 }
 
 // changeBack gives changed columns their values back, and names the rows that it left alone.
 func (r *restore) changeBack(ctx context.Context, p *part) error {
 	c, _ := p.find(p.changed)
-	if err := r.asTheStore(ctx, p.update(c, "$1"), p.ids); err != nil {
+	if err := r.asTheStore(ctx, plantsOnly, p.update(c, "$1"), p.ids); err != nil {
 		return err
 	}
 	rows, _ := r.Query(ctx, fmt.Sprintf(`SELECT e.id FROM %s WHERE NOT EXISTS (SELECT FROM %s p WHERE %s AND p.%s IS NOT DISTINCT FROM %s)`, p.rows("$1"), p.only, p.join(), c.quoted(), p.then(c)), p.ids)

@@ -1,6 +1,7 @@
 package ledger_test
 
 import (
+	"encoding/json"
 	"errors"
 	"regexp"
 	"slices"
@@ -100,24 +101,48 @@ func TestRenamedColumnOfTheManual(t *testing.T) {
 func TestCopiesOfTheManual(t *testing.T) {
 	t.Parallel()
 	conn := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, conn, `INSERT INTO public.plants (id, name) SELECT i, 'fern ' || i FROM generate_series(1, 6) i`)
+	execute(t, conn, `CREATE TABLE pots (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE, name text); SELECT plantstore.watch('pots');
+		INSERT INTO public.plants (id, name) SELECT i, 'fern ' || i FROM generate_series(1, 6) i; INSERT INTO pots VALUES (1, 1, 'pot 1')`)
 	for plant := range int64(6) {
 		deleteAs(t, conn, plant+1, "back-office")
 	}
 	execute(t, conn, `SELECT plantstore.resolve(7, 'shop', 'r', 'k', 40401)`)
 	var got []string
 	for _, manual := range []string{"migrations/README.md", "deploy/docs/install.md"} {
-		for _, m := range regexp.MustCompile(`\\(copy .*) TO \S+\.(?:csv|jsonl)([^'\n]*)`).FindAllStringSubmatch(readme.Read(t, manual), -1) {
+		for _, m := range regexp.MustCompile(`\\(copy .*) TO \S+\.csv([^'\n]*)`).FindAllStringSubmatch(readme.Read(t, manual), -1) {
 			var out strings.Builder
 			if _, err := conn.PgConn().CopyTo(t.Context(), &out, m[1]+" TO STDOUT"+m[2]); err != nil {
 				t.Fatalf("%s: %v", m[0], err)
 			}
-			got = append(got, manual+": "+strings.Join(regexp.MustCompile(`fern \d|40401`).FindAllString(out.String(), -1), ", "))
+			got = append(got, manual+": "+strings.Join(regexp.MustCompile(`fern \d|pot \d|40401`).FindAllString(out.String(), -1), ", "))
 		}
 	}
 	const all = "fern 1, fern 1, fern 2, fern 2, fern 3, fern 3, fern 4, fern 4, fern 5, fern 5, fern 6, fern 6, 40401" // as JSON and as a literal
-	want := []string{"migrations/README.md: " + all, "migrations/README.md: fern 5, fern 5, fern 6, fern 6", "deploy/docs/install.md: " + all}
+	want := []string{"migrations/README.md: " + all, "deploy/docs/install.md: " + all, "deploy/docs/install.md: pot 1, pot 1"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("entries that were copied (-want +got):\n%s", diff)
+	}
+}
+
+// The copy for a SIEM has one JSON object in each line.
+func TestJSONLinesOfTheManual(t *testing.T) {
+	t.Parallel()
+	command := regexp.MustCompile(`psql "\$URL" -XAtc "([^"]*)" >ledger.jsonl`).FindStringSubmatch(readme.Read(t, "migrations/README.md"))
+	if command == nil {
+		t.Fatal("the manual has no command that writes ledger.jsonl")
+	}
+	conn := pgtest.Connect(t, pgtest.New(t).Owner)
+	const name = "say \"a b\" \\ \n new"
+	execute(t, conn, `ALTER TABLE plants ADD doc json; INSERT INTO plants (id, name, doc) SELECT i, E'say "a b" \\ \n new', E'{"a":\n1}' FROM generate_series(1, 6) i; DELETE FROM plants; SELECT plantstore.resolve(7, 'shop', 'r', 'k', 40401)`)
+	rows, _ := conn.Query(t.Context(), command[1], pgx.QueryExecModeSimpleProtocol)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(lines) != 2 {
+		t.Fatalf("newer than entry 4: got %q, %v, want 2 lines", lines, err)
+	}
+	for _, line := range lines {
+		var entry struct{ Plant struct{ Name string } }
+		if err := json.Unmarshal([]byte(line), &entry); err != nil || entry.Plant.Name != name || strings.Contains(line, "\n") {
+			t.Errorf("%s: got %v and the name %q, want one line of JSON with the name %q", line, err, entry.Plant.Name, name)
+		}
 	}
 }

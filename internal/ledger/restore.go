@@ -80,7 +80,7 @@ func (e *RefusedError) Error() string {
 		}[f])
 	}
 	if e.ByHand != "" {
-		lines = append(lines, "By hand, without the columns that are gone, unless you add them:", e.ByHand)
+		lines = append(lines, "By hand, without the columns that are gone or have another type, unless you add them:", e.ByHand)
 	}
 	return strings.Join(lines, "\n")
 }
@@ -222,7 +222,7 @@ func (r *restore) run(ctx context.Context, done *Restored) error {
 		return err
 	}
 	for _, p := range append(inserted, changed...) {
-		if p.ofPlants() || len(p.ids) == 0 {
+		if p.plants || len(p.ids) == 0 {
 			continue
 		}
 		if n := len(done.Cascaded); n > 0 && done.Cascaded[n-1].Table == p.name && done.Cascaded[n-1].Changed == p.changed {

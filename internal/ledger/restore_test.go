@@ -64,8 +64,8 @@ func TestRestoreAfterTheTableChanged(t *testing.T) {
 		{name: "unchanged", want: `(7,Fern,"2026-07-01 00:00:00+00",1.10,,5)`},
 		{name: "dropped", change: `DROP price, DROP sku`, refused: "column \"price\" of public.plants is gone\ncolumn \"sku\" of public.plants is gone", want: `(7,Fern,"2026-07-01 00:00:00+00",5)`},
 		{name: "renamed", change: `RENAME price TO cost`, refused: `column "price" of public.plants is gone`, want: `(7,Fern,"2026-07-01 00:00:00+00",,,5)`},
-		{name: "another type", change: `DROP height, ADD height text`, refused: `column "height" of public.plants is of type text today, it was integer`, want: `(7,Fern,"2026-07-01 00:00:00+00",1.10,,5)`},
-		{name: "a type that does not take the value", change: `DROP price, ADD price int`, refused: `column "price" of public.plants is of type integer today, it was numeric`},
+		{name: "another type", change: `DROP height, ADD height text`, refused: `column "height" of public.plants is of type text today, it was integer`, want: `(7,Fern,"2026-07-01 00:00:00+00",1.10,,)`},
+		{name: "a type that does not take the value", change: `DROP price, ADD price int`, refused: `column "price" of public.plants is of type integer today, it was numeric`, want: `(7,Fern,"2026-07-01 00:00:00+00",,5,)`},
 		// By place, the values of price and height would change places.
 		{name: "in another order", change: `DROP price, DROP height; ALTER TABLE plants ADD height int, ADD price numeric`, want: `(7,Fern,"2026-07-01 00:00:00+00",,5,1.10)`},
 		{name: "another scale", change: `ALTER price TYPE numeric(5,1)`, refused: changed + `1.1,,5)`},
@@ -114,6 +114,29 @@ func TestRestoreAfterTheTableChanged(t *testing.T) {
 				t.Errorf("marked as restored: got %v, want %v", got, want)
 			}
 		})
+	}
+}
+
+// The SQL by hand restores what the tables can take, also beside JSON that PostgreSQL can't read
+// and in a session with settings of its own.
+func TestRestoreByHand(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	execute(t, owner, `
+		CREATE TABLE notes (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE, gone int, doc json, fragment xml);
+		CREATE TABLE stock (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE SET NULL, other bigint REFERENCES plants ON DELETE SET NULL);
+		SELECT plantstore.watch('notes'), plantstore.watch('stock');
+		INSERT INTO plants (id, name) VALUES (1, 'Fern'); INSERT INTO notes VALUES (1, 1, 2, '["\u0000", "\u00e9"]', 'a<b/>'); INSERT INTO stock VALUES (1, 1, 1);
+		DELETE FROM plants; ALTER TABLE notes DROP gone; ALTER TABLE stock RENAME plant TO renamed; SET xmloption = document`)
+	_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{1}}, ledger.Options{})
+	refused, ok := errors.AsType[*ledger.RefusedError](err)
+	if !ok {
+		t.Fatalf("got %v, want a refusal", err)
+	}
+	execute(t, owner, refused.ByHand)
+	const want = `Fern (1,1,"[""\\u0001"", ""\\u00e9""]",a<b/>) (1,,1)`
+	if got := value[string](t, owner, `SELECT concat_ws(' ', name, n::text, s::text) FROM plants, notes n, stock s`); got != want {
+		t.Errorf("rows: got %s, want %s, by\n%s", got, want, refused.ByHand)
 	}
 }
 
@@ -386,7 +409,7 @@ func TestManyReasons(t *testing.T) {
 		reasons[n] = ledger.Reason{Text: fmt.Sprintf("reason %d", n)}
 	}
 	got := (&ledger.RefusedError{Reasons: reasons, Notices: []string{"a notice"}, ByHand: "COMMIT;"}).Error()
-	if want := "\n  reason 19\n  and 2 more\n  also: a notice\nBy hand, without the columns that are gone, unless you add them:\nCOMMIT;"; !strings.HasSuffix(got, want) {
+	if want := "\n  reason 19\n  and 2 more\n  also: a notice\nBy hand, without the columns that are gone or have another type, unless you add them:\nCOMMIT;"; !strings.HasSuffix(got, want) {
 		t.Errorf("got %q, want it to end with %q", got, want)
 	}
 }

@@ -30,16 +30,14 @@ func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error
 	if err != nil {
 		return err
 	}
-	var inserted, values []string
-	for _, p := range parts {
-		var names []string
-		inserted, values = nil, nil
-		for _, c := range p.today {
-			names = append(names, c.name)
-			if c.generated == "" {
-				inserted, values = append(inserted, c.quoted()), append(values, "(v.plant)."+c.quoted())
-			}
+	var names, inserted, values []string
+	for _, c := range parts[0].today { // all are of plants
+		names = append(names, c.name)
+		if c.generated == "" {
+			inserted, values = append(inserted, c.quoted()), append(values, "(v.plant)."+c.quoted())
 		}
+	}
+	for _, p := range parts {
 		if !slices.Equal(p.names, names) {
 			r.refuse("", "the columns of public.plants have changed since deletion %d: restore it without --sql", p.ids[0])
 		}
@@ -56,18 +54,17 @@ func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error
 	if err != nil {
 		return err
 	}
-	var settings []string
-	if err := r.QueryRow(ctx, `SELECT array_agg(format('SET LOCAL %s = %s;', name, quote_literal(current_setting(name))))
-		FROM unnest('{datestyle,intervalstyle,timezone,lc_monetary,xmloption,array_nulls}'::text[]) name`).Scan(&settings); err != nil {
+	settings, err := r.settings(ctx)
+	if err != nil {
 		return err
 	}
 	out := bufio.NewWriter(w)
-	fmt.Fprintf(out, "BEGIN;\n%s\n", strings.Join(settings, " "))
+	fmt.Fprintf(out, "BEGIN;\n%s\n", settings)
 	for _, t := range triggers {
-		fmt.Fprintf(out, "-- fires the trigger %s\n", t)
+		fmt.Fprintf(out, "-- fires the trigger %s\n", printable(t))
 	}
 	for _, table := range cascaded {
-		fmt.Fprintf(out, "-- without what left with them in %s\n", table)
+		fmt.Fprintf(out, "-- without what left with them in %s\n", printable(table))
 	}
 	fmt.Fprintf(out, "INSERT INTO public.plants (%s) OVERRIDING SYSTEM VALUE\nSELECT %s\nFROM (VALUES\n", strings.Join(inserted, ", "), strings.Join(values, ", "))
 	rows, err = r.Query(ctx, `SELECT literal FROM plantstore.deletions WHERE id = ANY ($1) ORDER BY id`, idsOf(entries))
@@ -89,6 +86,13 @@ func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error
 	fmt.Fprintf(out, ") v (plant);\nUPDATE plantstore.deletions SET restored_at = clock_timestamp(), restored_by = session_user\n"+
 		"WHERE restored_at IS NULL AND id IN (%s);\nCOMMIT;\n", strings.Trim(strings.ReplaceAll(fmt.Sprint(idsOf(entries)), " ", ", "), "[]"))
 	return out.Flush()
+}
+
+// settings is SQL that reads values in the form in which they were recorded.
+func (r *restore) settings(ctx context.Context) (sql string, err error) {
+	err = r.QueryRow(ctx, `SELECT string_agg(format('SET LOCAL %s = %L;', name, current_setting(name)), ' ' ORDER BY n)
+		FROM unnest('{datestyle,intervalstyle,timezone,lc_monetary,xmloption,array_nulls}'::text[]) WITH ORDINALITY s (name, n)`).Scan(&sql)
+	return sql, err
 }
 
 // quoted returns a literal of SQL in one line, without tabs, which psql takes for a request

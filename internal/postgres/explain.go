@@ -156,6 +156,9 @@ var notDriven = []string{"fallback_application_name", "gssdelegation", "gssencmo
 	"requirepeer", "requiressl", "scram_client_key", "scram_server_key", "ssl_max_protocol_version", "ssl_min_protocol_version", "sslcompression",
 	"sslcrl", "sslcrldir", "sslkeylogfile", "tcp_user_timeout"}
 
+// unescaped matches what ends a URL's user and password too early.
+var unescaped = regexp.MustCompile(`[/@ ]|%(?:$|[^0-9A-Fa-f]|.$|.[^0-9A-Fa-f])`)
+
 var parameterName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.]*$`)
 
 // CheckURL returns an error if a setting is no URL or DSN that the driver can use. The error
@@ -165,10 +168,12 @@ func CheckURL(setting, url string) error {
 	if strings.ContainsFunc(url, unicode.IsControl) {
 		return fmt.Errorf("%s has a line break or another control character in it: a database URL is one line", setting)
 	}
-	if fix := misplaced(url); fix != "" {
-		return fmt.Errorf("the user or password in %s has a character that must be escaped in a URL: write %s", setting, fix)
-	}
 	config, err := pgxpool.ParseConfig(url)
+	scheme, rest, _ := strings.Cut(url, "://")
+	user := rest[:max(0, strings.LastIndexByte(rest, '@'))]
+	if strings.HasPrefix(scheme, "postgres") && unescaped.MatchString(user) && (err != nil || strings.Contains(config.ConnConfig.Host+config.ConnConfig.Database, "@")) {
+		return fmt.Errorf(`the user or password in %s has a character that must be escaped in a URL: write "/" as %%2F, "@" as %%40, " " as %%20 and "%%" as %%25`, setting)
+	}
 	if err != nil {
 		unreadable := fmt.Errorf("%s cannot be read as a URL such as postgres://user:password@host:5432/database, "+
 			"or as a DSN such as host=host user=user password='pass word' dbname=database", setting)
@@ -190,28 +195,4 @@ func CheckURL(setting, url string) error {
 		}
 	}
 	return nil
-}
-
-// misplaced returns the escaped form of the characters that end a URL's user and password too
-// early, or nothing if the driver finds host and database.
-func misplaced(url string) string {
-	_, rest, ok := strings.Cut(url, "://")
-	if !ok || !strings.HasPrefix(url, "postgres://") && !strings.HasPrefix(url, "postgresql://") {
-		return ""
-	}
-	config, err := pgconn.ParseConfig(url)
-	if err == nil && !strings.Contains(config.Host+config.Database, "@") {
-		return ""
-	}
-	user := rest[:max(0, strings.LastIndexByte(rest, '@'))]
-	var fixes []string
-	for _, c := range []byte("/@ ") {
-		if strings.IndexByte(user, c) >= 0 {
-			fixes = append(fixes, fmt.Sprintf("%q as %%%02X", string(c), c))
-		}
-	}
-	if regexp.MustCompile(`%(?:$|[^0-9A-Fa-f]|.$|.[^0-9A-Fa-f])`).MatchString(user) {
-		fixes = append(fixes, `"%" as %25`)
-	}
-	return strings.Join(fixes, ", ")
 }

@@ -3,6 +3,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -137,13 +138,9 @@ func poolSize(url string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	text, ok := config.RuntimeParams["pool_max_conns"]
-	if !ok {
-		return defaultConns, nil
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < minConns {
-		return 0, fmt.Errorf("pool_max_conns is %s: the service needs at least %d connections", text, minConns)
+	n, _ := strconv.Atoi(cmp.Or(config.RuntimeParams["pool_max_conns"], strconv.Itoa(defaultConns))) // CheckURL found it to be a number
+	if n < minConns {
+		return 0, fmt.Errorf("pool_max_conns is %d: the service needs at least %d connections", n, minConns)
 	}
 	return n, nil
 }
@@ -253,13 +250,10 @@ func (db *DB) Close() {
 	for _, p := range db.pools() {
 		all.Go(p.Close)
 	}
-	closed := make(chan struct{})
+	wait, closed := context.WithTimeout(context.Background(), 2*time.Second)
 	go func() {
 		all.Wait()
-		close(closed)
+		closed()
 	}()
-	select {
-	case <-closed:
-	case <-time.After(2 * time.Second):
-	}
+	<-wait.Done()
 }

@@ -125,7 +125,7 @@ func (e *execution) try(ctx context.Context) (m meaning, err error) {
 	}
 	e.result.Attempts++
 	if word := meanings[m].word; word != "" {
-		p.db.metrics.failed[m].Inc()
+		p.db.metrics.failed.WithLabelValues(word).Inc()
 		if len(e.result.Failed) < plant.MaxFailed {
 			e.result.Failed = append(e.result.Failed, word)
 		}

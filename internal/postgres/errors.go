@@ -150,45 +150,27 @@ const (
 	codeTriggerOff     = 50304
 )
 
-// refusals are the errors of the refusals that the ledger records, by code. The cause is the
-// server's error, if the refusal is that of this very attempt.
-var refusals = map[int]func(at time.Time, cause *serverError) error{
-	codeNotFound:       func(time.Time, *serverError) error { return plant.ErrNotFound },
-	codeDeletedEarlier: func(at time.Time, _ *serverError) error { return &plant.DeletedEarlierError{At: at} },
-	codeReferenced: func(_ time.Time, cause *serverError) error {
-		if cause == nil {
-			return &plant.ReferencedError{}
-		}
-		return &plant.ReferencedError{Table: cause.TableName, Cause: cause}
-	},
-	codeStoreRule: func(_ time.Time, cause *serverError) error {
-		if cause == nil {
-			return &plant.StoreRuleError{}
-		}
-		return &plant.StoreRuleError{Constraint: cause.ConstraintName, Cause: cause}
-	},
-}
-
-// refused is the error of a refusal with a code.
+// refused is the error of a refusal that the ledger records. The cause is the server's error,
+// if the refusal is that of this very attempt.
 func refused(code int, at time.Time, cause error) error {
-	refusal, ok := refusals[code]
-	if !ok { // of a newer plantstore
-		return fmt.Errorf("the ledger has a refusal with the unknown code %d", code)
+	pg, ok := errors.AsType[*pgconn.PgError](cause)
+	switch {
+	case !ok:
+		pg, cause = new(pgconn.PgError), nil
+	case pg.Where == "":
+		cause = pg
+	default:
+		cause = fmt.Errorf("%w, at %s", pg, pg.Where)
 	}
-	if pg, ok := errors.AsType[*pgconn.PgError](cause); ok {
-		return refusal(at, &serverError{pg})
+	switch code {
+	case codeNotFound:
+		return plant.ErrNotFound
+	case codeDeletedEarlier:
+		return &plant.DeletedEarlierError{At: at}
+	case codeReferenced:
+		return &plant.ReferencedError{Table: pg.TableName, Cause: cause}
+	case codeStoreRule:
+		return &plant.StoreRuleError{Constraint: pg.ConstraintName, Cause: cause}
 	}
-	return refusal(at, nil)
+	return fmt.Errorf("the ledger has a refusal with the unknown code %d", code) // of a newer plantstore
 }
-
-// A serverError is an error of the server's with where it was raised, for the log.
-type serverError struct{ *pgconn.PgError }
-
-func (e *serverError) Error() string {
-	if e.Where == "" {
-		return e.PgError.Error()
-	}
-	return e.PgError.Error() + ", at " + e.Where
-}
-
-func (e *serverError) Unwrap() error { return e.PgError }

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
+
 	"plantstore/internal/plant"
 )
 
@@ -22,12 +24,8 @@ type resolution struct {
 // it records that, see migrations/00004_record_deletions.sql. It tries until the deadline, and
 // returns an error of package plant then, or ErrMisconfigured.
 func (db *DB) resolve(ctx context.Context, d *plant.Deletion, refuse int) (r resolution, err error) {
-	var recorded any
-	if refuse != 0 {
-		recorded = refuse
-	}
 	for pause, again := firstPause, false; ; again = true {
-		if r, err = db.resolveOnce(ctx, d, recorded); err == nil {
+		if r, err = db.resolveOnce(ctx, d, refuse); err == nil {
 			r.again = again
 			return r, nil
 		}
@@ -42,7 +40,7 @@ func (db *DB) resolve(ctx context.Context, d *plant.Deletion, refuse int) (r res
 	}
 }
 
-func (db *DB) resolveOnce(ctx context.Context, d *plant.Deletion, refuse any) (r resolution, err error) {
+func (db *DB) resolveOnce(ctx context.Context, d *plant.Deletion, refuse int) (r resolution, err error) {
 	conn, release, err := db.acquire(ctx, db.outcomes, d.Principal)
 	if err != nil {
 		return r, err
@@ -50,18 +48,11 @@ func (db *DB) resolveOnce(ctx context.Context, d *plant.Deletion, refuse any) (r
 	defer release()
 	ctx, cancel := context.WithTimeout(ctx, db.limits.resolve)
 	defer cancel()
-	var at *time.Time
-	var by *string
 	err = conn.QueryRow(ctx, `SELECT code, at, by_request FROM plantstore.resolve($1, $2, $3, $4, $5)`,
-		int64(d.Plant), d.Principal, d.RequestID, d.Key, refuse).Scan(&r.code, &at, &by)
+		int64(d.Plant), d.Principal, d.RequestID, d.Key, zeronull.Int4(refuse)).
+		Scan(&r.code, (*zeronull.Timestamptz)(&r.at), (*zeronull.Text)(&r.by))
 	if err == nil {
 		err = takeCutShort(conn)
-	}
-	if at != nil {
-		r.at = *at
-	}
-	if by != nil {
-		r.by = *by
 	}
 	return r, err
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"plantstore/internal/auth"
 	"plantstore/internal/plant"
@@ -177,27 +178,21 @@ func (t *Tokens) read(ctx context.Context) (*snapshot, error) {
 		return nil, err
 	}
 	s := &snapshot{tokens: make(map[auth.Digest]*knownToken)}
-	var id *[16]byte
+	var id zeronull.UUID
 	var digest []byte
-	var name *string
+	var name zeronull.Text
 	var scopes []string
-	var expires *time.Time
+	var expires zeronull.Timestamptz
 	var most int64
 	var seconds float64
 	tag, err := pgx.ForEachRow(rows, []any{&s.version, &id, &digest, &name, &scopes, &expires, &most, &seconds}, func() error {
-		if id == nil { // there is no token at all
+		if digest == nil { // there is no token at all
 			return nil
 		}
-		token := &knownToken{id: *id, used: new(atomic.Bool), principal: auth.Principal{
-			Name: *name, Scopes: append([]string(nil), scopes...),
-			Budget: plant.Budget{Most: most, Period: time.Duration(seconds * float64(time.Second))}}}
-		if expires != nil {
-			token.expires = *expires
-		}
-		if old != nil {
-			if before := old.tokens[auth.Digest(digest)]; before != nil {
-				token.used = before.used
-			}
+		token := &knownToken{id: id, expires: time.Time(expires), used: new(atomic.Bool), principal: auth.Principal{
+			Name: string(name), Scopes: scopes, Budget: plant.Budget{Most: most, Period: time.Duration(seconds * float64(time.Second))}}}
+		if old != nil && old.tokens[auth.Digest(digest)] != nil {
+			token.used = old.tokens[auth.Digest(digest)].used
 		}
 		s.tokens[auth.Digest(digest)] = token
 		return nil

@@ -1,13 +1,11 @@
 package ledger
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -15,11 +13,10 @@ import (
 
 // Options accept what a restore refuses otherwise.
 type Options struct {
-	SkipExisting bool          // leave out plants whose ids are taken, and changed columns that have another value since
-	FireTriggers bool          // the store's triggers on INSERT and UPDATE fire
-	PlantsOnly   bool          // leave out rows of watched tables
-	DryRun       bool          // roll back in the end
-	LockTimeout  time.Duration // how long to wait for each lock; 0: 30 s
+	SkipExisting bool // leave out plants whose ids are taken, and changed columns that have another value since
+	FireTriggers bool // the store's triggers on INSERT and UPDATE fire
+	PlantsOnly   bool // leave out rows of watched tables
+	DryRun       bool // roll back in the end
 }
 
 // Restored describes a restore, or what it would have done.
@@ -151,16 +148,16 @@ func (r *restore) begin(ctx context.Context, conn *pgx.Conn) (err error) {
 	}
 	// A deferred check would fail at the commit and name no plant. Without statistics, the
 	// planner would scan the ledger for each entry.
-	_, err = r.Exec(ctx, fmt.Sprintf(`
+	_, err = r.Exec(ctx, `
 		SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout');
-		SET LOCAL lock_timeout = %d;
+		SET LOCAL lock_timeout = '30s';
 		SET LOCAL enable_seqscan = off;
 		SET LOCAL xmloption = content;
 		SET LOCAL array_nulls = on;
 		SET CONSTRAINTS ALL IMMEDIATE;
 		LOCK TABLE public.plants IN ROW EXCLUSIVE MODE;
 		SELECT set_config(split_part(c, '=', 1), substr(c, position('=' in c) + 1), true)
-			FROM pg_proc, unnest(proconfig) c WHERE oid = 'plantstore.record_deletion()'::regprocedure`, cmp.Or(r.options.LockTimeout, 30*time.Second).Milliseconds()), pgx.QueryExecModeSimpleProtocol)
+			FROM pg_proc, unnest(proconfig) c WHERE oid = 'plantstore.record_deletion()'::regprocedure`, pgx.QueryExecModeSimpleProtocol)
 	return err
 }
 

@@ -226,7 +226,7 @@ func TestRestoreTakenMeanwhile(t *testing.T) {
 	execute(t, other, fmt.Sprintf(`BEGIN; INSERT INTO plants (id, name) VALUES (%d, 'new')`, id))
 	restored := make(chan error, 1)
 	go func() {
-		_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{id, id + 1}}, ledger.Options{SkipExisting: true, LockTimeout: time.Hour})
+		_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{id, id + 1}}, ledger.Options{SkipExisting: true})
 		restored <- err
 	}()
 	pgtest.AwaitBlocked(t, watcher, other.PgConn().PID(), 1)
@@ -249,7 +249,7 @@ func TestRestoreThatIsCutOff(t *testing.T) {
 	execute(t, other, fmt.Sprintf(`BEGIN; INSERT INTO plants (id, name) VALUES (%d + 1, 'new')`, id))
 	restored := make(chan error, 1)
 	go func() {
-		_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{id, id + 1}}, ledger.Options{LockTimeout: time.Hour})
+		_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{id, id + 1}}, ledger.Options{})
 		restored <- err
 	}()
 	pgtest.AwaitBlocked(t, super, other.PgConn().PID(), 1)
@@ -331,7 +331,7 @@ func TestRestoreTwiceAtOnce(t *testing.T) {
 	for range 2 {
 		conn := pgtest.Connect(t, db.Owner)
 		go func() {
-			_, err := ledger.Restore(t.Context(), conn, ledger.Selection{Plants: []int64{id}}, ledger.Options{SkipExisting: true, LockTimeout: time.Hour})
+			_, err := ledger.Restore(t.Context(), conn, ledger.Selection{Plants: []int64{id}}, ledger.Options{SkipExisting: true})
 			results <- err
 		}()
 	}

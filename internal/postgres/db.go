@@ -76,6 +76,8 @@ type DB struct {
 	control  *pgxpool.Pool   // one connection for tokens and readiness
 	conns    slots[connSlot] // of principals outside of batches
 
+	mostConns map[*pgxpool.Pool]int64 // of a principal, likewise
+
 	server    string       // or servers, for messages
 	roundTrip atomic.Int64 // nanoseconds, the shortest seen
 	warned    atomic.Bool  // of a role's settings behind a pooler
@@ -86,7 +88,7 @@ type DB struct {
 // Open prepares the pools. It does not connect: a database that is down now may be up when
 // the first request comes. Its errors are for an operator.
 func Open(ctx context.Context, c Config) (*DB, error) {
-	db := &DB{Config: c, limits: defaults, metrics: newMetrics()}
+	db := &DB{Config: c, limits: defaults, metrics: newMetrics(), mostConns: make(map[*pgxpool.Pool]int64)}
 	if c.limits != nil {
 		db.limits = *c.limits
 	}
@@ -111,6 +113,7 @@ func Open(ctx context.Context, c Config) (*DB, error) {
 		if *p.pool, err = db.open(ctx, url, p.conns, p.lock, p.statement); err != nil {
 			return nil, err
 		}
+		db.mostConns[*p.pool] = max(2, int64(p.conns)/3) // others need them, too
 	}
 	db.server = servers(db.batch.Config().ConnConfig)
 	db.tokens = newTokens(db)

@@ -21,7 +21,7 @@ type Plants struct {
 	batches   *batcher
 	inFlight  *semaphore.Weighted       // deletions in batches or waiting for one
 	onePlant  slots[plant.ID]           // one request for a plant at a time
-	oneBudget slots[string]             // one deletion at a time for a principal with a budget
+	oneBudget slots[string]             // one attempt at a time for a principal with a budget
 	memory    memory                    // of what would harm the batches of others
 	usedUp    recent[string, time.Time] // budgets of principals, with the end of the period
 }
@@ -46,12 +46,6 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 	}
 	e := execution{plants: p, deletion: d, limited: d.Budget != (plant.Budget{})}
 	began := time.Now()
-	if e.limited { // before the plant, which others may want
-		if p.oneBudget.take(ctx, d.Principal, 1) != nil {
-			return e.result, fmt.Errorf("%w: other deletions of the principal's budget took all the time", plant.ErrBusy)
-		}
-		defer p.oneBudget.give(d.Principal)
-	}
 	if p.onePlant.take(ctx, d.Plant, 1) != nil {
 		return e.result, fmt.Errorf("%w: other requests for the plant took all the time", plant.ErrBusy)
 	}
@@ -101,6 +95,13 @@ func (e *execution) run(ctx context.Context) error {
 func (e *execution) try(ctx context.Context) (m meaning, err error) {
 	p, d := e.plants, &e.deletion
 	if e.limited {
+		began := time.Now()
+		err := p.oneBudget.take(ctx, d.Principal, 1)
+		e.result.Queued += time.Since(began)
+		if err != nil {
+			return busy, fmt.Errorf("other deletions of the principal's budget took all the time: %w", err)
+		}
+		defer p.oneBudget.give(d.Principal)
 		if _, ok := p.usedUp.get(d.Principal); ok {
 			return overBudget, nil
 		}

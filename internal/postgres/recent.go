@@ -46,16 +46,19 @@ func (m *memory) route(d *plant.Deletion) route {
 // batch, so it says nothing of its principal.
 func (m *memory) note(d *plant.Deletion, result meaning) {
 	now := time.Now()
+	_, known := m.plants.get(d.Plant)
 	switch effect := meanings[result].effect; {
 	case effect == slows:
 		m.plants.add(d.Plant, onSoloPool, now.Add(m.limits.remember))
-		m.slow(d.Principal)
+		if !known {
+			m.slow(d.Principal)
+		}
 	case effect == rollsBack:
-		if _, known := m.plants.get(d.Plant); !known {
+		if !known {
 			m.principals.change(d.Principal, now.Add(m.limits.remember), func(c conduct) conduct { return conduct{c.refused<<1 | 1, c.slow} })
 		}
 		m.plants.add(d.Plant, onBatchPool, now.Add(m.limits.remember))
-	case result == deleted || result == missing:
+	case !known && (result == deleted || result == missing):
 		if _, ok := m.principals.get(d.Principal); ok {
 			m.principals.change(d.Principal, now, func(c conduct) conduct { return conduct{c.refused << 1, c.slow} })
 		}
@@ -72,6 +75,7 @@ func (m *memory) slow(principal string) {
 type recent[K comparable, V any] struct {
 	mu     sync.Mutex
 	values map[K]timed[V]
+	swept  time.Time // when those whose time was over were last removed
 }
 
 type timed[V any] struct {
@@ -96,18 +100,19 @@ func (r *recent[K, V]) change(key K, until time.Time, change func(V) V) (last V)
 		r.values = make(map[K]timed[V])
 	}
 	now := time.Now()
-	if len(r.values) >= maxRecent {
+	if len(r.values) >= maxRecent && now.Sub(r.swept) >= time.Second {
+		r.swept = now
 		maps.DeleteFunc(r.values, func(_ K, v timed[V]) bool { return !now.Before(v.until) })
 	}
 	var remembered V
-	old := r.values[key]
+	old, kept := r.values[key]
 	if now.Before(old.until) {
 		remembered = old.value
 	}
 	if until.Before(old.until) {
 		until = old.until
 	}
-	if len(r.values) < maxRecent {
+	if kept || len(r.values) < maxRecent {
 		r.values[key] = timed[V]{change(remembered), until}
 	}
 	return old.value

@@ -71,6 +71,31 @@ func TestWhoKeepsOutOfBatches(t *testing.T) {
 	}
 }
 
+// A plant that is remembered harms no batch. Nothing that becomes of it changes what is known of
+// its principal.
+func TestARememberedPlantSaysNothingOfItsPrincipal(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := memory{limits: &defaults}
+		locked, other := plant.Deletion{Plant: 1, Principal: "a"}, plant.Deletion{Plant: 2, Principal: "a"}
+		m.note(&locked, busy)
+		time.Sleep(defaults.outOfBatches)
+		m.note(&locked, busy)
+		if got := m.route(&other); got != inBatch {
+			t.Errorf("another plant takes route %d a second after the first of two waits; want %d", got, inBatch)
+		}
+		for n := range plant.ID(4) {
+			m.note(&plant.Deletion{Plant: 3 + n, Principal: "a"}, conflict)
+		}
+		for range 8 {
+			m.note(&locked, missing)
+		}
+		if got := m.route(&other); got != onBatchPool {
+			t.Errorf("another plant takes route %d after four refusals of others; want %d", got, onBatchPool)
+		}
+	})
+}
+
 func TestRecent(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -97,11 +122,16 @@ func TestRecent(t *testing.T) {
 			t.Errorf("the last value is %q; want b, though its time is over", last)
 		}
 		for n := range maxRecent + 1 {
-			r.add(n+10, "many", in(time.Second))
+			r.add(n+10, "many", in(time.Second/2))
 		}
 		check(1, "c", true)
 		check(maxRecent+9, "", false) // there was no room
-		time.Sleep(time.Second)
+		r.add(1, "changed", in(time.Minute))
+		check(1, "changed", true)
+		time.Sleep(time.Second - 1)
+		r.add(maxRecent+9, "too early", in(time.Minute)) // nothing is removed twice in a second
+		check(maxRecent+9, "", false)
+		time.Sleep(time.Nanosecond)
 		r.add(2, "d", in(time.Minute))
 		check(2, "d", true)
 		if len(r.values) != 2 {

@@ -57,11 +57,11 @@ type connSlot struct {
 	principal string
 }
 
-// acquire takes a connection of a pool for a principal, which may have a third of the pool's,
-// but at least two: others need them, too.
+// acquire takes a connection of a pool for a principal, which may have a third of them, or two
+// where that is more.
 func (db *DB) acquire(ctx context.Context, pool *pgxpool.Pool, principal string) (conn *pgx.Conn, release func(), err error) {
 	key := connSlot{pool, principal}
-	if err := db.conns.take(ctx, key, max(2, int64(pool.Config().MaxConns)/3)); err != nil {
+	if err := db.conns.take(ctx, key, db.mostConns[pool]); err != nil {
 		return nil, nil, err
 	}
 	c, err := pool.Acquire(ctx)

@@ -149,20 +149,13 @@ func poolSize(url string) (int, error) {
 }
 
 func (db *DB) open(ctx context.Context, url string, conns int, lock, statement time.Duration) (*pgxpool.Pool, error) {
-	config, err := pgxpool.ParseConfig(url)
+	config, err := parse(url, db.limits.connect)
 	if err != nil {
 		return nil, err
 	}
 	config.MaxConns = int32(conns)
 	config.PingTimeout = db.limits.ping
 	conn := config.ConnConfig
-	if conn.ConnectTimeout == 0 {
-		conn.ConnectTimeout = db.limits.connect
-	}
-	conn.RuntimeParams["client_encoding"] = "UTF8"
-	if conn.RuntimeParams["application_name"] == "" {
-		conn.RuntimeParams["application_name"] = "plantstore"
-	}
 	dial := db.dial
 	if dial == nil {
 		dial = (&net.Dialer{Timeout: conn.ConnectTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 3}}).DialContext
@@ -192,9 +185,6 @@ func (db *DB) open(ctx context.Context, url string, conns int, lock, statement t
 			return false
 		}
 		return closeOnFatal(c, e)
-	}
-	if several(&conn.Config) && conn.ValidateConnect == nil {
-		conn.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}
 	if db.File != "" {
 		config.BeforeConnect = db.renew

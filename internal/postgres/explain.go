@@ -29,22 +29,31 @@ func Connect(ctx context.Context, setting, url string) (*pgx.Conn, error) {
 	if err := CheckURL(setting, url); err != nil {
 		return nil, err
 	}
-	pool, err := pgxpool.ParseConfig(url) // takes out the pool's parameters, which no server knows
+	config, err := parse(url, 10*time.Second)
 	if err != nil {
 		return nil, err
 	}
-	c := pool.ConnConfig
-	c.ConnectTimeout = cmp.Or(c.ConnectTimeout, 10*time.Second)
-	c.RuntimeParams["client_encoding"] = "UTF8"
-	c.RuntimeParams["application_name"] = cmp.Or(c.RuntimeParams["application_name"], "plantstore")
-	if several(&c.Config) && c.ValidateConnect == nil {
-		c.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
-	}
-	conn, err := pgx.ConnectConfig(ctx, c)
+	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
 	if err != nil {
 		return nil, errors.New(Explain(err, setting))
 	}
 	return conn, nil
+}
+
+// parse reads a URL. The pool's parameters, which no server knows, are not sent.
+func parse(url string, timeout time.Duration) (*pgxpool.Config, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	c := config.ConnConfig
+	c.ConnectTimeout = cmp.Or(c.ConnectTimeout, timeout)
+	c.RuntimeParams["client_encoding"] = "UTF8"
+	c.RuntimeParams["application_name"] = cmp.Or(c.RuntimeParams["application_name"], "plantstore")
+	if c.ValidateConnect == nil && slices.ContainsFunc(c.Fallbacks, func(f *pgconn.FallbackConfig) bool { return f.Host != c.Host || f.Port != c.Port }) {
+		c.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite // of several servers
+	}
+	return config, nil
 }
 
 // Explain returns an error of the driver as one line for an operator. It names the setting
@@ -109,11 +118,6 @@ func explainConnect(e *pgconn.ConnectError, pg *pgconn.PgError, setting string) 
 		return cannot + fmt.Sprintf("%v: sslmode in %s asks for TLS: switch TLS on at the server (ssl = on), or ask for less", innermost(e), setting)
 	}
 	return oneLine(e)
-}
-
-// several reports whether a configuration names more than one server.
-func several(c *pgconn.Config) bool {
-	return slices.ContainsFunc(c.Fallbacks, func(f *pgconn.FallbackConfig) bool { return f.Host != c.Host || f.Port != c.Port })
 }
 
 // servers lists the servers of a configuration in the order they are tried.

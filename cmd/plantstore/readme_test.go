@@ -16,9 +16,9 @@ import (
 )
 
 // commandLine returns the parser of the command line, which runs nothing.
-func commandLine(t *testing.T) *kong.Kong {
+func commandLine(t *testing.T, options ...kong.Option) *kong.Kong {
 	t.Helper()
-	parser, err := kong.New(&commands{}, kong.Writers(io.Discard, io.Discard), kong.Exit(func(int) {}), helpVariables())
+	parser, err := kong.New(&commands{}, append(options, kong.Writers(io.Discard, io.Discard), kong.Exit(func(int) {}), helpVariables())...)
 	if err != nil {
 		t.Fatal(err)
 	}

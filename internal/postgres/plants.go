@@ -165,7 +165,7 @@ func (e *execution) tryAlone(ctx context.Context, pool *pgxpool.Pool, timeout, l
 	defer cancel()
 	began = time.Now()
 	m, err := deleteOne(ctx, conn, &e.deletion, lock)
-	if e.suspect && time.Since(began) > p.db.limits.batchStatement/8 {
+	if took := time.Since(began) - time.Duration(p.db.roundTrip.Load()); e.suspect && took > p.db.limits.batchStatement/8 {
 		// It made its batch slow, as where a foreign key has no index, and would the next.
 		p.memory.slow(e.deletion.Principal)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
 )
 
@@ -37,4 +38,33 @@ func TestABudgetIsFreeWhileAPlantIsWaitedFor(t *testing.T) {
 			t.Errorf("the deletion that waits for its plant: %v; want ErrBusy", err)
 		}
 	})
+}
+
+// A slow deletion takes its principal out of batches after it was in one that took too long. The
+// way to the database does not count.
+func TestWhoMadeABatchSlow(t *testing.T) {
+	t.Parallel()
+	l := patient
+	l.batchStatement = 0 // any time in the database is too long
+	s := storeOn(t, pgtest.Shared(t), pgtest.Shared(t).App, l)
+	first := s.plant(t, 3)
+	for n, c := range []struct {
+		roundTrip time.Duration
+		want      route
+	}{{time.Hour, inBatch}, {0, onBatchPool}} {
+		conn, err := s.batch.Acquire(t.Context()) // a new one would find the true round trip
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Release()
+		s.roundTrip.Store(int64(c.roundTrip))
+		e := execution{plants: s.Plants, deletion: s.of(first+plant.ID(n), "key"), suspect: true}
+		if m, err := e.tryAlone(t.Context(), s.batch, time.Hour, 0); m != deleted {
+			t.Fatalf("the attempt: meaning %d, %v; want it deleted", m, err)
+		}
+		other := s.of(first+2, "key")
+		if got := s.memory.route(&other); got != c.want {
+			t.Errorf("round trips of %s: another plant takes route %d; want %d", c.roundTrip, got, c.want)
+		}
+	}
 }

@@ -14,7 +14,7 @@
 --
 -- A lone deletion is recorded with all that a cascade took along; those rows have no key.
 -- In a batch, a row that no request names fails NOT NULL on deleted_by, and the service
--- runs the batch again one by one.
+-- tries each half of the batch by itself.
 -- +goose StatementBegin
 CREATE FUNCTION plantstore.record_deletion() RETURNS trigger
 LANGUAGE plpgsql

@@ -193,6 +193,7 @@ func TestARequestThatEndsInABatch(t *testing.T) {
 					t.Errorf("the request: meaning %d, %v; want %d", r.meaning, r.err, test.want)
 				}
 				time.Sleep(time.Minute)
+				synctest.Wait()
 				if sent != test.sent {
 					t.Errorf("%d transactions; want %d", sent, test.sent)
 				}

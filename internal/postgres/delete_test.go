@@ -358,6 +358,7 @@ func TestASlowDeletionLeavesItsBatch(t *testing.T) {
 	l := patient
 	l.batchStatement = time.Nanosecond // the server has no limit below 1 ms
 	s := storeOn(t, pgtest.Shared(t), pgtest.Shared(t).App, l)
+	s.roundTrip.Store(1) // the shortest, which stays
 	id := s.plant(t, 2)
 	pid, release := holder(t, pgtest.Shared(t), `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, int64(id)+1)
 	locked := s.of(id+1, "locked")

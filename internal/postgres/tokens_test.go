@@ -164,6 +164,7 @@ func TestLastUseIsNoted(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(defaults.noteUses + defaults.poll)
+		synctest.Wait()
 		if !strings.Contains(l.log.String(), "last use of tokens not recorded") {
 			t.Errorf("log: %s; want that the last use was not recorded", &l.log)
 		}
@@ -176,6 +177,7 @@ func TestLastUseIsNoted(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(defaults.noteUses + defaults.poll)
+		synctest.Wait()
 		var got []string
 		if err := owner.QueryRow(t.Context(), `SELECT array_agg(principal) FROM plantstore.tokens WHERE last_used_at IS NOT NULL`).Scan(&got); err != nil {
 			t.Fatal(err)

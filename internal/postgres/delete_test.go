@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -272,18 +272,6 @@ func TestABatchWithReferencesThatAreDeferred(t *testing.T) {
 	}
 }
 
-// An observed context closes waits when somebody first waits for its end.
-type observed struct {
-	context.Context
-	once  sync.Once
-	waits chan struct{}
-}
-
-func (c *observed) Done() <-chan struct{} {
-	c.once.Do(func() { close(c.waits) })
-	return c.Context.Done()
-}
-
 // together sends deletions that would be one batch, and returns their results in order.
 func (s *store) together(deletions ...plant.Deletion) []<-chan string {
 	release := s.batches.hold()
@@ -291,17 +279,31 @@ func (s *store) together(deletions ...plant.Deletion) []<-chan string {
 	for n, d := range deletions {
 		result := make(chan string, 1)
 		results[n] = result
-		ctx, end := context.WithTimeout(context.Background(), time.Hour)
-		queued := &observed{Context: ctx, waits: make(chan struct{})}
 		go func() {
+			ctx, end := context.WithTimeout(context.Background(), time.Hour)
 			defer end()
-			r, err := s.Delete(queued, d)
+			r, err := s.Delete(ctx, d)
 			result <- strings.Join(append(r.Failed, outcomeOf(err)), ", ")
 		}()
-		<-queued.waits // in the batch's queue, or in the plant's
+		for s.waiting() <= n {
+			runtime.Gosched()
+		}
 	}
 	go release()
 	return results
+}
+
+// waiting returns how many deletions are in the batches' queue, or wait for a plant.
+func (s *store) waiting() int {
+	s.batches.mu.Lock()
+	n := len(s.batches.queue)
+	s.batches.mu.Unlock()
+	s.onePlant.mu.Lock()
+	defer s.onePlant.mu.Unlock()
+	for _, slot := range s.onePlant.inUse {
+		n += slot.users - 1
+	}
+	return n
 }
 
 // blocked waits until a session, other than an earlier one, waits for locks of a process.

@@ -168,17 +168,13 @@ func (b *batcher) transact(items []*batchItem) {
 	b.db.metrics.running.Inc()
 	defer b.db.metrics.running.Dec()
 	b.db.metrics.size.Observe(float64(len(items)))
-	b.attempt(items, func(items []*batchItem) ([]int64, error) { return b.send(conn.Conn(), items) })
+	b.attempt(items, time.Now().Add(b.db.limits.batch), func(items []*batchItem) ([]int64, error) { return b.send(conn.Conn(), items) })
 }
 
 // attempt deletes the plants of items in one transaction. After a refusal the halves are
-// tried, down to each item alone, for as long as a batch may take. After a wait that was too
-// long, the items have to find out by themselves which of them it was.
-func (b *batcher) attempt(items []*batchItem, send func([]*batchItem) (gone []int64, err error)) {
-	b.attemptPart(items, time.Now().Add(b.db.limits.batch), send)
-}
-
-func (b *batcher) attemptPart(items []*batchItem, end time.Time, send func([]*batchItem) (gone []int64, err error)) {
+// tried until end, down to each item alone. After a wait that was too long, the items have to
+// find out by themselves which of them it was.
+func (b *batcher) attempt(items []*batchItem, end time.Time, send func([]*batchItem) (gone []int64, err error)) {
 	if time.Now().After(end) {
 		b.answer(items, batchBusy, context.DeadlineExceeded)
 		return
@@ -207,8 +203,8 @@ func (b *batcher) attemptPart(items []*batchItem, end time.Time, send func([]*ba
 	default:
 		b.rolledBack(items)
 		half := len(items) / 2
-		b.attemptPart(items[:half], end, send)
-		b.attemptPart(items[half:], end, send)
+		b.attempt(items[:half], end, send)
+		b.attempt(items[half:], end, send)
 	}
 }
 

@@ -149,7 +149,7 @@ func TestABatchEnds(t *testing.T) {
 				items[n] = &batchItem{Deletion: &plant.Deletion{Plant: plant.ID(n)}, result: make(chan batchResult, 1)}
 			}
 			var sent int
-			b.attempt(slices.Clone(items), rollingBack(1, test.while, &sent))
+			b.attempt(slices.Clone(items), time.Now().Add(b.db.limits.batch), rollingBack(1, test.while, &sent))
 			if sent != test.sent {
 				t.Errorf("transactions of %s: %d; want %d", test.while, sent, test.sent)
 			}
@@ -184,7 +184,7 @@ func TestARequestThatEndsInABatch(t *testing.T) {
 				var sent int
 				b.execute = func(items []*batchItem) {
 					time.Sleep(time.Second) // for a connection
-					b.attempt(items, rollingBack(1, time.Second, &sent))
+					b.attempt(items, time.Now().Add(b.db.limits.batch), rollingBack(1, time.Second, &sent))
 				}
 				b.queue = []*batchItem{{Deletion: &plant.Deletion{Plant: 1}, result: make(chan batchResult, 1), left: test.sent == 0}}
 				ctx, cancel := context.WithTimeout(t.Context(), test.timeout)

@@ -285,7 +285,7 @@ func (s *store) together(deletions ...plant.Deletion) []<-chan string {
 			r, err := s.Delete(ctx, d)
 			result <- strings.Join(append(r.Failed, outcomeOf(err)), ", ")
 		}()
-		for s.waiting() <= n {
+		for s.waiting() <= n && len(result) == 0 {
 			runtime.Gosched()
 		}
 	}

@@ -213,7 +213,7 @@ func (e *execution) settle(ctx context.Context, m meaning, cause error) (settled
 }
 
 // maxStillThere is how often a plant may be there after an attempt found no row, before that
-// counts as a rule of the store's. It may have come back, or be locked by an attempt.
+// counts as a rule of the store's. It may have come back.
 const maxStillThere = 3
 
 var errTriggerOff = errors.New("the trigger record_deletion on public.plants does not run: see 'plantstore doctor'")

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"plantstore/internal/plant"
 )
@@ -171,9 +173,9 @@ func (b *batcher) transact(items []*batchItem) {
 	b.attempt(items, time.Now().Add(b.db.limits.batch), func(items []*batchItem) ([]int64, error) { return b.send(conn.Conn(), items) })
 }
 
-// attempt deletes the plants of items in one transaction. After a refusal the halves are
-// tried until end, down to each item alone. After a wait that was too long, the items have to
-// find out by themselves which of them it was.
+// attempt deletes the plants of items in one transaction. After a refusal its parts are tried
+// until end, down to each item alone. After a wait that was too long, the items have to find
+// out by themselves which of them it was.
 func (b *batcher) attempt(items []*batchItem, end time.Time, send func([]*batchItem) (gone []int64, err error)) {
 	if time.Now().After(end) {
 		b.answer(items, batchBusy, context.DeadlineExceeded)
@@ -202,10 +204,25 @@ func (b *batcher) attempt(items []*batchItem, end time.Time, send func([]*batchI
 		b.answer(items, batchBusy, err)
 	default:
 		b.rolledBack(items)
-		half := len(items) / 2
-		b.attempt(items[:half], end, send)
-		b.attempt(items[half:], end, send)
+		one, other := parts(items, err)
+		b.attempt(one, end, send)
+		b.attempt(other, end, send)
 	}
+}
+
+// parts divides a batch that an error rolled back. If the error names a plant, as in "Key (id)=(7)
+// is still referenced", the plant is a part of its own. Otherwise the parts are halves.
+func parts(items []*batchItem, err error) (one, other []*batchItem) {
+	half := len(items) / 2
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
+		_, key, _ := strings.Cut(pg.Detail, ")=(")
+		key, _, _ = strings.Cut(key, ")")
+		named, _ := plant.ParseID(key)
+		if n := slices.IndexFunc(items, func(i *batchItem) bool { return i.Plant == named }); n >= 0 {
+			items[0], items[n], half = items[n], items[0], 1
+		}
+	}
+	return items[half:], items[:half]
 }
 
 // claim returns the items that are still waited for. From here on, they may be deleted.

@@ -24,8 +24,6 @@ type batchItem struct {
 	came   time.Time
 	queued time.Duration
 	result chan batchResult // has room for one
-	sent   bool             // and not rolled back; guarded by the batcher's mutex
-	left   bool             // nobody waits for the result; likewise
 }
 
 type batchResult struct {
@@ -55,8 +53,8 @@ func newBatcher(db *DB) *batcher {
 	return b
 }
 
-// delete deletes a plant in a batch. If ctx ends first, the deletion is lost if it was sent, and
-// never sent otherwise.
+// delete deletes a plant in a batch. If ctx ends first, the deletion is lost, unless it is still
+// in the queue.
 func (b *batcher) delete(ctx context.Context, d *plant.Deletion) batchResult {
 	item := &batchItem{Deletion: d, came: time.Now(), result: make(chan batchResult, 1)}
 	b.mu.Lock()
@@ -75,13 +73,11 @@ func (b *batcher) delete(ctx context.Context, d *plant.Deletion) batchResult {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	item.left = true
-	if item.sent {
+	n := slices.Index(b.queue, item)
+	if n < 0 {
 		return batchResult{meaning: lost, err: ctx.Err(), batch: 1}
 	}
-	if n := slices.Index(b.queue, item); n >= 0 {
-		b.queue = slices.Delete(b.queue, n, n+1)
-	}
+	b.queue = slices.Delete(b.queue, n, n+1)
 	return batchResult{meaning: busy, err: ctx.Err(), queued: time.Since(item.came)}
 }
 
@@ -181,9 +177,6 @@ func (b *batcher) attempt(items []*batchItem, end time.Time, send func([]*batchI
 		b.answer(items, batchBusy, context.DeadlineExceeded)
 		return
 	}
-	if items = b.claim(items); len(items) == 0 {
-		return
-	}
 	gone, err := send(items)
 	if err == nil {
 		for _, i := range items {
@@ -196,14 +189,11 @@ func (b *batcher) attempt(items []*batchItem, end time.Time, send func([]*batchI
 		return
 	}
 	switch m := classify(err); {
-	case err == errClosed:
-		b.answer(items, unreachable, err)
 	case len(items) == 1 || m == lost || m == unreachable:
 		b.answer(items, m, err)
 	case m == busy:
 		b.answer(items, batchBusy, err)
 	default:
-		b.rolledBack(items)
 		one, other := parts(items, err)
 		b.attempt(one, end, send)
 		b.attempt(other, end, send)
@@ -211,45 +201,24 @@ func (b *batcher) attempt(items []*batchItem, end time.Time, send func([]*batchI
 }
 
 // parts divides a batch that an error rolled back. If the error names a plant, as in "Key (id)=(7)
-// is still referenced", the plant is a part of its own. Otherwise the parts are halves.
+// is still referenced", the parts are the others and that plant. Otherwise they are halves.
 func parts(items []*batchItem, err error) (one, other []*batchItem) {
-	half := len(items) / 2
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
 		_, key, _ := strings.Cut(pg.Detail, ")=(")
 		key, _, _ = strings.Cut(key, ")")
-		named, _ := plant.ParseID(key)
-		if n := slices.IndexFunc(items, func(i *batchItem) bool { return i.Plant == named }); n >= 0 {
-			items[0], items[n], half = items[n], items[0], 1
+		id, err := plant.ParseID(key)
+		n := slices.IndexFunc(items, func(i *batchItem) bool { return i.Plant == id })
+		if err == nil && n >= 0 {
+			return slices.Concat(items[:n], items[n+1:]), items[n : n+1]
 		}
 	}
-	return items[half:], items[:half]
-}
-
-// claim returns the items that are still waited for. From here on, they may be deleted.
-func (b *batcher) claim(items []*batchItem) []*batchItem {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	items = slices.DeleteFunc(items, func(i *batchItem) bool { return i.left })
-	for _, i := range items {
-		i.sent = true
-	}
-	return items
-}
-
-func (b *batcher) rolledBack(items []*batchItem) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, i := range items {
-		i.sent = false
-	}
+	half := len(items) / 2
+	return items[:half], items[half:]
 }
 
 // send deletes the plants of items in one transaction on a connection, and returns those that
 // were there.
 func (b *batcher) send(conn *pgx.Conn, items []*batchItem) ([]int64, error) {
-	if conn.IsClosed() { // earlier parts of the batch lost it
-		return nil, errClosed
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), b.db.limits.batch)
 	defer cancel()
 	if len(items) == 1 {
@@ -271,5 +240,3 @@ func (b *batcher) answer(items []*batchItem, m meaning, err error) {
 		i.result <- batchResult{m, err, len(items), i.queued}
 	}
 }
-
-var errClosed = errors.New("the connection was closed")

@@ -114,88 +114,90 @@ func TestARequestDoesNotWaitForTheRestOfItsBatch(t *testing.T) {
 	})
 }
 
-// rollingBack is a database that takes a while for a transaction, and rolls it back if a plant is
-// among its plants.
-func rollingBack(plant plant.ID, while time.Duration, sent *int) func([]*batchItem) ([]int64, error) {
-	return func(items []*batchItem) (gone []int64, err error) {
-		*sent++
-		time.Sleep(while)
-		for _, i := range items {
-			if i.Plant == plant {
-				return nil, &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: foreignKeyViolation}
-			}
-			gone = append(gone, int64(i.Plant))
-		}
-		return gone, nil
-	}
-}
-
-// The parts of a batch with a refusal are tried for as long as a batch may take. What is left
-// then has to go alone.
+// The parts of a batch with a refusal are tried for as long as a batch may take: the plant that
+// the error names and the others, or else halves. What is left then has to go alone.
 func TestABatchEnds(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		while time.Duration // that a transaction takes
-		sent  int
-		want  [4]meaning
+		name   string
+		detail string        // of the refusal
+		while  time.Duration // that a transaction takes
+		want   [4]meaning
+		sent   []int // plants in each transaction
 	}{
-		{time.Millisecond, 5, [4]meaning{deleted, referenced, deleted, deleted}}, // all, two of them, each of these, the other two
-		{defaults.batch, 2, [4]meaning{batchBusy, batchBusy, batchBusy, batchBusy}},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			b := &batcher{db: &DB{limits: defaults}}
-			items := make([]*batchItem, 4)
-			for n := range items {
-				items[n] = &batchItem{Deletion: &plant.Deletion{Plant: plant.ID(n)}, result: make(chan batchResult, 1)}
-			}
-			var sent int
-			b.attempt(slices.Clone(items), time.Now().Add(b.db.limits.batch), rollingBack(1, test.while, &sent))
-			if sent != test.sent {
-				t.Errorf("transactions of %s: %d; want %d", test.while, sent, test.sent)
-			}
-			for n, i := range items {
-				if r := <-i.result; r.meaning != test.want[n] {
-					t.Errorf("transactions of %s, plant %d: meaning %d, %v; want %d", test.while, n, r.meaning, r.err, test.want[n])
-				}
-			}
-		})
-	}
-}
-
-// A request that ends before its deletion is sent, or after it was rolled back, did nothing: it
-// is not sent later. One that ends while its transaction is under way is lost, and is not sent again.
-func TestARequestThatEndsInABatch(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		name    string
-		timeout time.Duration
-		want    meaning
-		sent    int
-	}{
-		{"while its batch waits for a connection", time.Millisecond, busy, 0},
-		{"while its batch is tried", time.Second + time.Millisecond, lost, 2},
-		{"after its batch was rolled back", 2*time.Second + time.Millisecond, busy, 2},
-		{"while it is tried alone", 3*time.Second + time.Millisecond, lost, 3},
+		{"no plant named", "", time.Millisecond, [4]meaning{deleted, referenced, deleted, deleted}, []int{4, 2, 1, 1, 2}},
+		{"the plant named", `Key (id)=(1) is still referenced from table "orders".`, time.Millisecond, [4]meaning{deleted, referenced, deleted, deleted}, []int{4, 3, 1}},
+		{"another plant named", "Key (number)=(3) is still referenced.", time.Millisecond, [4]meaning{deleted, referenced, deleted, deleted}, []int{4, 3, 1, 2, 1, 1, 1}},
+		{"no such plant named", "Key (number)=(1001) is still referenced.", time.Millisecond, [4]meaning{deleted, referenced, deleted, deleted}, []int{4, 2, 1, 1, 2}},
+		{"the time is over", "", defaults.batch, [4]meaning{batchBusy, batchBusy, batchBusy, batchBusy}, []int{4, 2}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				b := &batcher{db: &DB{limits: patient}, slots: 1}
+				b := &batcher{db: &DB{limits: defaults}}
+				items := make([]*batchItem, 4)
+				for n := range items {
+					items[n] = &batchItem{Deletion: &plant.Deletion{Plant: plant.ID(n)}, result: make(chan batchResult, 1)}
+				}
+				var sent []int
+				b.attempt(items, time.Now().Add(b.db.limits.batch), func(items []*batchItem) (gone []int64, err error) {
+					sent = append(sent, len(items))
+					time.Sleep(test.while)
+					for _, i := range items {
+						if i.Plant == 1 {
+							return nil, &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: foreignKeyViolation, Detail: test.detail}
+						}
+						gone = append(gone, int64(i.Plant))
+					}
+					return gone, nil
+				})
+				if !slices.Equal(sent, test.sent) {
+					t.Errorf("transactions of %v plants; want %v", sent, test.sent)
+				}
+				for n, i := range items {
+					if r := <-i.result; r.meaning != test.want[n] {
+						t.Errorf("plant %d: meaning %d, %v; want %d", n, r.meaning, r.err, test.want[n])
+					}
+				}
+			})
+		})
+	}
+}
+
+// A request that ends in the queue did nothing, and its deletion is never sent. One whose batch
+// has begun is lost.
+func TestARequestThatEndsInABatch(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name    string
+		running int // batches
+		want    meaning
+		sent    int
+	}{
+		{"in the queue", 1, busy, 0},
+		{"in a batch", 0, lost, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				b := &batcher{db: &DB{limits: patient}, slots: 1, running: test.running}
 				var sent int
 				b.execute = func(items []*batchItem) {
-					time.Sleep(time.Second) // for a connection
-					b.attempt(items, time.Now().Add(b.db.limits.batch), rollingBack(1, time.Second, &sent))
+					time.Sleep(time.Second)
+					sent += len(items)
+					b.answer(items, deleted, nil)
 				}
-				b.queue = []*batchItem{{Deletion: &plant.Deletion{Plant: 1}, result: make(chan batchResult, 1), left: test.sent == 0}}
-				ctx, cancel := context.WithTimeout(t.Context(), test.timeout)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 				defer cancel()
-				if r := b.delete(ctx, &plant.Deletion{Plant: 2}); r.meaning != test.want {
+				if r := b.delete(ctx, &plant.Deletion{}); r.meaning != test.want {
 					t.Errorf("the request: meaning %d, %v; want %d", r.meaning, r.err, test.want)
 				}
-				time.Sleep(time.Minute)
+				b.running = 0
+				b.another()
 				synctest.Wait()
+				time.Sleep(2 * time.Second)
 				if sent != test.sent {
-					t.Errorf("%d transactions; want %d", sent, test.sent)
+					t.Errorf("%d deletions were sent; want %d", sent, test.sent)
 				}
 			})
 		})

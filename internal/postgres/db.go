@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Config says where the database is and what a request may take.
@@ -249,4 +250,30 @@ func (db *DB) Close() {
 		closed()
 	}()
 	<-wait.Done()
+}
+
+var (
+	connectionsDesc = prometheus.NewDesc("plantstore_pool_connections", "Connections to the database, by pool and state.", []string{"pool", "state"}, nil)
+	snapshotDesc    = prometheus.NewDesc("plantstore_token_snapshot_age_seconds", "Time since the tokens were last confirmed by the database.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (db *DB) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(db, ch) }
+
+// Collect implements prometheus.Collector. It does not query the database.
+func (db *DB) Collect(ch chan<- prometheus.Metric) {
+	db.metrics.failed.Collect(ch)
+	db.metrics.size.Collect(ch)
+	db.metrics.running.Collect(ch)
+	names := [...]string{"batch", "solo", "outcomes", "control"}
+	for n, p := range db.pools() {
+		s := p.Stat()
+		for _, c := range []struct {
+			state string
+			n     int32
+		}{{"in_use", s.AcquiredConns()}, {"idle", s.IdleConns()}, {"max", s.MaxConns()}} {
+			ch <- prometheus.MustNewConstMetric(connectionsDesc, prometheus.GaugeValue, float64(c.n), names[n], c.state)
+		}
+	}
+	ch <- prometheus.MustNewConstMetric(snapshotDesc, prometheus.GaugeValue, db.tokens.age().Seconds())
 }

@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"testing"
 
@@ -26,6 +27,34 @@ func value[T any](t *testing.T, conn *pgx.Conn, sql string, args ...any) (v T) {
 		t.Fatalf("%s: %v", sql, err)
 	}
 	return v
+}
+
+// connectWith opens a connection whose configuration is changed.
+func connectWith(t *testing.T, url string, change func(*pgx.ConnConfig)) *pgx.Conn {
+	t.Helper()
+	config, err := pgx.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(config)
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(context.Background()) })
+	return conn
+}
+
+// hostile are settings of a session that restores or deletes.
+const hostile = `SET datestyle = 'SQL, DMY'; SET intervalstyle = 'sql_standard'; SET extra_float_digits = -15; SET bytea_output = 'escape';
+	SET timezone = 'America/St_Johns'; SET xmlbinary = 'hex'; SET xmloption = 'document'; SET array_nulls = off; SET search_path = store, public;
+	SET default_transaction_isolation = 'serializable'; SET default_transaction_read_only = on; SET statement_timeout = '1h'`
+
+// replacePlants replaces public.plants by a table that sql creates, and empties the ledger.
+func replacePlants(t *testing.T, conn *pgx.Conn, sql string) {
+	t.Helper()
+	execute(t, conn, `DROP TABLE IF EXISTS public.plants CASCADE; TRUNCATE plantstore.deletions, plantstore.cascaded; `+sql+`;
+		CREATE TRIGGER record_deletion AFTER DELETE ON public.plants REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION plantstore.record_deletion()`)
 }
 
 // image returns all plants as text, which is exact in the settings of a new session.

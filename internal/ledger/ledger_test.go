@@ -1,17 +1,14 @@
 package ledger_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/jackc/pgx/v5"
 
 	"plantstore/internal/ledger"
 	"plantstore/internal/pgtest"
@@ -97,93 +94,44 @@ func TestBy(t *testing.T) {
 	}
 }
 
-// Values of type json may have escapes that the functions of json refuse.
-func TestNamesBesideUnreadableJSON(t *testing.T) {
-	t.Parallel()
-	owner, id := pgtest.Connect(t, pgtest.New(t).Owner), pgtest.IDs(t)
-	execute(t, owner, fmt.Sprintf(`ALTER TABLE plants ADD j json; INSERT INTO plants (id, name, j) VALUES (%d, 'Fern', '{"a": "\u0000\\u0000\ud800"}'); DELETE FROM plants`, id))
-	if got := list(t, owner, ledger.Filter{Plant: &id}); len(got) != 1 || got[0].Name != "Fern" {
-		t.Errorf("got %+v, want the name Fern", got)
-	}
-}
-
-func TestListOfAPeriodUsesTheIndex(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	owner := pgtest.Connect(t, db.Owner)
-	execute(t, owner, `
-		INSERT INTO plantstore.deletions (plant_id, deleted_at, deleted_by, plant, literal, types)
-		SELECT i, now() - (60000 - i) * interval '1 minute', 'script', '{}', '(1)', '{int8}' FROM generate_series(1, 60000) i`)
-	execute(t, owner, `VACUUM ANALYZE plantstore.deletions`)
-	config, err := pgx.ParseConfig(db.Owner)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var plan explained
-	config.Tracer = &plan
-	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(context.Background())
-	now := time.Now()
-	for _, f := range []ledger.Filter{{Since: now.Add(-2 * time.Hour), Limit: 50}, {ByRole: "script", Since: now.Add(-50 * time.Hour), Until: now.Add(-48 * time.Hour), Limit: 50}} {
-		if got := list(t, conn, f); len(got) != 50 {
-			t.Errorf("entries: got %d, want 50", len(got))
-		}
-		rows, err := owner.Query(t.Context(), "EXPLAIN "+plan.sql, plan.args...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if err != nil || !strings.Contains(strings.Join(lines, "\n"), "Bitmap Index Scan on deletions_by_time") {
-			t.Errorf("plan (%v):\n%s\nwant deletions_by_time", err, strings.Join(lines, "\n"))
-		}
-	}
-}
-
-// However many refusals a plant has, its deletions are found by a few reads.
-func TestDeletionsBesideManyRefusals(t *testing.T) {
+// However large the ledger is, and however many refusals a plant has, its entries are found by
+// a few reads.
+func TestReadsOfALargeLedger(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, owner, `ALTER TABLE plantstore.deletions SET (autovacuum_enabled = off)`) // what it reads for the BRIN index counts, too
+	execute(t, owner, `ALTER TABLE plantstore.deletions SET (autovacuum_enabled = off)`) // its reads count, too
 	execute(t, owner, `
 		INSERT INTO plants (id, name) VALUES (7, 'Fern'); DELETE FROM plants;
 		INSERT INTO plantstore.deletions (plant_id, deleted_by, request_id, idempotency_key, refused) SELECT 7, 'shop', 'r', 'k-' || i, 40402 FROM generate_series(1, 20000) i`)
-	execute(t, owner, `ANALYZE plantstore.deletions`)
 	read := func() int {
 		execute(t, owner, `SELECT pg_stat_force_next_flush()`)
 		return value[int](t, owner, `SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relid = 'plantstore.deletions'::regclass`)
 	}
-	plant := int64(7)
-	for what, do := range map[string]func() int{
-		"list": func() int { return len(list(t, owner, ledger.Filter{Plant: &plant, Limit: 50})) },
-		"restore": func() int {
+	plant, now := int64(7), time.Now()
+	period := ledger.Filter{ByRole: "script", Since: now.Add(-310 * time.Hour), Until: now.Add(-300 * time.Hour), Limit: 50}
+	for _, test := range []struct {
+		name, more  string     // SQL for more entries
+		do          func() int // returns a number of entries
+		want, reads int
+	}{
+		{"list of a plant", "", func() int { return len(list(t, owner, ledger.Filter{Plant: &plant, Limit: 50})) }, 1, 20},
+		{"restore", "", func() int {
 			return len(restore(t, owner, ledger.Selection{Plants: []int64{plant}}, ledger.Options{DryRun: true}).Plants)
-		},
+		}, 1, 20},
+		{"list of a period", `INSERT INTO plantstore.deletions (plant_id, deleted_at, deleted_by, plant, literal, types)
+			SELECT 100 + i, now() - (40000 - i) * interval '1 minute', 'script', '{}', '(1)', '{int8}' FROM generate_series(1, 40000) i`, func() int { return len(list(t, owner, period)) }, 50, 10_000},
 	} {
+		execute(t, owner, test.more)
+		execute(t, owner, `VACUUM ANALYZE plantstore.deletions`)
 		before := read()
-		if got := do(); got != 1 {
-			t.Errorf("%s: got %d deletions, want 1", what, got)
+		if got := test.do(); got != test.want {
+			t.Errorf("%s: got %d entries, want %d", test.name, got, test.want)
 		}
-		if got := read() - before; got > 20 {
-			t.Errorf("%s: %d entries were read, want 20 at most", what, got)
+		if got := read() - before; got > test.reads {
+			t.Errorf("%s: %d entries were read, want %d at most", test.name, got, test.reads)
 		}
 	}
 }
-
-// explained is the last query of a connection.
-type explained struct {
-	sql  string
-	args []any
-}
-
-func (e *explained) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
-	e.sql, e.args = q.SQL, q.Args
-	return ctx
-}
-
-func (e *explained) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 func TestPurge(t *testing.T) {
 	t.Parallel()

@@ -39,9 +39,9 @@ func (r randomTable) key(n int) string {
 // A randomStore makes tables that a deletion of a plant reaches, all of them watched.
 type randomStore struct {
 	*rand.Rand
-	t      *testing.T
-	conn   *pgx.Conn
-	tables []randomTable // the first one is plants
+	t             *testing.T
+	conn, deleter *pgx.Conn
+	tables        []randomTable // the first one is plants
 }
 
 func (s *randomStore) oneOf(texts ...string) string { return texts[s.IntN(len(texts))] }
@@ -138,9 +138,9 @@ func (s *randomStore) delete() {
 	}
 	del := func() string { return `DELETE FROM plants WHERE id IN (` + ids() + `); ` }
 	sql := s.oneOf(del(), del()+del(), `BEGIN; `+del()+`SAVEPOINT a; `+del()+`ROLLBACK TO a; `+del()+`COMMIT`, `BEGIN; `+del()+`SAVEPOINT a; `+del()+`RELEASE a; COMMIT`)
-	_, err := s.conn.Exec(s.t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+	_, err := s.deleter.Exec(s.t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "23503" {
-		execute(s.t, s.conn, `ROLLBACK`)
+		execute(s.t, s.deleter, `ROLLBACK`)
 	} else if err != nil {
 		s.t.Fatalf("%s: %v", sql, err)
 	}
@@ -176,8 +176,9 @@ func TestRandomStores(t *testing.T) {
 			t.Parallel()
 			db := pgtest.New(t)
 			execute(t, pgtest.Connect(t, db.Super), `CREATE SCHEMA store AUTHORIZATION plantstore_owner`)
-			conn := pgtest.Connect(t, db.Owner)
-			s := &randomStore{Rand: rand.New(rand.NewPCG(57, uint64(seed))), t: t, conn: conn}
+			conn, deleter := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner)
+			execute(t, deleter, hostile+`; SET default_transaction_read_only = off`)
+			s := &randomStore{Rand: rand.New(rand.NewPCG(57, uint64(seed))), t: t, conn: conn, deleter: deleter}
 			s.tables = []randomTable{{name: "public.plants", typ: "bigint"}}
 			execute(t, conn, `INSERT INTO plants (id, name) SELECT i, 'p' || i FROM generate_series(0, 9) i`)
 			for i := range 10 {

@@ -19,35 +19,6 @@ import (
 	"plantstore/internal/pgtest"
 )
 
-// Whoever deletes or restores has settings of their own.
-const hostile = `SET datestyle = 'SQL, DMY'; SET intervalstyle = 'sql_standard'; SET extra_float_digits = -15; SET bytea_output = 'escape';
-	SET timezone = 'America/St_Johns'; SET xmlbinary = 'hex'; SET xmloption = 'document'; SET array_nulls = off; SET search_path = store, public;
-	SET default_transaction_isolation = 'serializable'; SET default_transaction_read_only = on; SET statement_timeout = '1h'`
-
-func TestRestoreRowsThatReferToEachOther(t *testing.T) {
-	t.Parallel()
-	owner := pgtest.Connect(t, pgtest.New(t).Owner)
-	const n = 20_000
-	// Half of them leave before the table gets another column: they have another shape.
-	execute(t, owner, fmt.Sprintf(`
-		ALTER TABLE plants ADD next bigint;
-		INSERT INTO plants (id, name, next) SELECT i, 'p' || i, i %% %[1]d + 1 FROM generate_series(1, %[1]d) i;
-		CREATE TABLE pots (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); CREATE INDEX ON pots (plant);
-		INSERT INTO pots SELECT i, 2 FROM generate_series(1, %[1]d) i; SELECT plantstore.watch('pots');
-		CREATE TEMP TABLE before AS SELECT * FROM plants;
-		DELETE FROM plants WHERE id %% 2 = 0;
-		ALTER TABLE plants ADD note text;
-		DELETE FROM plants;
-		ALTER TABLE plants ADD FOREIGN KEY (next) REFERENCES plants DEFERRABLE INITIALLY DEFERRED, ADD CONSTRAINT now FOREIGN KEY (next) REFERENCES plants`, n))
-	done := restore(t, owner, ledger.Selection{ByRole: "plantstore_owner", Since: value[time.Time](t, owner, `SELECT min(deleted_at) FROM plantstore.deletions`)}, ledger.Options{})
-	if diff := cmp.Diff([]ledger.Cascaded{{Table: "public.pots", Rows: n}}, done.Cascaded); len(done.Plants) != n || diff != "" {
-		t.Errorf("restored: got %d plants, want %d; rows (-want +got):\n%s", len(done.Plants), n, diff)
-	}
-	if different := value[int](t, owner, `SELECT count(*) FROM before b FULL JOIN plants p ON ROW(b.*) = ROW(p.id, p.name, p.created_at, p.next) WHERE b.id IS NULL OR p.id IS NULL`); different != 0 {
-		t.Errorf("rows that differ: got %d, want 0", different)
-	}
-}
-
 // New columns take their defaults. Where another column has changed, the refusal has SQL that
 // restores the others.
 func TestRestoreAfterTheTableChanged(t *testing.T) {
@@ -217,52 +188,45 @@ func TestRestoreTakenIDs(t *testing.T) {
 	}
 }
 
-// A plant may take the id while the restore waits for its commit.
-func TestRestoreTakenMeanwhile(t *testing.T) {
+// A restore waits for a transaction that is under way, and then either restores all plants or
+// changes nothing.
+func TestRestoreThatWaits(t *testing.T) {
 	t.Parallel()
-	db, id := pgtest.Shared(t), pgtest.IDs(t)
-	owner, other, watcher := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Super)
-	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%[1]d, 'old'), (%[1]d + 1, 'old'); DELETE FROM plants WHERE id IN (%[1]d, %[1]d + 1)`, id))
-	execute(t, other, fmt.Sprintf(`BEGIN; INSERT INTO plants (id, name) VALUES (%d, 'new')`, id))
-	restored := make(chan error, 1)
-	go func() {
-		_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{id, id + 1}}, ledger.Options{SkipExisting: true})
-		restored <- err
-	}()
-	pgtest.AwaitBlocked(t, watcher, other.PgConn().PID(), 1)
-	execute(t, other, `COMMIT`)
-	want := fmt.Sprintf(`duplicate key value violates unique constraint "plants_pkey": Key (id)=(%d) already exists.`, id)
-	if got := reasons(t, <-restored); !slices.Equal(got, []string{want}) {
-		t.Errorf("refused: got %q, want %s", got, want)
-	}
-	if n := value[int](t, owner, `SELECT count(*) FROM plantstore.deletions WHERE plant_id BETWEEN $1 AND $1 + 1 AND restored_at IS NULL`, id); n != 2 {
-		t.Errorf("entries that are not restored: got %d, want 2", n)
-	}
-}
-
-// A restore that is cut off after its first rows has changed nothing.
-func TestRestoreThatIsCutOff(t *testing.T) {
-	t.Parallel()
-	db, id := pgtest.Shared(t), pgtest.IDs(t)
-	owner, other, super := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Super)
-	execute(t, other, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%[1]d, 'p'), (%[1]d + 1, 'p'); DELETE FROM plants WHERE id IN (%[1]d, %[1]d + 1)`, id))
-	execute(t, other, fmt.Sprintf(`BEGIN; INSERT INTO plants (id, name) VALUES (%d + 1, 'new')`, id))
-	restored := make(chan error, 1)
-	go func() {
-		_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{id, id + 1}}, ledger.Options{})
-		restored <- err
-	}()
-	pgtest.AwaitBlocked(t, super, other.PgConn().PID(), 1)
-	value[bool](t, super, `SELECT pg_terminate_backend($1)`, owner.PgConn().PID())
-	if err := <-restored; err == nil || errors.Is(err, ledger.ErrCommitUnknown) {
-		t.Errorf("got %v, want an error that leaves no doubt", err)
-	}
-	execute(t, other, `ROLLBACK`)
-	if n := value[int](t, other, `SELECT (SELECT count(*) FROM plants WHERE id BETWEEN $1 AND $1 + 1) + (SELECT count(restored_at) FROM plantstore.deletions WHERE plant_id BETWEEN $1 AND $1 + 1)`, id); n != 0 {
-		t.Errorf("plants and marks: got %d, want none", n)
-	}
-	if done := restore(t, other, ledger.Selection{Plants: []int64{id, id + 1}}, ledger.Options{}); len(done.Plants) != 2 {
-		t.Errorf("restored afterwards: got %d, want 2", len(done.Plants))
+	db := pgtest.Shared(t)
+	super := pgtest.Connect(t, db.Super)
+	for _, test := range []struct {
+		name, holds string // SQL of the other transaction, about plant #
+		cut         bool   // the connection of the restore ends
+		want        string // the error
+	}{
+		{name: "another plant takes the id", holds: `INSERT INTO plants (id, name) VALUES (#, 'new')`, want: `duplicate key value violates unique constraint "plants_pkey": Key (id)=(#) already exists.`},
+		{name: "another restore", holds: `UPDATE plantstore.deletions SET restored_at = now(), restored_by = 'kay' WHERE plant_id = #`, want: "was restored by kay at "},
+		{name: "the connection ends", holds: `INSERT INTO plants (id, name) VALUES (#, 'new')`, cut: true, want: "nothing was restored: "},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			owner, other, id := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner), pgtest.IDs(t)
+			numbered := strings.NewReplacer("#", fmt.Sprint(id+1)).Replace
+			execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%[1]d, 'old'), (%[1]d + 1, 'old'); DELETE FROM plants WHERE id IN (%[1]d, %[1]d + 1)`, id))
+			execute(t, other, `BEGIN; `+numbered(test.holds))
+			restored := make(chan error, 1)
+			go func() {
+				_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{id, id + 1}}, ledger.Options{SkipExisting: true})
+				restored <- err
+			}()
+			pgtest.AwaitBlocked(t, super, other.PgConn().PID(), 1)
+			if test.cut {
+				value[bool](t, super, `SELECT pg_terminate_backend($1)`, owner.PgConn().PID())
+			} else {
+				execute(t, other, `COMMIT`)
+			}
+			if err := <-restored; err == nil || !strings.Contains(err.Error(), numbered(test.want)) || errors.Is(err, ledger.ErrCommitUnknown) {
+				t.Errorf("got error %v, want one with %q", err, numbered(test.want))
+			}
+			if n := value[int](t, other, `SELECT (SELECT count(*) FROM plants WHERE id = $1) + (SELECT count(restored_at) FROM plantstore.deletions WHERE plant_id = $1)`, id); n != 0 {
+				t.Errorf("the other plant and its mark: got %d, want neither", n)
+			}
+		})
 	}
 }
 
@@ -321,34 +285,6 @@ func TestRestoreByCriteria(t *testing.T) {
 	}
 }
 
-func TestRestoreTwiceAtOnce(t *testing.T) {
-	t.Parallel()
-	db, id := pgtest.Shared(t), pgtest.IDs(t)
-	holder, watcher := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Super)
-	execute(t, holder, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%[1]d, 'p'); DELETE FROM plants WHERE id = %[1]d`, id))
-	execute(t, holder, fmt.Sprintf(`BEGIN; SELECT FROM plantstore.deletions WHERE plant_id = %d FOR UPDATE`, id))
-	results := make(chan error, 2)
-	for range 2 {
-		conn := pgtest.Connect(t, db.Owner)
-		go func() {
-			_, err := ledger.Restore(t.Context(), conn, ledger.Selection{Plants: []int64{id}}, ledger.Options{SkipExisting: true})
-			results <- err
-		}()
-	}
-	pgtest.AwaitBlocked(t, watcher, holder.PgConn().PID(), 2)
-	execute(t, holder, `COMMIT`)
-	first, second := <-results, <-results
-	if first != nil {
-		first, second = second, first
-	}
-	if first != nil {
-		t.Fatalf("both were refused: %v, %v", first, second)
-	}
-	if got := reasons(t, second); len(got) != 1 || !strings.Contains(got[0], "was restored by plantstore_owner") {
-		t.Errorf("the second: got %q, want that the plant was restored", got)
-	}
-}
-
 // A cutConn loses the connection when the server has answered a COMMIT.
 type cutConn struct {
 	net.Conn
@@ -373,32 +309,17 @@ func TestRestoreWhoseCommitIsNotAnswered(t *testing.T) {
 	db, id := pgtest.Shared(t), pgtest.IDs(t)
 	owner := pgtest.Connect(t, db.Owner)
 	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%[1]d, 'p'); DELETE FROM plants WHERE id = %[1]d`, id))
-	config, err := pgx.ParseConfig(db.Owner)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := new(net.Dialer).DialContext(ctx, network, address)
-		return &cutConn{Conn: conn}, err
-	}
-	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := connectWith(t, db.Owner, func(c *pgx.ConnConfig) {
+		c.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, address)
+			return &cutConn{Conn: conn}, err
+		}
+	})
 	if _, err := ledger.Restore(t.Context(), conn, ledger.Selection{Plants: []int64{id}}, ledger.Options{}); !errors.Is(err, ledger.ErrCommitUnknown) {
 		t.Errorf("error: got %v, want ErrCommitUnknown", err)
 	}
 	if got := value[int](t, owner, `SELECT count(*) FROM plants WHERE id = $1`, id); got != 1 {
 		t.Errorf("plants: got %d, want 1", got)
-	}
-}
-
-func TestScriptOfNothing(t *testing.T) {
-	t.Parallel()
-	var script strings.Builder
-	nobodys := ledger.Selection{ByRole: "nobody", Since: time.Unix(0, 0)}
-	if err := ledger.Script(t.Context(), pgtest.Connect(t, pgtest.Shared(t).Owner), nobodys, &script); err != nil || script.Len() > 0 {
-		t.Errorf("got %v and %q, want nothing", err, script.String())
 	}
 }
 
@@ -414,13 +335,16 @@ func TestManyReasons(t *testing.T) {
 	}
 }
 
-func TestScriptRefusesAnotherTable(t *testing.T) {
+func TestScript(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, owner, `ALTER TABLE plants ADD a int, ADD b int; INSERT INTO plants (id, name) VALUES (1, 'p'); DELETE FROM plants;
-		ALTER TABLE plants DROP a, ADD a int`)
+	var script strings.Builder
+	if err := ledger.Script(t.Context(), owner, ledger.Selection{ByRole: "nobody", Since: time.Unix(0, 0)}, &script); err != nil || script.Len() > 0 {
+		t.Errorf("of no deletion: got %v and %q, want nothing", err, script.String())
+	}
+	execute(t, owner, `ALTER TABLE plants ADD a int, ADD b int; INSERT INTO plants (id, name) VALUES (1, 'p'); DELETE FROM plants; ALTER TABLE plants DROP a, ADD a int`)
 	err := ledger.Script(t.Context(), owner, ledger.Selection{Plants: []int64{1}}, io.Discard)
 	if got := reasons(t, err); len(got) != 1 || !strings.Contains(got[0], "restore it without --sql") {
-		t.Errorf("got %q, want a hint at restore without --sql", got)
+		t.Errorf("with another order of columns: got %q, want a hint at restore without --sql", got)
 	}
 }

@@ -58,8 +58,17 @@ func TestAccidents(t *testing.T) {
 		{check: "password", sql: `CREATE ROLE clerk VALID UNTIL '2100-01-01Z'`, as: "clerk"},
 
 		{check: "superuser", sql: `CREATE ROLE clerk SUPERUSER`, as: "clerk", want: []string{"advice: role clerk of the service is a superuser"}, other: roles},
+		{check: "superuser", sql: `ALTER ROLE plantstore_app SUPERUSER`, want: []string{"advice: role plantstore_app of the service is a superuser"}},
 		{check: "roles", sql: `CREATE ROLE clerk SUPERUSER`, as: "clerk"},
 		{check: "roles", as: "plantstore_owner", want: []string{"advice: role plantstore_owner of the service owns the ledger: its password is enough to change the record"}, other: roles},
+		{check: "roles", sql: `GRANT plantstore_owner TO plantstore_app`, want: []string{
+			"advice: role plantstore_app of the service is a member of plantstore_owner, which owns the ledger: its password is enough to change the record"}},
+		{check: "roles", sql: clerk + `GRANT plantstore_owner TO clerk; GRANT clerk TO plantstore_app`, want: []string{
+			"advice: role plantstore_app of the service is a member of plantstore_owner, which owns the ledger: its password is enough to change the record"}},
+		{check: "roles", sql: `GRANT CREATE ON SCHEMA public TO plantstore_app; ALTER TABLE plants OWNER TO plantstore_app`, want: []string{
+			"advice: role plantstore_app of the service owns public.plants: its password is enough to disable the ledger's trigger"}},
+		{check: "roles", sql: clerk + `ALTER TABLE plants OWNER TO clerk; GRANT DELETE, SELECT (id) ON plants TO plantstore_app; GRANT clerk TO plantstore_app`, want: []string{
+			"advice: role plantstore_app of the service is a member of clerk, which owns public.plants: its password is enough to disable the ledger's trigger"}},
 
 		{check: "schema", sql: `DELETE FROM plantstore.goose_db_version WHERE version_id IN (2, 5)`, want: []string{"problem: pending migrations: 2, 5"}, other: "plantstore migrate up"},
 		{check: "schema", sql: `INSERT INTO plantstore.goose_db_version (version_id, is_applied) VALUES (900, true)`, want: []string{"advice: a newer plantstore has migrated the database, to version 900"},

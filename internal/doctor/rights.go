@@ -43,9 +43,26 @@ const twoRoles = `format(E'psql -v ON_ERROR_STOP=1 -d %L -f deploy/postgres/role
 	'# Then let DATABASE_URL name plantstore_app, and PLANTSTORE_MIGRATE_DATABASE_URL the role of now.', current_database())`
 
 const superuser = `
-	SELECT 'advice', format('role %I of the service is a superuser', rolname), ` + twoRoles + ` FROM pg_roles WHERE rolname = current_user AND rolsuper`
+	SELECT 'advice', format('role %I of the service is a superuser', rolname),
+		CASE rolname WHEN 'plantstore_app' THEN 'ALTER ROLE plantstore_app NOSUPERUSER;' ELSE ` + twoRoles + ` END
+	FROM pg_roles WHERE rolname = current_user AND rolsuper`
 
+// With two roles, the remedy for a membership is to revoke it. A role that Vault makes stays a
+// member of plantstore_app.
 const roles = `
-	SELECT 'advice', format('role %I of the service owns the ledger: its password is enough to change the record', r.rolname), ` + twoRoles + `
-	FROM pg_class c, pg_roles r
-	WHERE c.relname = 'deletions' AND c.relnamespace = to_regnamespace('plantstore') AND r.rolname = current_user AND NOT r.rolsuper AND pg_has_role(c.relowner, 'MEMBER')`
+	SELECT 'advice', format('role %I of the service %s: its password is enough to %s', r.rolname,
+			CASE WHEN o.id = r.oid THEN 'owns ' || o.object ELSE format('is a member of %s, which owns %s', o.id::regrole, o.object) END, o.harm),
+		coalesce(CASE
+			WHEN o.id <> r.oid THEN (
+				SELECT string_agg(format('REVOKE %s FROM %s;', m.roleid::regrole, m.member::regrole), E'\n' ORDER BY m.roleid)
+				FROM pg_auth_members m, to_regrole('plantstore_app') app (id)
+				WHERE m.member IN (r.oid, app.id) AND pg_has_role(r.oid, app.id, 'MEMBER') AND pg_has_role(m.roleid, o.id, 'MEMBER') AND NOT pg_has_role(m.roleid, app.id, 'MEMBER'))
+			WHEN o.id <> ledger.relowner THEN format(E'ALTER TABLE public.plants OWNER TO %s;\nGRANT SELECT (id), DELETE ON public.plants TO %I;', ledger.relowner::regrole, r.rolname)
+		END, ` + twoRoles + `)
+	FROM pg_roles r, pg_class ledger, LATERAL (
+		SELECT 1, ledger.relowner, 'the ledger', 'change the record'
+		UNION ALL
+		SELECT 2, p.relowner, 'public.plants', 'disable the ledger''s trigger' FROM pg_class p WHERE p.oid = to_regclass('public.plants')
+	) o (n, id, object, harm)
+	WHERE ledger.relname = 'deletions' AND ledger.relnamespace = to_regnamespace('plantstore') AND r.rolname = current_user AND NOT r.rolsuper AND pg_has_role(o.id, 'MEMBER')
+	ORDER BY o.n LIMIT 1`

@@ -255,10 +255,14 @@ func state(t postgres.Token, old bool, now time.Time) string {
 	return "valid"
 }
 
-// budgetText describes a principal's budget, and what is used of it.
+// budgetText describes a principal's budget, and what is used of it. Only a principal of JWTs
+// has a default.
 func budgetText(p postgres.Principal) string {
 	text := p.Budget.String()
-	if p.Budget == (plant.Budget{}) && p.Used > 0 {
+	if p.Budget == (plant.Budget{}) {
+		if p.Used == 0 || !strings.HasPrefix(p.Name, auth.JWTPrefix) {
+			return text
+		}
 		text = "default"
 	}
 	if p.Used > 0 {

@@ -37,7 +37,7 @@ func TestTokenCommands(t *testing.T) {
 	list := expect(0, `\[\n  \{\n    "name": "jwt:x",\n.*"most": 5,\n +"period_seconds": 604800,\n.*"tokens": \[\]\n.*"name": "shop".*"state": "revoked",\n +"scopes": \[\n +"plants:delete"\n.*\]\n`, "", "token", "list", "--json")
 	execute(t, pgtest.Connect(t, database.Owner), `UPDATE plantstore.tokens SET expires_at = now(), revoked_at = NULL WHERE expires_at < 'infinity';
 		UPDATE plantstore.principals SET budget_used = 2, budget_resets_at = now() + interval '1 hour'`, pgx.QueryExecModeSimpleProtocol)
-	expect(0, `PRINCIPAL [^\n]*\njwt:x [^\n]* 5/7d, 2 used until \S+Z\nshop +expired [^\n]* default, 2 used until \S+Z\n.*`, "", "token", "list")
+	expect(0, `PRINCIPAL [^\n]*\njwt:x [^\n]* 5/7d, 2 used until \S+Z\nshop +expired [^\n]* none\n.*`, "", "token", "list")
 	for one := range strings.Lines(printed) {
 		if strings.Contains(list, strings.TrimSpace(one)) {
 			t.Error("token list shows a token")

@@ -9,9 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
-	"plantstore/internal/doctor"
 	"plantstore/internal/readme"
 )
 
@@ -122,17 +119,5 @@ func TestEveryPackageIsInTheArchitecture(t *testing.T) {
 		if inside && !strings.Contains(architecture, "| ["+room+"]("+room+") |") {
 			t.Errorf("internal/README.md does not say what internal/%s does", room)
 		}
-	}
-}
-
-func TestManualHasTheChecksOfDoctor(t *testing.T) {
-	t.Parallel()
-	var want [][]string
-	for _, c := range doctor.Checks() {
-		want = append(want, []string{c.Name, c.About})
-	}
-	got := readme.Table(t, "migrations/README.md", "check")
-	if diff := gocmp.Diff(want, got); diff != "" {
-		t.Errorf("checks of doctor (-code +migrations/README.md):\n%s", diff)
 	}
 }

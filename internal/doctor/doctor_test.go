@@ -130,21 +130,9 @@ func TestAccidents(t *testing.T) {
 			`advice: a deletion from public.orders changes rows of public."Notes" (foreign key "Notes_o_fkey"), and a restore does not bring that back`,
 			"advice: a deletion from public.plants changes rows of public.parts (foreign key parts_plant_fkey), and a restore does not bring that back",
 			"advice: a deletion from public.plants removes rows of public.orders (foreign key orders_plant_fkey), and a restore does not bring that back"}},
-		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); CREATE TABLE "Notes" (id bigint PRIMARY KEY, o bigint REFERENCES orders ON DELETE SET NULL);
-				GRANT SELECT, INSERT, UPDATE, TRIGGER ON orders TO plantstore_owner`, want: []string{
-			`advice: a deletion from public.orders changes rows of public."Notes" (foreign key "Notes_o_fkey"), and a restore does not bring that back`,
-			"advice: a deletion from public.plants removes rows of public.orders (foreign key orders_plant_fkey), and a restore does not bring that back"}},
 		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); GRANT SELECT, INSERT, UPDATE, TRIGGER ON orders TO plantstore_owner;
 				SELECT plantstore.watch('orders'); ALTER TABLE orders DISABLE TRIGGER record_cascade`,
 			want: []string{"advice: a deletion from public.plants removes rows of public.orders (foreign key orders_plant_fkey), and a restore does not bring that back"}},
-		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); GRANT SELECT, INSERT, UPDATE, TRIGGER ON orders TO plantstore_owner;
-				SELECT plantstore.watch('orders'); ALTER TABLE orders ENABLE ROW LEVEL SECURITY`,
-			want:  []string{"problem: public.orders is watched, and a restore may not bring its rows back: public.orders has row level security"},
-			other: `SELECT plantstore.unwatch('public.orders');`},
-		// The table that had the name stays watched.
-		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); GRANT SELECT, INSERT, UPDATE, TRIGGER ON orders TO plantstore_owner;
-				SELECT plantstore.watch('orders'); ALTER TABLE orders RENAME TO old; CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE)`,
-			want: []string{"advice: a deletion from public.plants removes rows of public.orders (foreign key orders_plant_fkey1), and a restore does not bring that back"}},
 		// A table that others are watched through: first those end.
 		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); CREATE TABLE pictures (id bigint PRIMARY KEY, o bigint REFERENCES orders ON DELETE CASCADE);
 				GRANT SELECT, INSERT, UPDATE, TRIGGER ON orders, pictures TO plantstore_owner; SELECT plantstore.watch('pictures'); ALTER TABLE orders ENABLE ROW LEVEL SECURITY`,
@@ -226,8 +214,8 @@ func (a accident) try(t *testing.T, conn *pgx.Conn, database string) {
 	}
 	arguments := Input{Versions: migrate.Versions()}.arguments(conn)
 	maps.Copy(arguments, a.with)
-	// look returns the findings as text without what varies, and their remedies.
-	look := func(name string) (found, remedies []string) {
+	// examine returns the findings without what varies, and their remedies.
+	examine := func(name string) (found, remedies []string) {
 		t.Helper()
 		c := checkNamed(t, name)
 		as := a.as
@@ -245,14 +233,15 @@ func (a accident) try(t *testing.T, conn *pgx.Conn, database string) {
 		if err := tx.QueryRow(t.Context(), `SELECT current_setting('server_version'), pg_size_pretty(pg_total_relation_size('plantstore.deletions'))`).Scan(&version, &size); err != nil {
 			t.Fatal(err)
 		}
-		for _, f := range all {
-			found = append(found, strings.NewReplacer(version, "VERSION", size, "SIZE").Replace(string(f.Level)+": "+f.Message))
-			remedies = append(remedies, strings.ReplaceAll(f.Remedy, database, "DB"))
+		found, remedies = texts(all)
+		for i := range found {
+			found[i] = strings.NewReplacer(version, "VERSION", size, "SIZE").Replace(found[i])
+			remedies[i] = strings.ReplaceAll(remedies[i], database, "DB")
 		}
 		return found, remedies
 	}
 	exec(strings.ReplaceAll(a.sql, "DB", database))
-	found, remedies := look(a.check)
+	found, remedies := examine(a.check)
 	if diff := cmp.Diff(a.want, found); diff != "" {
 		t.Errorf("findings (-want +got):\n%s", diff)
 	}
@@ -270,10 +259,30 @@ func (a accident) try(t *testing.T, conn *pgx.Conn, database string) {
 		checks = append(checks, "rights") // no remedy takes a right that is needed
 	}
 	for _, name := range checks {
-		if found, _ := look(name); found != nil {
+		if found, _ := examine(name); found != nil {
 			t.Errorf("check %s after the remedies %q: got %q, want nothing", name, remedies, found)
 		}
 	}
+}
+
+// look runs a check on a connection, with some arguments other than the usual ones.
+func look(t *testing.T, name string, conn *pgx.Conn, with pgx.NamedArgs) []Finding {
+	t.Helper()
+	arguments := Input{Versions: migrate.Versions()}.arguments(conn)
+	maps.Copy(arguments, with)
+	found, err := checkNamed(t, name).inTx(t.Context(), conn, arguments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// texts returns the levels and messages of findings, and their remedies.
+func texts(findings []Finding) (found, remedies []string) {
+	for _, f := range findings {
+		found, remedies = append(found, string(f.Level)+": "+f.Message), append(remedies, f.Remedy)
+	}
+	return found, remedies
 }
 
 func checkNamed(t *testing.T, name string) check {
@@ -304,21 +313,18 @@ func TestSettingsOfRoles(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	super := pgtest.Connect(t, database.Super)
-	look := func(name, serviceURL string) (found []string, remedies string) {
+	examine := func(name, serviceURL string) (found []string, remedies string) {
 		t.Helper()
 		in := Input{Service: pgtest.Connect(t, serviceURL), Owner: pgtest.Connect(t, database.Owner)}
 		all, err := checkNamed(t, name).run(t.Context(), in)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, f := range all {
-			found = append(found, string(f.Level)+": "+f.Message)
-			remedies += f.Remedy + "\n"
-		}
-		return found, remedies
+		found, statements := texts(all)
+		return found, strings.Join(statements, "\n")
 	}
 	direct, pooled := func() string { return database.App }, func() string { return pgtest.Pooler(t, database.App) } // with new sessions
-	if found, _ := look("session", pooled()); found != nil {
+	if found, _ := examine("session", pooled()); found != nil {
 		t.Errorf("session with the settings of roles.sql: got %q, want nothing", found)
 	}
 	for _, a := range defaults {
@@ -327,17 +333,17 @@ func TestSettingsOfRoles(t *testing.T) {
 			url, elsewhere = pooled, direct
 		}
 		mustExec(t, super, strings.ReplaceAll(a.sql, "DB", database.Name))
-		found, remedies := look(a.check, url())
+		found, remedies := examine(a.check, url())
 		if diff := cmp.Diff(a.want, found); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", a.check, diff)
 		}
 		if a.check == "session" || a.check == "durability" { // with a pooler it is the one, without it the other
-			if found, _ := look(a.check, elsewhere()); found != nil {
+			if found, _ := examine(a.check, elsewhere()); found != nil {
 				t.Errorf("%s: got %q the other way, want nothing", a.check, found)
 			}
 		}
 		mustExec(t, super, remedies)
-		if found, _ := look(a.check, url()); found != nil {
+		if found, _ := examine(a.check, url()); found != nil {
 			t.Errorf("%s after its remedies: got %q, want nothing", a.check, found)
 		}
 	}
@@ -355,69 +361,27 @@ func TestForeignKeysWithoutIndex(t *testing.T) {
 		CREATE INDEX ON partly (plant) WHERE open; CREATE INDEX ON partly USING brin (plant); CREATE INDEX ON partly (open, plant);
 		CREATE TABLE fine (plant bigint PRIMARY KEY REFERENCES plants ON DELETE RESTRICT, also bigint REFERENCES plants);
 		CREATE INDEX ON fine USING hash (also); CREATE TABLE apart (fine bigint REFERENCES fine)`)
-	look := func(scan int) (found, remedies []string) {
-		t.Helper()
-		arguments := Input{}.arguments(conn)
-		arguments["scan"] = scan
-		all, err := checkNamed(t, "foreign-keys").inTx(t.Context(), conn, arguments)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, f := range all {
-			found, remedies = append(found, string(f.Level)+": "+f.Message), append(remedies, f.Remedy)
-		}
-		return found, remedies
-	}
 	want := []string{
 		"problem: each deletion from public.orders scans public.notes (0 bytes): foreign key notes_o_fkey has no index",
 		`problem: each deletion from public.plants scans public.orders (0 bytes): foreign key "orders_Plant_fkey" has no index`,
 		"problem: each deletion from public.plants scans public.partly (0 bytes): foreign key partly_plant_fkey has no index",
 		"problem: each deletion from public.plants scans public.parts (0 bytes): foreign key parts_plant_fkey has no index",
 	}
-	found, remedies := look(-1)
+	found, remedies := texts(look(t, "foreign-keys", conn, pgx.NamedArgs{"scan": -1}))
 	if diff := cmp.Diff(want, found); diff != "" {
 		t.Errorf("large tables (-want +got):\n%s", diff)
 	}
 	for i := range want {
 		want[i] = "advice" + strings.TrimPrefix(want[i], "problem")
 	}
-	if found, _ = look(0); !cmp.Equal(found, want) {
+	if found, _ = texts(look(t, "foreign-keys", conn, pgx.NamedArgs{"scan": 0})); !cmp.Equal(found, want) {
 		t.Errorf("small tables: got %q, want %q", found, want)
 	}
 	for _, remedy := range remedies {
 		mustExec(t, super, remedy)
 	}
-	if found, _ := look(0); found != nil {
+	if found := look(t, "foreign-keys", conn, nil); len(found) > 0 {
 		t.Errorf("after the remedies %q: got %q, want nothing", remedies, found)
-	}
-}
-
-func TestLongTransaction(t *testing.T) {
-	t.Parallel()
-	database := pgtest.New(t)
-	super, other := pgtest.Connect(t, database.Super), pgtest.Connect(t, pgtest.WithParameters(database.Owner, "application_name=script"))
-	mustExec(t, other, `BEGIN`)
-	arguments := Input{}.arguments(super)
-	look := func() []Finding {
-		t.Helper()
-		found, err := checkNamed(t, "transactions").inTx(t.Context(), super, arguments)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return found
-	}
-	if found := look(); len(found) > 0 {
-		t.Errorf("a transaction that began a moment ago: got %+v, want nothing", found)
-	}
-	arguments["transaction"] = -1
-	want := fmt.Sprintf("a transaction of role plantstore_owner (application script, process %d) has been open for ", other.PgConn().PID())
-	found := look()
-	if len(found) != 1 || found[0].Level != Advice || !strings.HasPrefix(found[0].Message, want) {
-		t.Fatalf("got %+v, want one advice: %s", found, want)
-	}
-	mustExec(t, super, found[0].Remedy)
-	if found := look(); len(found) > 0 {
-		t.Errorf("after the remedy: got %+v, want nothing", found)
 	}
 }
 
@@ -432,53 +396,49 @@ func TestSettingsOfTheServer(t *testing.T) {
 	if err := migrate.NewStore(t.Context(), s.URL, "store"); err != nil {
 		t.Fatal(err)
 	}
-	look := func(name string, with pgx.NamedArgs) []Finding {
-		t.Helper()
-		conn := pgtest.Connect(t, s.URL("postgres", "store"))
-		arguments := Input{}.arguments(conn)
-		maps.Copy(arguments, with)
-		found, err := checkNamed(t, name).inTx(t.Context(), conn, arguments)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return found
-	}
+	conn := pgtest.Connect(t, s.URL("postgres", "store"))
 	paste := func(found []Finding, level Level, want string) {
 		t.Helper()
 		if len(found) != 1 || found[0].Level != level || !strings.HasPrefix(found[0].Message, want) {
 			t.Fatalf("got %+v, want one %s: %s", found, level, want)
 		}
-		mustExec(t, pgtest.Connect(t, s.URL("postgres", "store")), found[0].Remedy)
+		mustExec(t, conn, found[0].Remedy)
 	}
 
-	mustExec(t, pgtest.Connect(t, s.URL("postgres", "store")), `BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'left over'`)
-	if found := look("transactions", nil); len(found) > 0 {
-		t.Errorf("a transaction that was prepared a moment ago: got %+v, want nothing", found)
-	}
 	old := pgx.NamedArgs{"transaction": -1}
-	prepared := slices.DeleteFunc(look("transactions", old), func(f Finding) bool { return strings.HasPrefix(f.Message, "a transaction") })
-	paste(prepared, Advice, "transaction 'left over' of role postgres has been prepared for ")
-	if found := slices.DeleteFunc(look("transactions", old), func(f Finding) bool { return strings.HasPrefix(f.Message, "a transaction") }); len(found) > 0 {
-		t.Errorf("prepared transactions after the remedy: got %+v, want nothing", found)
+	script := pgtest.Connect(t, pgtest.WithParameters(s.URL("plantstore_owner", "store"), "application_name=script"))
+	for want, begin := range map[string]func(){
+		fmt.Sprintf("a transaction of role plantstore_owner (application script, process %d) has been open for ", script.PgConn().PID()): func() { mustExec(t, script, `BEGIN`) },
+		"transaction 'left over' of role postgres has been prepared for ":                                                                func() { mustExec(t, conn, `BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'left over'`) },
+	} {
+		begin()
+		if found := look(t, "transactions", conn, nil); len(found) > 0 {
+			t.Errorf("a transaction that began a moment ago: got %+v, want nothing", found)
+		}
+		paste(look(t, "transactions", conn, old), Advice, want)
+		if found := look(t, "transactions", conn, old); len(found) > 0 {
+			t.Errorf("transactions after the remedy: got %+v, want nothing", found)
+		}
 	}
 
 	many := pgx.NamedArgs{"connections": 30}
-	paste(look("connections", many), Problem, "the service opens up to 30 connections; the server allows 17, and others have ")
+	paste(look(t, "connections", conn, many), Problem, "the service opens up to 30 connections; the server allows 17, and others have ")
 	if err := s.Stop(t.Context(), localpg.Fast); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if found := look("connections", many); len(found) > 0 {
+	conn = pgtest.Connect(t, s.URL("postgres", "store"))
+	if found := look(t, "connections", conn, many); len(found) > 0 {
 		t.Errorf("connections after the remedy: got %+v, want nothing", found)
 	}
 	pgtest.Connect(t, s.URL("plantstore_owner", "store")) // takes the place of one of the service's
 	var room int
-	if err := pgtest.Connect(t, s.URL("postgres", "store")).QueryRow(t.Context(), `SELECT current_setting('max_connections')::int - 3`).Scan(&room); err != nil {
+	if err := conn.QueryRow(t.Context(), `SELECT current_setting('max_connections')::int - 3`).Scan(&room); err != nil {
 		t.Fatal(err)
 	}
-	paste(look("connections", pgx.NamedArgs{"connections": room}), Advice, fmt.Sprintf("the service opens up to %d connections; the server allows %d, and others have ", room, room))
+	paste(look(t, "connections", conn, pgx.NamedArgs{"connections": room}), Advice, fmt.Sprintf("the service opens up to %d connections; the server allows %d, and others have ", room, room))
 
 	standby, err := s.Standby(t.Context(), localpg.Options{})
 	if err != nil {

@@ -36,7 +36,7 @@ func TestTablesOfAllKinds(t *testing.T) {
 	super, dba, owner := pgtest.Connect(t, db.Super), pgtest.Connect(t, db.Super), pgtest.Connect(t, db.Owner)
 	version := value[int](t, super, `SELECT current_setting('server_version_num')::int / 10000`)
 	extensions := value[[]string](t, super, `SELECT array_agg(name::text) FROM pg_available_extensions`)
-	execute(t, dba, `SET datestyle = 'German, DMY'; SET intervalstyle = 'iso_8601'; SET extra_float_digits = 0; SET bytea_output = 'escape';
+	execute(t, dba, `SET datestyle = 'German, DMY'; SET intervalstyle = 'iso_8601'; SET extra_float_digits = 0;
 		SET timezone = 'Asia/Kathmandu'; SET xmloption = 'document'; SET array_nulls = off; SET quote_all_identifiers = on; SET search_path = store`)
 	execute(t, owner, hostile)
 	for _, test := range []struct {

@@ -3,6 +3,7 @@ package ledger_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
@@ -15,23 +16,38 @@ import (
 	"plantstore/internal/readme"
 )
 
+// manual returns what the first group of a pattern matches in the DBA's manual.
+func manual(t *testing.T, pattern string) string {
+	t.Helper()
+	match := regexp.MustCompile(pattern).FindStringSubmatch(readme.Read(t, "migrations/README.md"))
+	if match == nil {
+		t.Fatalf("the manual has nothing like %s", pattern)
+	}
+	return match[1]
+}
+
+// deletedFerns returns a connection to a database in which the back office deleted n ferns,
+// after SQL had changed them, and got a refusal.
+func deletedFerns(t *testing.T, n int64, sql string) *pgx.Conn {
+	t.Helper()
+	conn := pgtest.Connect(t, pgtest.New(t).Owner)
+	execute(t, conn, fmt.Sprintf(`INSERT INTO public.plants (id, name) SELECT i, 'fern ' || i FROM generate_series(1, %d) i; %s`, n, sql))
+	for i := range n {
+		deleteAs(t, conn, i+1, "back-office")
+	}
+	execute(t, conn, `SELECT plantstore.resolve(99, 'back-office', 'r', 'k', 40401)`)
+	return conn
+}
+
 // The statement for psql in the DBA's manual does what it says.
 func TestStatementOfTheManual(t *testing.T) {
 	t.Parallel()
-	_, section, _ := strings.Cut(readme.Read(t, "migrations/README.md"), "\n## By hand, from psql\n")
-	block := regexp.MustCompile("(?s)```sql\n(.*?);\n```").FindStringSubmatch(section)
-	if block == nil {
-		t.Fatal("the section has no SQL")
-	}
-	conn := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, conn, `INSERT INTO public.plants (id, name) SELECT i, 'fern ' || i FROM generate_series(1, 4) i`)
-	for plant := range int64(3) {
-		deleteAs(t, conn, plant+1, "back-office")
-	}
-	execute(t, conn, `DELETE FROM plants; SELECT plantstore.resolve(7, 'shop', 'r', 'k', 40401)`)
+	conn := deletedFerns(t, 3, "")
+	execute(t, conn, `INSERT INTO plants (id, name) VALUES (4, 'fern 4'); DELETE FROM plants`)
 	// The clock may have been set back.
 	const want = "fern 1 by back-office, fern 2 by back-office, fern 3 by back-office, fern 4 by plantstore_owner"
-	if got := value[string](t, conn, `SELECT string_agg(name || ' by ' || deleted_by, ', ' ORDER BY name) FROM (`+block[1]+`) d`); got != want {
+	sql := manual(t, "(?s)\n## By hand, from psql\n.*?```sql\n(.*?);\n```")
+	if got := value[string](t, conn, `SELECT string_agg(name || ' by ' || deleted_by, ', ' ORDER BY name) FROM (`+sql+`) d`); got != want {
 		t.Errorf("who deleted what in the last hour: got %s, want %s", got, want)
 	}
 }
@@ -39,49 +55,36 @@ func TestStatementOfTheManual(t *testing.T) {
 // A refusal prints SQL that restores all but a renamed column, and the manual adds it.
 func TestRenamedColumnOfTheManual(t *testing.T) {
 	t.Parallel()
-	manual := regexp.MustCompile("(?s)```sql\n(BEGIN;\n[^`]*\"cost\".*?)\n```").FindStringSubmatch(readme.Read(t, "migrations/README.md"))
-	if manual == nil {
-		t.Fatal("the manual has no SQL for a renamed column")
-	}
-	conn := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, conn, `ALTER TABLE plants ADD price numeric; INSERT INTO plants (id, name, price) SELECT i, 'fern', 1.10 FROM generate_series(1, 3) i`)
-	for plant := range int64(3) {
-		deleteAs(t, conn, plant+1, "back-office")
-	}
+	sql := manual(t, "(?s)```sql\n(BEGIN;\n[^`]*\"cost\".*?)\n```")
+	conn := deletedFerns(t, 3, `ALTER TABLE plants ADD price numeric; UPDATE plants SET price = 1.10`)
 	execute(t, conn, `ALTER TABLE plants RENAME price TO cost`)
 	_, err := ledger.Restore(t.Context(), conn, ledger.Selection{IDs: []int64{3}}, ledger.Options{})
 	refused, ok := errors.AsType[*ledger.RefusedError](err)
 	if !ok {
 		t.Fatalf("got %v, want a refusal", err)
 	}
-	printed := strings.NewReplacer(`, "cost"`, "", `, (e.content->>'price')::numeric`, "").Replace(manual[1])
+	printed := strings.NewReplacer(`, "cost"`, "", `, (e.content->>'price')::numeric`, "").Replace(sql)
 	if diff := cmp.Diff(printed, refused.ByHand); diff != "" {
 		t.Errorf("SQL of the refusal (-manual's without the column +got):\n%s", diff)
 	}
-	execute(t, conn, manual[1])
-	if got := value[string](t, conn, `SELECT concat_ws(' ', p.id, name, cost, restored_by) FROM plants p, plantstore.deletions d WHERE d.id = 3`); got != "3 fern 1.10 plantstore_owner" {
-		t.Errorf("the plant and who restored it: got %s, want 3 fern 1.10 plantstore_owner", got)
+	execute(t, conn, sql)
+	if got := value[string](t, conn, `SELECT concat_ws(' ', p.id, name, cost, restored_by) FROM plants p, plantstore.deletions d WHERE d.id = 3`); got != "3 fern 3 1.10 plantstore_owner" {
+		t.Errorf("the plant and who restored it: got %s, want 3 fern 3 1.10 plantstore_owner", got)
 	}
 }
 
 // Both manuals copy what is in the ledger. psql's \copy is a COPY to its standard output.
 func TestCopiesOfTheManual(t *testing.T) {
 	t.Parallel()
-	conn := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, conn, `CREATE TABLE pots (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE, name text); SELECT plantstore.watch('pots');
-		INSERT INTO public.plants (id, name) SELECT i, 'fern ' || i FROM generate_series(1, 6) i; INSERT INTO pots VALUES (1, 1, 'pot 1')`)
-	for plant := range int64(6) {
-		deleteAs(t, conn, plant+1, "back-office")
-	}
-	execute(t, conn, `SELECT plantstore.resolve(7, 'shop', 'r', 'k', 40401)`)
+	conn := deletedFerns(t, 6, `CREATE TABLE pots (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE, name text); SELECT plantstore.watch('pots'); INSERT INTO pots VALUES (1, 1, 'pot 1')`)
 	var got []string
-	for _, manual := range []string{"migrations/README.md", "deploy/docs/install.md"} {
-		for _, m := range regexp.MustCompile(`\\(copy .*) TO \S+\.csv([^'\n]*)`).FindAllStringSubmatch(readme.Read(t, manual), -1) {
+	for _, name := range []string{"migrations/README.md", "deploy/docs/install.md"} {
+		for _, m := range regexp.MustCompile(`\\(copy .*) TO \S+\.csv([^'\n]*)`).FindAllStringSubmatch(readme.Read(t, name), -1) {
 			var out strings.Builder
 			if _, err := conn.PgConn().CopyTo(t.Context(), &out, m[1]+" TO STDOUT"+m[2]); err != nil {
 				t.Fatalf("%s: %v", m[0], err)
 			}
-			got = append(got, manual+": "+strings.Join(regexp.MustCompile(`fern \d|pot \d|40401`).FindAllString(out.String(), -1), ", "))
+			got = append(got, name+": "+strings.Join(regexp.MustCompile(`fern \d|pot \d|40401`).FindAllString(out.String(), -1), ", "))
 		}
 	}
 	const all = "fern 1, fern 1, fern 2, fern 2, fern 3, fern 3, fern 4, fern 4, fern 5, fern 5, fern 6, fern 6, 40401" // as JSON and as a literal
@@ -94,19 +97,14 @@ func TestCopiesOfTheManual(t *testing.T) {
 // The copy for a SIEM has one JSON object in each line.
 func TestJSONLinesOfTheManual(t *testing.T) {
 	t.Parallel()
-	command := regexp.MustCompile(`psql "\$URL" -XAtc "([^"]*)" >ledger.jsonl`).FindStringSubmatch(readme.Read(t, "migrations/README.md"))
-	if command == nil {
-		t.Fatal("the manual has no command that writes ledger.jsonl")
-	}
-	conn := pgtest.Connect(t, pgtest.New(t).Owner)
-	const name = "say \"a b\" \\ \n new"
-	execute(t, conn, `ALTER TABLE plants ADD doc json; INSERT INTO plants (id, name, doc) SELECT i, E'say "a b" \\ \n new', E'{"a":\n1}' FROM generate_series(1, 6) i; DELETE FROM plants; SELECT plantstore.resolve(7, 'shop', 'r', 'k', 40401)`)
-	rows, _ := conn.Query(t.Context(), command[1], pgx.QueryExecModeSimpleProtocol)
+	conn := deletedFerns(t, 6, `ALTER TABLE plants ADD doc json; UPDATE plants SET name = E'say "a b" \\ \n new', doc = E'{"a":\n1}'`)
+	rows, _ := conn.Query(t.Context(), manual(t, `psql "\$URL" -XAtc "([^"]*)" >ledger.jsonl`), pgx.QueryExecModeSimpleProtocol)
 	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || len(lines) != 2 {
 		t.Fatalf("newer than entry 4: got %q, %v, want 2 lines", lines, err)
 	}
 	for _, line := range lines {
+		const name = "say \"a b\" \\ \n new"
 		var entry struct{ Plant struct{ Name string } }
 		if err := json.Unmarshal([]byte(line), &entry); err != nil || entry.Plant.Name != name || strings.Contains(line, "\n") {
 			t.Errorf("%s: got %v and the name %q, want one line of JSON with the name %q", line, err, entry.Plant.Name, name)

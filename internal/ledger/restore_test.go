@@ -342,7 +342,19 @@ func TestScript(t *testing.T) {
 	if err := ledger.Script(t.Context(), owner, ledger.Selection{ByRole: "nobody", Since: time.Unix(0, 0)}, &script); err != nil || script.Len() > 0 {
 		t.Errorf("of no deletion: got %v and %q, want nothing", err, script.String())
 	}
-	execute(t, owner, `ALTER TABLE plants ADD a int, ADD b int; INSERT INTO plants (id, name) VALUES (1, 'p'); DELETE FROM plants; ALTER TABLE plants DROP a, ADD a int`)
+	execute(t, owner, `ALTER TABLE plants ADD a int, ADD b int; CREATE TABLE pots (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); SELECT plantstore.watch('pots');
+		INSERT INTO plants (id, name) VALUES (1, 'p'); INSERT INTO pots VALUES (1, 1); DELETE FROM plants`)
+	number := value[string](t, owner, `SELECT 'pots'::regclass::oid::text`)
+	for table, change := range map[string]string{"public.pots": ``, number: `DROP TABLE pots`, `"public.\"a\nb\""`: `ALTER TABLE pots RENAME TO "a` + "\n" + `b"`} {
+		execute(t, owner, `BEGIN; `+change)
+		script.Reset()
+		err := ledger.Script(t.Context(), owner, ledger.Selection{Plants: []int64{1}}, &script)
+		if want := "\n-- without what left with them in " + table + "\n"; err != nil || !strings.Contains(script.String(), want) {
+			t.Errorf("after %q: got %v and %s, want a line%s", change, err, script.String(), want)
+		}
+		execute(t, owner, `ROLLBACK`)
+	}
+	execute(t, owner, `ALTER TABLE plants DROP a, ADD a int`)
 	err := ledger.Script(t.Context(), owner, ledger.Selection{Plants: []int64{1}}, io.Discard)
 	if got := reasons(t, err); len(got) != 1 || !strings.Contains(got[0], "restore it without --sql") {
 		t.Errorf("with another order of columns: got %q, want a hint at restore without --sql", got)

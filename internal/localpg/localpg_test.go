@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,34 +17,55 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-func TestStartQueryClose(t *testing.T) {
+// Data survive every way to stop a server. Close leaves neither files nor processes.
+func TestLifeOfAServer(t *testing.T) {
 	t.Parallel()
 	dir := newDir(t)
-	s, err := Start(t.Context(), Options{Dir: dir, Settings: map[string]string{"application_name": "it's set"}})
+	s, err := Start(t.Context(), Options{Dir: dir, Settings: map[string]string{"fsync": "off", "application_name": "it's set"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var version, name string
-	var backend int
-	query(t, s, `SELECT split_part(current_setting('server_version'), ' ', 1), current_setting('application_name'), pg_backend_pid()`,
-		&version, &name, &backend)
-	if version != s.Version() {
-		t.Errorf("Version() = %q, the server says %q", s.Version(), version)
+	query(t, s, `SELECT split_part(current_setting('server_version'), ' ', 1), current_setting('application_name')`, &version, &name)
+	if version != s.Version() || name != "it's set" {
+		t.Errorf("got Version %q and application_name %q, want the server's %q and it's set", s.Version(), name, version)
 	}
-	if name != "it's set" {
-		t.Errorf("application_name = %q, want the setting asked for", name)
+	query(t, s, `CREATE TABLE t (n int)`)
+	modes := []Mode{Fast, Immediate, Kill}
+	for _, mode := range modes {
+		query(t, s, `INSERT INTO t VALUES (1)`)
+		open := connect(t, s)
+		if err := s.Stop(t.Context(), mode); err != nil {
+			t.Fatalf("Stop(%v): %v", syscall.Signal(mode), err)
+		}
+		if err := open.Ping(t.Context()); err == nil {
+			t.Errorf("a connection outlived Stop(%v)", syscall.Signal(mode))
+		}
+		if _, err := pgx.Connect(t.Context(), s.URL(superuser, "postgres")); err == nil {
+			t.Errorf("a stopped server accepted a connection")
+		}
+		if err := s.Start(t.Context()); err != nil {
+			t.Fatalf("Start after Stop(%v): %v", syscall.Signal(mode), err)
+		}
+		runs := s.process
+		if err := s.Start(t.Context()); err != nil || s.process != runs {
+			t.Errorf("Start of a server that runs: %v, with a process of its own: %v; want neither", err, s.process != runs)
+		}
 	}
+	var rows, backend int
+	query(t, s, `SELECT count(*), pg_backend_pid() FROM t`, &rows, &backend)
+	if rows != len(modes) {
+		t.Errorf("rows after %d stops: got %d, want %[1]d", len(modes), rows)
+	}
+
 	postmaster := s.process.PID()
-	if err := s.Close(); err != nil {
-		t.Errorf("Close: %v", err)
-	}
-	if err := s.Close(); err != nil {
-		t.Errorf("Close again: %v", err)
+	for range 2 {
+		closeServer(t, s)
 	}
 	wantEmpty(t, dir)
 	for _, pid := range []int{postmaster, backend} {
 		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
-			t.Errorf("process %d after Close: %v, want %v", pid, err, syscall.ESRCH)
+			t.Errorf("process %d after Close: got %v, want %v", pid, err, syscall.ESRCH)
 		}
 	}
 }
@@ -97,41 +117,13 @@ func TestNoServerIsLeftAfterKill(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-func TestDataSurviveEveryStop(t *testing.T) {
-	t.Parallel()
-	s := startServer(t)
-	query(t, s, `CREATE TABLE t (n int)`)
-	modes := []Mode{Fast, Immediate, Kill}
-	for _, mode := range modes {
-		query(t, s, `INSERT INTO t VALUES (1)`)
-		open := connect(t, s)
-		if err := s.Stop(t.Context(), mode); err != nil {
-			t.Fatalf("Stop(%v): %v", syscall.Signal(mode), err)
-		}
-		if err := open.Ping(t.Context()); err == nil {
-			t.Errorf("a connection outlived Stop(%v)", syscall.Signal(mode))
-		}
-		if _, err := pgx.Connect(t.Context(), s.URL(superuser, "postgres")); err == nil {
-			t.Errorf("a stopped server accepted a connection")
-		}
-		if err := s.Start(t.Context()); err != nil {
-			t.Fatalf("Start after Stop(%v): %v", syscall.Signal(mode), err)
-		}
-		runs := s.process
-		if err := s.Start(t.Context()); err != nil || s.process != runs {
-			t.Errorf("Start of a server that runs: %v, with a process of its own: %v; want neither", err, s.process != runs)
-		}
-	}
-	var rows int
-	query(t, s, `SELECT count(*) FROM t`, &rows)
-	if rows != len(modes) {
-		t.Errorf("%d rows, want %d", rows, len(modes))
-	}
-}
-
 func TestStandby(t *testing.T) {
 	t.Parallel()
-	primary := startServer(t, "synchronous_standby_names", "*", "synchronous_commit", "local")
+	primary, err := Start(t.Context(), Options{Settings: map[string]string{"fsync": "off", "synchronous_standby_names": "*", "synchronous_commit": "local"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeServer(t, primary) })
 	query(t, primary, `CREATE TABLE t (n int)`)
 	standby, err := primary.Standby(t.Context(), Options{Settings: map[string]string{"work_mem": "5MB"}})
 	if err != nil {
@@ -239,21 +231,6 @@ func wantEmpty(t *testing.T, dir string) {
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left in %s: %v, error %v; want nothing", dir, left, err)
 	}
-}
-
-// startServer starts a server with settings, each a name and a value.
-func startServer(t *testing.T, settings ...string) *Server {
-	t.Helper()
-	all := map[string]string{"fsync": "off"}
-	for pair := range slices.Chunk(settings, 2) {
-		all[pair[0]] = pair[1]
-	}
-	s, err := Start(t.Context(), Options{Settings: all})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { closeServer(t, s) })
-	return s
 }
 
 func closeServer(t *testing.T, s *Server) {

@@ -17,19 +17,38 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Data survive every way to stop a server. Close leaves neither files nor processes.
+// One server goes through all, as each takes seconds to make.
 func TestLifeOfAServer(t *testing.T) {
 	t.Parallel()
 	dir := newDir(t)
-	s, err := Start(t.Context(), Options{Dir: dir, Settings: map[string]string{"fsync": "off", "application_name": "it's set"}})
+	s, err := Start(t.Context(), Options{Dir: dir, Settings: map[string]string{"fsync": "off", "application_name": "it's set", "synchronous_standby_names": "*", "synchronous_commit": "local"}})
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { closeServer(t, s) })
 	var version, name string
-	query(t, s, `SELECT split_part(current_setting('server_version'), ' ', 1), current_setting('application_name')`, &version, &name)
+	var backend int
+	query(t, s, `SELECT split_part(current_setting('server_version'), ' ', 1), current_setting('application_name'), pg_backend_pid()`, &version, &name, &backend)
 	if version != s.Version() || name != "it's set" {
 		t.Errorf("got Version %q and application_name %q, want the server's %q and it's set", s.Version(), name, version)
 	}
+	t.Run("data survive every stop", func(t *testing.T) { stopAndStart(t, s) })
+	t.Run("standby", func(t *testing.T) { failOver(t, s) })
+
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	postmaster := s.process.PID()
+	closeServer(t, s)
+	wantEmpty(t, dir)
+	for _, pid := range []int{postmaster, backend} {
+		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+			t.Errorf("process %d after Close: got %v, want %v", pid, err, syscall.ESRCH)
+		}
+	}
+}
+
+func stopAndStart(t *testing.T, s *Server) {
 	query(t, s, `CREATE TABLE t (n int)`)
 	modes := []Mode{Fast, Immediate, Kill}
 	for _, mode := range modes {
@@ -52,21 +71,45 @@ func TestLifeOfAServer(t *testing.T) {
 			t.Errorf("Start of a server that runs: %v, with a process of its own: %v; want neither", err, s.process != runs)
 		}
 	}
-	var rows, backend int
-	query(t, s, `SELECT count(*), pg_backend_pid() FROM t`, &rows, &backend)
+	var rows int
+	query(t, s, `SELECT count(*) FROM t`, &rows)
 	if rows != len(modes) {
-		t.Errorf("rows after %d stops: got %d, want %[1]d", len(modes), rows)
+		t.Errorf("rows: got %d, want one for each of %d stops", rows, len(modes))
 	}
+}
 
-	postmaster := s.process.PID()
-	for range 2 {
-		closeServer(t, s)
+// failOver leaves the primary stopped.
+func failOver(t *testing.T, primary *Server) {
+	dir := newDir(t)
+	const want = `parameter "fsync" requires a Boolean value`
+	if _, err := primary.Standby(t.Context(), Options{Dir: dir, Settings: map[string]string{"fsync": "perhaps"}}); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("a bad setting: got error %v, want it to say %q", err, want)
 	}
 	wantEmpty(t, dir)
-	for _, pid := range []int{postmaster, backend} {
-		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
-			t.Errorf("process %d after Close: got %v, want %v", pid, err, syscall.ESRCH)
-		}
+	standby, err := primary.Standby(t.Context(), Options{Settings: map[string]string{"work_mem": "5MB"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeServer(t, standby) })
+	query(t, primary, `SET synchronous_commit = remote_apply; UPDATE t SET n = 42`) // waits for the standby
+	var recovering bool
+	var n int
+	query(t, standby, `SELECT pg_is_in_recovery(), min(n) FROM t`, &recovering, &n)
+	if !recovering || n != 42 {
+		t.Errorf("the standby is in recovery: %t, with row %d; want true and 42", recovering, n)
+	}
+	if err := primary.Stop(t.Context(), Immediate); err != nil {
+		t.Fatal(err)
+	}
+	if err := standby.Promote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	query(t, standby, `UPDATE t SET n = n + 1`)
+	var workMem, fsync string
+	query(t, standby, `SELECT min(n), current_setting('work_mem'), current_setting('fsync') FROM t`, &n, &workMem, &fsync)
+	got := []any{n, workMem, fsync}
+	if want := []any{43, "5MB", "off"}; !cmp.Equal(got, want) {
+		t.Errorf("row, own setting and copied setting after promotion: got %v, want %v", got, want)
 	}
 }
 
@@ -117,69 +160,15 @@ func TestNoServerIsLeftAfterKill(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-func TestStandby(t *testing.T) {
+func TestStartIsCancelled(t *testing.T) {
 	t.Parallel()
-	primary, err := Start(t.Context(), Options{Settings: map[string]string{"fsync": "off", "synchronous_standby_names": "*", "synchronous_commit": "local"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { closeServer(t, primary) })
-	query(t, primary, `CREATE TABLE t (n int)`)
-	standby, err := primary.Standby(t.Context(), Options{Settings: map[string]string{"work_mem": "5MB"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { closeServer(t, standby) })
-	query(t, primary, `SET synchronous_commit = remote_apply; INSERT INTO t VALUES (42)`) // waits for the standby
-	var recovering bool
-	var n int
-	query(t, standby, `SELECT pg_is_in_recovery(), n FROM t`, &recovering, &n)
-	if !recovering || n != 42 {
-		t.Errorf("the standby is in recovery: %t, with row %d; want true and 42", recovering, n)
-	}
-
-	if err := primary.Stop(t.Context(), Immediate); err != nil {
-		t.Fatal(err)
-	}
-	if err := standby.Promote(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	query(t, standby, `UPDATE t SET n = n + 1`)
-	var workMem, fsync string
-	query(t, standby, `SELECT n, current_setting('work_mem'), current_setting('fsync') FROM t`, &n, &workMem, &fsync)
-	got := []any{n, workMem, fsync}
-	if want := []any{43, "5MB", "off"}; !cmp.Equal(got, want) {
-		t.Errorf("row, own setting and copied setting after promotion: got %v, want %v", got, want)
-	}
-}
-
-func TestStartFailures(t *testing.T) {
-	t.Parallel()
-	cancelled, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for _, test := range []struct {
-		name     string
-		ctx      context.Context
-		settings map[string]string
-		want     string
-	}{
-		{"context over", cancelled, nil, "context canceled"},
-		{"bad setting", t.Context(), map[string]string{"fsync": "perhaps"}, `parameter "fsync" requires a Boolean value`},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			dir := newDir(t)
-			s, err := Start(test.ctx, Options{Dir: dir, Settings: test.settings})
-			if err == nil {
-				closeServer(t, s)
-				t.Fatal("the server started")
-			}
-			if !strings.Contains(err.Error(), test.want) {
-				t.Errorf("error %v, want it to say %q", err, test.want)
-			}
-			wantEmpty(t, dir)
-		})
+	dir := newDir(t)
+	if _, err := Start(ctx, Options{Dir: dir}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got error %v, want %v", err, context.Canceled)
 	}
+	wantEmpty(t, dir)
 }
 
 // Not parallel: PATH is this process's.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
@@ -93,12 +94,13 @@ func TestCascadesOfPlantsOnly(t *testing.T) {
 	}
 }
 
-// The work of a large deletion grows with its rows, not with their square.
+// The work of a large deletion and of its restore grows with the rows, not with their square.
 func TestLargeCascades(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
 	execute(t, owner, watchedStore)
 	execute(t, owner, watchAll)
+	execute(t, owner, `ALTER TABLE plantstore.deletions SET (autovacuum_enabled = off); ALTER TABLE plantstore.cascaded SET (autovacuum_enabled = off)`) // its reads count, too
 	const n = 500
 	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) SELECT i, 'p' FROM generate_series(1001, 1000 + %[1]d) i; INSERT INTO order_items (plant_id) SELECT generate_series(1001, 1000 + %[1]d);
 		INSERT INTO pictures (item) SELECT id FROM order_items WHERE plant_id > 1000; BEGIN; DELETE FROM plants WHERE id > 1000`, n))
@@ -107,6 +109,16 @@ func TestLargeCascades(t *testing.T) {
 		if got := value[int](t, owner, `SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = $1`, table); got != want {
 			t.Errorf("rows of %s that were read: got %d, want %d", table, got, want)
 		}
+	}
+	execute(t, owner, `COMMIT`)
+	read := func() int {
+		execute(t, owner, `SELECT pg_stat_force_next_flush()`)
+		return value[int](t, owner, `SELECT sum(seq_tup_read + idx_tup_fetch) FROM pg_stat_user_tables WHERE schemaname = 'plantstore'`)
+	}
+	before := read()
+	restore(t, owner, ledger.Selection{ByRole: "plantstore_owner", Since: time.Unix(0, 0)}, ledger.Options{})
+	if got := read() - before; got > 24*n {
+		t.Errorf("entries and rows that the restore read: got %d, want %d at most", got, 24*n)
 	}
 }
 
@@ -153,19 +165,20 @@ func TestWatchAndUnwatch(t *testing.T) {
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
 	execute(t, owner, watchedStore)
 	execute(t, owner, `SET quote_all_identifiers = on`)
+	const items, stock, pictures = "public.order_items CASCADE, ", "public.stock SET DEFAULT, public.stock SET NULL, ", "public.pictures CASCADE, "
 	for _, step := range []struct {
 		name    string
 		do      func(context.Context, *pgx.Conn, string) ([]string, error)
 		table   string
 		returns string
-		watched string // tables of foreign keys
+		watched string // foreign keys
 	}{
-		{"watch", ledger.Watch, "pictures", "public.order_items public.pictures", "public.order_items public.pictures"},
-		{"watch again", ledger.Watch, "pictures", "public.order_items public.pictures", "public.order_items public.pictures"},
-		{"watch changes", ledger.Watch, "stock", "public.stock", "public.order_items public.stock public.stock public.pictures"},
-		{"unwatch a parent", ledger.Unwatch, "order_items", "public.order_items public.pictures", "public.stock public.stock"},
-		{"watch once more", ledger.Watch, "pictures", "public.order_items public.pictures", "public.order_items public.stock public.stock public.pictures"},
-		{"unwatch a child", ledger.Unwatch, "public.pictures", "public.pictures", "public.order_items public.stock public.stock"},
+		{"watch", ledger.Watch, "pictures", "public.order_items public.pictures", items + pictures},
+		{"watch again", ledger.Watch, "pictures", "public.order_items public.pictures", items + pictures},
+		{"watch changes", ledger.Watch, "stock", "public.stock", items + stock + pictures},
+		{"unwatch a parent", ledger.Unwatch, "order_items", "public.order_items public.pictures", stock},
+		{"watch once more", ledger.Watch, "pictures", "public.order_items public.pictures", items + stock + pictures},
+		{"unwatch a child", ledger.Unwatch, "public.pictures", "public.pictures", items + stock},
 	} {
 		returned, err := step.do(t.Context(), owner, step.table)
 		if err != nil {
@@ -175,13 +188,13 @@ func TestWatchAndUnwatch(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var watched []string
+		watched := ""
 		for _, k := range keys {
 			if k.Watched {
-				watched = append(watched, k.Table)
+				watched += k.Table + " " + k.OnDelete + ", "
 			}
 		}
-		returns, tables := strings.ReplaceAll(strings.Join(returned, " "), `"`, ""), strings.ReplaceAll(strings.Join(watched, " "), `"`, "")
+		returns, tables := strings.ReplaceAll(strings.Join(returned, " "), `"`, ""), strings.ReplaceAll(watched, `"`, "")
 		if returns != step.returns || tables != step.watched {
 			t.Errorf("%s: got %s, and watched: %s; want %s, and %s", step.name, returns, tables, step.returns, step.watched)
 		}

@@ -216,11 +216,30 @@ func changePassword(ctx context.Context, d *drill) error {
 	return err
 }
 
+// upgrade starts the next release on one replica before its migration: that replica is not
+// ready, and the others serve on.
 func upgrade(ctx context.Context, d *drill) error {
+	early := d.replicas[0]
+	if err := early.stop(); err != nil {
+		return err
+	}
+	if err := early.launch(nextRelease); err != nil {
+		return err
+	}
+	if err := early.untilNotReady(ctx, "migrations [999] are missing"); err != nil {
+		return err
+	}
+	programs.Sleep(ctx, calm)
+	if err := early.untilNotReady(ctx, "migrations [999] are missing"); err != nil {
+		return err
+	}
 	if err := d.migrate(ctx, "up"); err != nil {
 		return err
 	}
-	programs.Sleep(ctx, calm) // this release, with the next one's schema
+	if err := early.untilReady(ctx); err != nil {
+		return err
+	}
+	programs.Sleep(ctx, calm) // both releases, with the next one's schema
 	if err := d.roll(ctx, nextRelease); err != nil {
 		return err
 	}

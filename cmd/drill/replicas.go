@@ -1,12 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -111,7 +114,15 @@ func (r *replica) writeURL() error {
 }
 
 // run starts the replica with a release and returns when it is ready.
-func (r *replica) run(ctx context.Context, release string) (err error) {
+func (r *replica) run(ctx context.Context, release string) error {
+	if err := r.launch(release); err != nil {
+		return err
+	}
+	return r.untilReady(ctx)
+}
+
+// launch starts the replica with a release.
+func (r *replica) launch(release string) (err error) {
 	r.process, err = r.start("plantstore", []string{
 		"DATABASE_URL_FILE=" + r.urlFile(),
 		"PLANTSTORE_ADDR=" + r.IP + ":" + port,
@@ -122,16 +133,26 @@ func (r *replica) run(ctx context.Context, release string) (err error) {
 		"PLANTSTORE_TRUSTED_PROXIES=10.77.0.0/24",
 		"PLANTSTORE_LOG_LEVEL=warn",
 	}, filepath.Join(room, release), "serve")
-	if err != nil {
-		return err
-	}
-	return r.untilReady(ctx)
+	return err
+}
+
+// untilNotReady returns when /readyz gives a reason that contains a text.
+func (r *replica) untilNotReady(ctx context.Context, reason string) error {
+	return r.network.until(ctx, r.Name+" does not report "+reason, func() error {
+		err := r.ready(ctx)
+		if err != nil && strings.Contains(err.Error(), reason) {
+			return nil
+		}
+		return fmt.Errorf("/readyz: %w", cmp.Or(err, errors.New("ready")))
+	})
+}
+
+func (r *replica) ready(ctx context.Context) error {
+	return programs.Answers(ctx, "http://"+r.IP+":"+adminPort+"/readyz")
 }
 
 func (r *replica) untilReady(ctx context.Context) error {
-	return r.network.until(ctx, r.Name+" does not become ready", func() error {
-		return programs.Answers(ctx, "http://"+r.IP+":"+adminPort+"/readyz")
-	})
+	return r.network.until(ctx, r.Name+" does not become ready", func() error { return r.ready(ctx) })
 }
 
 // stop ends the replica in order.

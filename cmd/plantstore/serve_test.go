@@ -182,6 +182,9 @@ func TestTracesThatGetLost(t *testing.T) {
 		"OTEL_EXPORTER_OTLP_ENDPOINT=http://c OTEL_EXPORTER_OTLP_PROTOCOL=grpc":                `OTEL_EXPORTER_OTLP_PROTOCOL is "grpc": traces are sent with http/protobuf only`,
 		"OTEL_EXPORTER_OTLP_ENDPOINT=http://c OTEL_EXPORTER_OTLP_CERTIFICATE=/nonexistent":     "read tls ca cert file",
 		"OTEL_EXPORTER_OTLP_ENDPOINT=http://c OTEL_EXPORTER_OTLP_HEADERS=authorization%secret": "parse headers",
+		"OTEL_EXPORTER_OTLP_ENDPOINT=http://c OTEL_TRACES_SAMPLER=pigeon":                      "unsupported sampler: pigeon",
+		"OTEL_EXPORTER_OTLP_ENDPOINT=localhost:4318":                                           "OTEL_EXPORTER_OTLP_ENDPOINT is not a URL such as http://collector:4318",
+		"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=127.0.0.1:4318/secret":                             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is not a URL such as http://collector:4318",
 	} {
 		stderr, code := runProgram(t, append([]string{secret}, strings.Fields(variables)...), "serve", "--database-url=host=/nonexistent", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0")
 		if code != exitUsage || !strings.HasPrefix(stderr, "plantstore: OTEL_") || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 || strings.Contains(stderr, "secret") {

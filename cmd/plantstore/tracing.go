@@ -32,25 +32,29 @@ func newTracer(ctx context.Context, log *slog.Logger) (*sdktrace.TracerProvider,
 			return nil, &exitError{exitUsage, fmt.Errorf("%s is %q: traces are sent with %s only", name, value, only)}
 		}
 	}
+	// OpenTelemetry takes localhost:4318 for a URL of scheme localhost, and sends nothing.
+	for _, name := range []string{"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"} {
+		if value := os.Getenv(name); value != "" && !strings.HasPrefix(value, "http://") && !strings.HasPrefix(value, "https://") {
+			return nil, &exitError{exitUsage, fmt.Errorf("%s is not a URL such as http://collector:4318", name)}
+		}
+	}
 	// OpenTelemetry reports some bad variables to global handlers only.
 	var bad []error
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { bad = append(bad, err) }))
 	otel.SetLogger(logr.FromSlogHandler(messages(func(text string) { bad = append(bad, errors.New(text)) })))
-	client, err := otlptracehttp.New(ctx)
-	if err = errors.Join(append(bad, err)...); err != nil {
-		return nil, &exitError{exitUsage, fmt.Errorf("OTEL_* variables: %s", strings.ReplaceAll(err.Error(), "\n", "; "))}
-	}
+	client, clientErr := otlptracehttp.New(ctx)
 	// OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come last, so they win.
-	about, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithHost(),
+	about, aboutErr := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithHost(),
 		resource.WithAttributes(attribute.String("service.name", "plantstore"), attribute.String("service.version", version)),
 		resource.WithFromEnv())
-	if err != nil {
-		return nil, &exitError{exitUsage, fmt.Errorf("OTEL_* variables: %w", err)}
+	tracer := sdktrace.NewTracerProvider(sdktrace.WithBatcher(client), sdktrace.WithResource(about))
+	if err := errors.Join(append(bad, clientErr, aboutErr)...); err != nil {
+		return nil, &exitError{exitUsage, fmt.Errorf("OTEL_* variables: %s", strings.ReplaceAll(err.Error(), "\n", "; "))}
 	}
 	lost := func(text string) { log.Warn("traces were not sent", "cause", text) }
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { lost(err.Error()) }))
 	otel.SetLogger(logr.FromSlogHandler(messages(lost)))
-	return sdktrace.NewTracerProvider(sdktrace.WithBatcher(client), sdktrace.WithResource(about)), nil
+	return tracer, nil
 }
 
 const otlpProtocol = "http/protobuf"

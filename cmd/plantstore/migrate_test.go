@@ -1,8 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"testing"
 
+	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
 )
 
@@ -10,17 +12,20 @@ func TestMigrateCommands(t *testing.T) {
 	t.Parallel()
 	database := pgtest.Empty(t)
 	expect := expecting(t, database.Owner)
+	all := migrate.All()
+	newest, before := all[len(all)-1], all[len(all)-2]
 	expect(0, `VERSION +MIGRATION +APPLIED AT\n1 +00001_plants.sql +pending\n.*`, "", "migrate", "status")
-	expect(exitPending, `database \S+ is at version 0, .*pending are 6\n.*00006_grants.sql .*'plantstore migrate plan --sql' prints the SQL.*`, "", "migrate", "plan")
+	expect(exitPending, fmt.Sprintf(`database \S+ is at version 0, .*pending are %d\n.*%s .*'plantstore migrate plan --sql' prints the SQL.*`, len(all), newest.Name), "", "migrate", "plan")
 	expect(exitPending, `.*\nCREATE TABLE plantstore.deletions .*`, "", "migrate", "plan", "--sql")
 	expect(exitPending, `\{\n  "database": .*"pending": \[.*`, "", "migrate", "plan", "--json")
 	expect(0, `nothing to do: no such migration is applied\n`, "", "migrate", "down")
-	expect(0, `applied 00001_plants.sql in \S+s\n.*applied 00006_grants.sql in \S+s\n`, "", "migrate", "up")
-	expect(0, `nothing to do: every migration up to 6 is applied\n`, "", "migrate", "up")
-	expect(0, `database \S+ is at version 6, this plantstore at 6: nothing to do\n.*`, "", "migrate", "plan")
-	expect(0, `rolled back 00006_grants.sql in \S+s\n`, "", "migrate", "down")
-	expect(0, `rolled back 00005_\S+ in \S+s\nrolled back 00004_\S+ in \S+s\nrolled back 00003_\S+ in \S+s\n`, "", "migrate", "down", "--to=2")
-	expect(0, `\[\n  \{\n    "version": 1,.*"applied_at": "[^"]*".*"version": 6,\n    "name": "00006_grants.sql",\n    "applied_at": null\n  \}\n\]\n`, "", "migrate", "status", "--json")
+	expect(0, fmt.Sprintf(`applied 00001_plants.sql in \S+s\n.*applied %s in \S+s\n`, newest.Name), "", "migrate", "up")
+	expect(0, fmt.Sprintf(`nothing to do: every migration up to %d is applied\n`, newest.Version), "", "migrate", "up")
+	expect(0, fmt.Sprintf(`database \S+ is at version %d, this plantstore at %[1]d: nothing to do\n.*`, newest.Version), "", "migrate", "plan")
+	expect(0, fmt.Sprintf(`rolled back %s in \S+s\n`, newest.Name), "", "migrate", "down")
+	expect(0, fmt.Sprintf(`rolled back %s in \S+s\n.*rolled back 00003_\S+ in \S+s\n`, before.Name), "", "migrate", "down", "--to=2")
+	expect(0, fmt.Sprintf(`\[\n  \{\n    "version": 1,.*"applied_at": "[^"]*".*"version": %d,\n    "name": %q,\n    "applied_at": null\n  \}\n\]\n`, newest.Version, newest.Name),
+		"", "migrate", "status", "--json")
 
 	// The service's URL does where one role owns everything, with the settings of its pool.
 	_, stderr, code := command(t, "migrate", "up", "--database-url="+pgtest.WithParameters(database.Owner, "pool_max_conns=20"))

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
 	"plantstore/internal/readme"
 )
@@ -81,7 +83,7 @@ func upgrade(t *testing.T, database pgtest.Database, next string) {
 	owner := pgtest.Connect(t, database.Owner)
 	if next != "" {
 		execute(t, owner, next, pgx.QueryExecModeSimpleProtocol)
-		expect(1, "", `plantstore: the database is at version 999, ahead of this plantstore at 6: .*\n`, "migrate", "down")
+		expect(1, "", fmt.Sprintf(`plantstore: the database is at version 999, ahead of this plantstore at %d: .*\n`, migrate.Latest()), "migrate", "down")
 	}
 
 	s := serving(t, nil, "--database-url="+database.App)

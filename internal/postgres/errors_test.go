@@ -8,6 +8,8 @@ import (
 	"go/parser"
 	"go/token"
 	"maps"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -142,6 +144,29 @@ func TestClassify(t *testing.T) {
 	}
 	if got := classify(errors.New("EOF")); got != lost {
 		t.Errorf("no error of the server: got %v, want %v", got, lost)
+	}
+}
+
+// Each SQLSTATE and class that errors.go names has a case in TestClassify.
+func TestEverySQLSTATEHasACase(t *testing.T) {
+	t.Parallel()
+	read := func(name string) string {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	_, cases, _ := strings.Cut(read("errors_test.go"), "\nfunc TestClassify(")
+	cases, _, _ = strings.Cut(cases, "\n}\n")
+	found := regexp.MustCompile(`(?:(\w+) += )?"([0-9A-Z]{5}|[0-9A-Z]{2})"`).FindAllStringSubmatch(read("errors.go"), -1)
+	if len(found) == 0 {
+		t.Fatal("errors.go names no SQLSTATE")
+	}
+	for _, m := range found {
+		if name, code := m[1], m[2]; !regexp.MustCompile(`\b`+code).MatchString(cases) && (name == "" || !strings.Contains(cases, name)) {
+			t.Errorf("%s has no case in TestClassify", code)
+		}
 	}
 }
 

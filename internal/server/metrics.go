@@ -13,6 +13,7 @@ import (
 	"github.com/labstack/echo/v4"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"plantstore/internal/auth"
 )
@@ -70,16 +71,18 @@ const (
 )
 
 func newMetrics(c Config, inFlight *atomic.Int64, routes []*echo.Route) *metrics {
+	registry := prometheus.NewRegistry()
+	registered := promauto.With(registry)
 	vec := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+		return registered.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
 	m := &metrics{
-		registry:   prometheus.NewRegistry(),
+		registry:   registry,
 		requests:   vec("plantstore_http_requests_total", "Requests answered, by route, status and error code (0 without error).", "route", "status", "error"),
 		principals: vec("plantstore_principal_deletions_total", "Plants deleted by each principal. Those of the identity provider count as other.", "principal"),
-		reasons:    prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "plantstore_not_ready", Help: "1 at the reason why requests can't be served, else 0."}, []string{"reason"}),
-		ready:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "plantstore_ready", Help: "1 if requests can be served, else 0."}),
-		durations: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "plantstore_deletion_duration_seconds",
+		reasons:    registered.NewGaugeVec(prometheus.GaugeOpts{Name: "plantstore_not_ready", Help: "1 at the reason why requests can't be served, else 0."}, []string{"reason"}),
+		ready:      registered.NewGauge(prometheus.GaugeOpts{Name: "plantstore_ready", Help: "1 if requests can be served, else 0."}),
+		durations: registered.NewHistogram(prometheus.HistogramOpts{Name: "plantstore_deletion_duration_seconds",
 			Help: "Time from a request's headers to its answer 204.", Buckets: buckets(c.RequestTimeout)}),
 		answers: make(map[answerKey]prometheus.Counter),
 		named:   make(map[string]prometheus.Counter),
@@ -89,7 +92,7 @@ func newMetrics(c Config, inFlight *atomic.Int64, routes []*echo.Route) *metrics
 	rejections := vec("plantstore_rejections_total", "Requests rejected because there were too many, by reason.", "reason")
 	m.rejections = resolve(rejections, rejectedInFlight, rejectedFailures, rejectedRate, rejectedBudget)
 	m.principals.WithLabelValues(otherPrincipals)
-	build := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	registered.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "plantstore_build_info",
 		Help: "Always 1; the labels identify the program.",
 		ConstLabels: prometheus.Labels{
@@ -97,11 +100,10 @@ func newMetrics(c Config, inFlight *atomic.Int64, routes []*echo.Route) *metrics
 			"schema": strconv.FormatInt(c.Build.Schema, 10),
 		},
 	}, func() float64 { return 1 })
-	requestsInFlight := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "plantstore_http_requests_in_flight", Help: "Requests being answered."},
+	registered.NewGaugeFunc(prometheus.GaugeOpts{Name: "plantstore_http_requests_in_flight", Help: "Requests being answered."},
 		func() float64 { return float64(inFlight.Load()) })
-	m.registry.MustRegister(m.requests, m.durations, requestsInFlight, deletions, m.principals, rejections, m.ready, m.reasons, build,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	m.registry.MustRegister(c.Metrics...)
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(c.Metrics...)
 
 	add := func(route string, status int, code int32) {
 		m.answers[answerKey{route, status, code}] = m.requests.WithLabelValues(route, strconv.Itoa(status), strconv.Itoa(int(code)))

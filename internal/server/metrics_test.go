@@ -146,6 +146,46 @@ func TestMetricsCountDeletions(t *testing.T) {
 	}
 }
 
+// What is never counted here may be counted nowhere.
+func TestEveryMetricCounts(t *testing.T) {
+	t.Parallel()
+	c := testConfig()
+	var s *Server
+	counts := make(map[string]bool) // by a metric's name: it was not 0 once
+	gather := func() {
+		t.Helper()
+		families, err := s.metrics.registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				value := m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+				counts[f.GetName()] = counts[f.GetName()] || value != 0
+			}
+		}
+	}
+	outcomes := []error{nil, plant.ErrOverloaded}
+	c.Plants = fakePlants(func(context.Context, plant.Deletion) (_ plant.Result, err error) {
+		gather()
+		err, outcomes = outcomes[0], outcomes[1:]
+		return plant.Result{}, err
+	})
+	s = New(c)
+	s.setReadiness(&readiness{reasonMisconfigured, errDriver})
+	gather()
+	s.setReadiness(&readiness{})
+	for range outcomes {
+		s.ask(t, del())
+	}
+	gather()
+	for name, ok := range counts {
+		if !ok && strings.HasPrefix(name, "plantstore_") {
+			t.Errorf("nothing here counts %s", name)
+		}
+	}
+}
+
 // Principals that choose their own names, and those beyond a number, get no label.
 func TestPrincipalsWithLabels(t *testing.T) {
 	t.Parallel()

@@ -16,6 +16,7 @@ import (
 
 	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
+	"plantstore/internal/readme"
 	"plantstore/migrations"
 )
 
@@ -468,6 +469,18 @@ func TestTokensVersion(t *testing.T) {
 			t.Errorf("%s: the version changed: got %v, want %v", test.sql, moved, test.moves)
 		}
 		version = next
+	}
+}
+
+func TestManualHasTheColumnsOfTheLedger(t *testing.T) {
+	t.Parallel()
+	want := lines(t, pgtest.Connect(t, pgtest.Shared(t).Super), `SELECT attname FROM pg_attribute WHERE attrelid = 'plantstore.deletions'::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum`)
+	var got []string
+	for _, row := range readme.Table(t, "migrations/README.md", "column") {
+		got = append(got, strings.Split(row[0], ", ")...)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("columns of plantstore.deletions (-schema +migrations/README.md):\n%s", diff)
 	}
 }
 

@@ -99,6 +99,20 @@ func TestSettings(t *testing.T) {
 	}
 }
 
+// A number or a duration below zero is nothing that a setting can mean.
+func TestNegativeSettings(t *testing.T) {
+	t.Parallel()
+	for _, flag := range serveFlags(t) {
+		negative := map[reflect.Type]string{reflect.TypeFor[int](): "=-1", reflect.TypeFor[time.Duration](): "=-1s"}[flag.Target.Type()]
+		if negative == "" {
+			continue
+		}
+		if _, err := commandLine(t).Parse([]string{"serve", "--database-url=host=h", "--" + flag.Name + negative}); err == nil || !strings.HasPrefix(err.Error(), "--"+flag.Name) {
+			t.Errorf("--%s%s: got %v, want an error that names it", flag.Name, negative, err)
+		}
+	}
+}
+
 // serviceOf returns what a command line of serve asks for.
 func serviceOf(t *testing.T, flags string) service {
 	t.Helper()

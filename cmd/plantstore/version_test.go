@@ -1,10 +1,12 @@
 package main
 
 import (
+	"os"
 	"regexp"
 	"strings"
 	"testing"
 
+	"plantstore/internal/migrate"
 	"plantstore/internal/readme"
 )
 
@@ -34,5 +36,22 @@ func TestOneVersion(t *testing.T) {
 		} else if found[1] != version {
 			t.Errorf("%s: got version %s, want %s as in version.go", file, found[1], version)
 		}
+	}
+}
+
+// A release freezes its migrations, and leaves a database that later versions upgrade.
+func TestReleaseIsFrozen(t *testing.T) {
+	t.Parallel()
+	if strings.HasSuffix(version, "-dev") {
+		return
+	}
+	frozen := readme.Read(t, "migrations/SHA256SUMS")
+	for _, m := range migrate.All() {
+		if !strings.Contains(frozen, "  "+m.Name+"\n") {
+			t.Errorf("migrations/SHA256SUMS lacks %s: add it with the release", m.Name)
+		}
+	}
+	if _, err := os.Stat("testdata/database-" + version + ".sql"); err != nil {
+		t.Errorf("%v: testdata/dump writes it", err)
 	}
 }

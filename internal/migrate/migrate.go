@@ -184,16 +184,19 @@ func Down(ctx context.Context, databaseURL string, to int64, o Options) ([]Migra
 	return run(ctx, conn, work, false, o)
 }
 
+// losses are queries for why the Down of a migration would refuse.
+var losses = map[int64]string{
+	5: `SELECT 'plantstore.cascaded has rows, and they cannot be restored without it. To go on: TRUNCATE plantstore.cascaded' WHERE EXISTS (SELECT FROM plantstore.cascaded)`,
+	3: `SELECT 'plantstore.tokens has tokens, and clients would be locked out. To go on: DELETE FROM plantstore.tokens' WHERE EXISTS (SELECT FROM plantstore.tokens)
+		UNION ALL SELECT 'plantstore.principals has budgets. To go on: UPDATE plantstore.principals SET budget = NULL, budget_period = NULL' WHERE EXISTS (SELECT FROM plantstore.principals WHERE budget IS NOT NULL)`,
+	2: `SELECT 'plantstore.deletions has entries, and deleted plants cannot be restored without them. To go on, export them and TRUNCATE plantstore.deletions' WHERE EXISTS (SELECT FROM plantstore.deletions)`,
+	1: `SELECT 'public.plants has rows: move or delete them first' WHERE EXISTS (SELECT FROM public.plants)
+		AND obj_description(to_regclass('public.plants'), 'pg_class') = 'created by plantstore'`,
+}
+
 // holdsData returns why the Down of a migration would refuse.
 func holdsData(ctx context.Context, conn *pgx.Conn, version int64) ([]string, error) {
-	sql, ok := map[int64]string{
-		5: `SELECT 'plantstore.cascaded has rows, and they cannot be restored without it. To go on: TRUNCATE plantstore.cascaded' WHERE EXISTS (SELECT FROM plantstore.cascaded)`,
-		3: `SELECT 'plantstore.tokens has tokens, and clients would be locked out. To go on: DELETE FROM plantstore.tokens' WHERE EXISTS (SELECT FROM plantstore.tokens)
-			UNION ALL SELECT 'plantstore.principals has budgets. To go on: UPDATE plantstore.principals SET budget = NULL, budget_period = NULL' WHERE EXISTS (SELECT FROM plantstore.principals WHERE budget IS NOT NULL)`,
-		2: `SELECT 'plantstore.deletions has entries, and deleted plants cannot be restored without them. To go on, export them and TRUNCATE plantstore.deletions' WHERE EXISTS (SELECT FROM plantstore.deletions)`,
-		1: `SELECT 'public.plants has rows: move or delete them first' WHERE EXISTS (SELECT FROM public.plants)
-			AND obj_description(to_regclass('public.plants'), 'pg_class') = 'created by plantstore'`,
-	}[version]
+	sql, ok := losses[version]
 	if !ok {
 		return nil, nil
 	}

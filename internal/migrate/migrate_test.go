@@ -15,6 +15,7 @@ import (
 
 	"plantstore/internal/localpg"
 	"plantstore/internal/pgtest"
+	"plantstore/migrations"
 )
 
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
@@ -90,6 +91,21 @@ func TestDownRefusesToLoseRows(t *testing.T) {
 			t.Errorf("down: got %v and %v, want %q and nothing rolled back", done, err, step.want)
 		}
 		mustExec(t, owner, step.empty)
+	}
+}
+
+// A Down that drops a table refuses before any other migration is rolled back.
+func TestLossesHaveEachTable(t *testing.T) {
+	t.Parallel()
+	for _, m := range All() {
+		text, err := migrations.Files.ReadFile(m.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, down, _ := strings.Cut(string(text), "-- +goose Down")
+		if losses[m.Version] == "" && strings.Contains(down, "DROP TABLE") {
+			t.Errorf("%s: its Down drops a table, and losses has no query for that", m.Name)
+		}
 	}
 }
 

@@ -115,6 +115,9 @@ func TestOpenAPIHasTheCatalogue(t *testing.T) {
 		if r.outcome == "too_fast" {
 			name += ", your own"
 		}
+		if got := answerTo(causes[r.outcome]).outcome; got != r.outcome {
+			t.Errorf("the cause of %s is answered as %s", r.outcome, got)
+		}
 		catalogued[name] = errorBody{r.code, r.message(causes[r.outcome])}
 	}
 	if diff := cmp.Diff(catalogued, documented); diff != "" {

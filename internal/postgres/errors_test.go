@@ -170,6 +170,16 @@ func TestEverySQLSTATEHasACase(t *testing.T) {
 	}
 }
 
+// A meaning whose code is not in plantstore.resolve would be tried until the deadline.
+func TestRefusalThatTheLedgerDoesNotRecord(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	d := s.sent(s.plant(t, 1), "key")
+	if r, err := s.resolve(t.Context(), &d, 40999); err == nil || err.Error() != "plantstore.resolve records no refusal 40999" {
+		t.Errorf("got %+v, %v; want an error that names the code", r, err)
+	}
+}
+
 func TestNotAcquired(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

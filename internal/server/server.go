@@ -18,7 +18,6 @@ import (
 	"github.com/labstack/echo/v4"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
-	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 
 	"plantstore/internal/auth"
@@ -185,8 +184,8 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 			return err
 		})
 	}
-	serve(publicServer, netutil.LimitListener(public, s.MaxConnections))
-	serve(adminServer, netutil.LimitListener(admin, AdminConnections))
+	serve(publicServer, limitListener(public, s.MaxConnections))
+	serve(adminServer, limitListener(admin, AdminConnections))
 	group.Go(func() error {
 		s.watch(failed)
 		return nil

@@ -81,7 +81,7 @@ var catalogue = []errorAnswer{
 	{is(plant.ErrBusy), 50301, "busy", text("The plant, or something that its deletion needs, is locked, or the database is too slow. This request deleted nothing: send it again later, with the same Idempotency-Key."), ""},
 	{is(plant.ErrOverloaded), 50302, "overloaded", text("Too many requests are in flight. This request deleted nothing: send it again later, with the same Idempotency-Key."), ""},
 	{is(auth.ErrKeysUnknown), 50303, "keys_unknown", text("The identity provider's key for this token is not known now. This request deleted nothing: send it again later, with the same Idempotency-Key."), ""},
-	{is(plant.ErrMisconfigured), 50304, "misconfigured", text("The database would not record the deletion, or lacks something that it needs. This request deleted nothing: tell the operators of the service the X-Request-Id of this answer."), ""},
+	{is(plant.ErrMisconfigured), 50304, "misconfigured", text("The database would not record the deletion, or lacks something that it needs. This request deleted nothing: tell the operators of the service the X-Request-Id of this answer, and send it again later, with the same Idempotency-Key."), ""},
 	{func(error) bool { return true }, 50000, "error", text("Something went wrong in this service: tell its operators the X-Request-Id of this answer. Send the same request again with the same Idempotency-Key to find out whether the plant was deleted."), ""},
 }
 

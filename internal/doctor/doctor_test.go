@@ -37,7 +37,7 @@ func TestAccidents(t *testing.T) {
 	t.Parallel()
 	const clerk = `CREATE ROLE clerk; `
 	const audit = `CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END'; `
-	const roles = "psql -v ON_ERROR_STOP=1 -d 'DB' -f deploy/postgres/roles.sql # as a superuser\nplantstore migrate down --to 5 && plantstore migrate up\n" +
+	const roles = "psql -v ON_ERROR_STOP=1 -d 'DB' -f roles.sql # of the release, as a superuser\nplantstore migrate down --to 5 && plantstore migrate up\n" +
 		"# Then let DATABASE_URL name plantstore_app, and PLANTSTORE_MIGRATE_DATABASE_URL the role of now."
 	accidents := []accident{
 		{check: "version", with: pgx.NamedArgs{"oldest": 99, "newest": 100}, other: "# Upgrade the server with pg_upgrade.",

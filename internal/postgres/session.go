@@ -72,7 +72,7 @@ func (db *DB) checkSession(ctx context.Context, c *pgx.Conn, names, values []str
 		return fmt.Errorf("check session: %w", err)
 	}
 	if wrong != "" && db.warned.CompareAndSwap(false, true) {
-		db.Log.Warn("the service's role lacks settings that a pooler cannot carry: run deploy/postgres/roles.sql", "settings", wrong)
+		db.Log.Warn("the service's role lacks settings that a pooler cannot carry: run roles.sql of the release", "settings", wrong)
 	}
 	return nil
 }

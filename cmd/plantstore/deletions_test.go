@@ -11,7 +11,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"plantstore/internal/ledger"
 	"plantstore/internal/pgtest"
 )
 
@@ -134,15 +133,6 @@ func TestDeletionsRestore(t *testing.T) {
 		"deletions", "restore", "--plant=14", "--yes", "--json")
 	for _, args := range []string{"", "1 --by=shop", "--by=shop", "--by=shop --by-role=x --since=1h", "1 --sql --plants-only"} {
 		expect(2, "", ".*plantstore: .*", append([]string{"deletions", "restore"}, strings.Fields(args)...)...)
-	}
-}
-
-func TestCountedAll(t *testing.T) {
-	t.Parallel()
-	for rows, want := range []string{"1 plant", "1 plant and 1 row of other tables", "1 plant and 2 rows of other tables"} {
-		if got := countedAll(ledger.Restored{Plants: make([]ledger.Deletion, 1), Cascaded: []ledger.Cascaded{{Rows: rows}}}); got != want {
-			t.Errorf("%d rows of another table: got %q, want %q", rows, got, want)
-		}
 	}
 }
 

@@ -5,6 +5,7 @@ package main
 import (
 	"maps"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -12,7 +13,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
-	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
@@ -23,12 +23,9 @@ import (
 // metricsManual is where the table of metrics is.
 const metricsManual = "deploy/docs/metrics.md"
 
-// valuesInManual are the metrics whose label values the manual lists, after a colon.
-var valuesInManual = []string{"plantstore_deletions_total", "plantstore_attempts_failed_total", "plantstore_not_ready"}
-
-// scraped returns the metrics of a service that has deleted a plant.
-func scraped(t *testing.T) map[string]*dto.MetricFamily {
-	t.Helper()
+// The manual, the rules and the dashboard name what a service shows that has deleted a plant.
+func TestMetricsHaveTheirNamesEverywhere(t *testing.T) {
+	t.Parallel()
 	database := pgtest.New(t)
 	execute(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) VALUES (1, 'Boston fern')`)
 	s := serving(t, nil, "--database-url="+database.App)
@@ -36,50 +33,52 @@ func scraped(t *testing.T) map[string]*dto.MetricFamily {
 	if code, body := send(t, http.MethodDelete, s.public+"/plants/1", createToken(t, database.Owner, "shop")); code != http.StatusNoContent {
 		t.Fatalf("DELETE: got %d %s, want 204", code, body)
 	}
-	_, body := send(t, http.MethodGet, s.admin+"/metrics", "")
+	_, shown := send(t, http.MethodGet, s.admin+"/metrics", "")
 	s.stop(t, syscall.SIGTERM)
-	problems, err := promlint.New(strings.NewReader(body)).Lint()
-	if err != nil {
-		t.Fatal(err)
+	problems, err := promlint.New(strings.NewReader(shown)).Lint()
+	if err != nil || len(problems) > 0 {
+		t.Errorf("promlint: got %v, %v; want no problem", problems, err)
 	}
-	for _, p := range problems {
-		t.Errorf("promlint: %s: %s", p.Metric, p.Text)
+	manualHasTheMetrics(t, shown)
+	rules := readme.Read(t, rulesFile)
+	for _, recorded := range regexp.MustCompile(`- record: (\S+)`).FindAllStringSubmatch(rules, -1) {
+		shown += "\n" + recorded[1] + " 0"
 	}
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return families
+	wantNamed(t, "rules.yml", rules, shown)
+	wantNamed(t, "dashboard.json", strings.ReplaceAll(readme.Read(t, "deploy/observability/dashboard.json"), `\"`, `"`), shown)
 }
 
-// The manual has each metric with its labels, and lists the right values of some.
-func TestManualHasTheMetrics(t *testing.T) {
-	t.Parallel()
-	want := make(map[string]string) // labels by name
+// manualHasTheMetrics compares the manual's table, with the values of labels that it lists
+// after a colon.
+func manualHasTheMetrics(t *testing.T, shown string) {
+	t.Helper()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(shown))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, got := make(map[string]string), make(map[string]string) // labels by name
 	values := make(map[string]map[string]bool)
-	for name, family := range scraped(t) {
+	for name, family := range families {
 		if !strings.HasPrefix(name, "plantstore_") {
 			continue
 		}
 		values[name] = make(map[string]bool)
-		var labels []string
 		for _, metric := range family.GetMetric() {
-			labels = nil
+			var labels []string
 			for _, label := range metric.GetLabel() {
 				labels = append(labels, label.GetName())
 				values[name][label.GetValue()] = true
 			}
+			slices.Sort(labels)
+			want[name] = strings.Join(labels, ", ")
 		}
-		slices.Sort(labels)
-		want[name] = strings.Join(labels, ", ")
 	}
-	got := make(map[string]string)
 	for _, row := range readme.Table(t, metricsManual, "name") {
 		labels := strings.Split(row[1], ", ")
 		slices.Sort(labels)
 		got[row[0]] = strings.Join(labels, ", ")
-		if slices.Contains(valuesInManual, row[0]) {
+		if slices.Contains([]string{"plantstore_deletions_total", "plantstore_attempts_failed_total", "plantstore_not_ready"}, row[0]) {
 			_, list, _ := strings.Cut(row[2], ": ")
 			if diff := cmp.Diff(slices.Sorted(maps.Keys(values[row[0]])), slices.Sorted(strings.SplitSeq(list, ", "))); diff != "" {
 				t.Errorf("values of the label of %s (-metrics +%s):\n%s", row[0], metricsManual, diff)
@@ -88,5 +87,36 @@ func TestManualHasTheMetrics(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("metrics and their labels (-metrics +%s):\n%s", metricsManual, diff)
+	}
+}
+
+var (
+	// selector is a metric in an expression, with the labels that it has to have.
+	selector = regexp.MustCompile(`\b((?:plantstore|process)[_:][\w:]*\w)(?:\{([^}]*)\})?`)
+	matcher  = regexp.MustCompile(`(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"`)
+)
+
+// wantNamed checks that a service shows each metric of a file, and each value of a label. An
+// alert on a metric that nobody shows never fires.
+func wantNamed(t *testing.T, file, text, shown string) {
+	t.Helper()
+	selectors := selector.FindAllStringSubmatch(text, -1)
+	if len(selectors) == 0 {
+		t.Errorf("%s names no metric", file)
+	}
+	for _, s := range selectors {
+		samples := regexp.MustCompile(`(?m)^`+s[1]+`[{ ].*`).FindAllString(shown, -1)
+		if len(samples) == 0 {
+			t.Errorf("%s has %s, which no service shows", file, s[1])
+			continue
+		}
+		for _, m := range matcher.FindAllStringSubmatch(s[2], -1) {
+			for value := range strings.SplitSeq(m[2], "|") {
+				label := m[1] + `="` + value + `"`
+				if m[1] != "job" && !slices.ContainsFunc(samples, func(sample string) bool { return strings.Contains(sample, label) }) {
+					t.Errorf("%s has %s with %s, which no service shows", file, s[1], label)
+				}
+			}
+		}
 	}
 }

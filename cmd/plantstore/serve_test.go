@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -18,56 +19,58 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"plantstore/internal/auth/authtest"
+	"plantstore/internal/migrate"
 	"plantstore/internal/pgtest"
 )
 
-// From an empty database to a deletion, as an operator sees it.
+// A service that is newer than its database waits for the migration, and then deletes plants for
+// principals with tokens of both kinds, as an operator sees it.
 func TestServe(t *testing.T) {
 	t.Parallel()
-	database := pgtest.Empty(t)
+	database := pgtest.New(t)
+	owner := pgtest.Connect(t, database.Owner)
+	execute(t, owner, `INSERT INTO plants (id, name) VALUES (1, 'Boston fern'), (2, 'Peace lily')`)
+	execute(t, owner, `UPDATE plantstore.goose_db_version SET is_applied = false WHERE version_id = $1`, migrate.Latest())
+	provider := authtest.New(t)
 	file := filepath.Join(t.TempDir(), "url")
 	writeFile(t, file, database.App+"\n")
-	s := serving(t, []string{"DATABASE_URL_FILE=" + file, "PLANTSTORE_MIGRATE_LOCK_TIMEOUT=1s"}, "--rate-limit=500/s", "--trusted-proxies=10.0.0.0/8, 2001:db8::7", "--profiles")
+	s := serving(t, []string{"DATABASE_URL_FILE=" + file, "PLANTSTORE_MIGRATE_LOCK_TIMEOUT=1s"}, "--rate-limit=500/s", "--trusted-proxies=10.0.0.0/8, 2001:db8::7", "--profiles",
+		"--oidc-issuer="+provider.URL, "--jwks-url="+provider.URL+"/keys?secret", "--oidc-audience=web, "+authtest.Audience, "--oidc-budget=1/1h")
 	var entry struct{ Settings map[string]string }
 	if err := json.Unmarshal([]byte(s.waitFor(t, `"msg":"serving"`)), &entry); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]string{"database_url_file": file, "addr": "127.0.0.1:0", "admin_addr": "127.0.0.1:0", "drain_delay": "0s",
-		"rate_limit": "500/s,burst=500", "trusted_proxies": "[10.0.0.0/8 2001:db8::7/128]", "profiles": "true"}
+		"rate_limit": "500/s,burst=500", "trusted_proxies": "[10.0.0.0/8 2001:db8::7/128]", "profiles": "true",
+		"oidc_issuer": provider.URL, "jwks_url": provider.URL + "/keys", "oidc_audience": "[web " + authtest.Audience + "]", "oidc_budget": "1/1h"}
 	if diff := cmp.Diff(want, entry.Settings); diff != "" {
 		t.Errorf("settings in the log (-want +got):\n%s", diff)
 	}
 	s.waitFor(t, `"msg":"not ready"`)
-	if _, stderr, code := command(t, "healthcheck", "--timeout=10m", "--admin-addr="+strings.TrimPrefix(s.admin, "http://")); code != 1 || !strings.Contains(stderr, "'plantstore migrate up'") {
-		t.Errorf("healthcheck before the migrations: got exit code %d, %q; want 1 and what to do", code, stderr)
+	if _, stderr, code := command(t, "healthcheck", "--timeout=10m", "--admin-addr="+strings.TrimPrefix(s.admin, "http://")); code != 1 || !strings.Contains(stderr, fmt.Sprintf("migrations [%d] are missing: apply them with 'plantstore migrate up'", migrate.Latest())) {
+		t.Errorf("healthcheck before the migration: got exit code %d, %q; want 1 and the migration", code, stderr)
 	}
+	shows := func(metric string) {
+		t.Helper()
+		if code, body := send(t, http.MethodGet, s.admin+"/metrics", ""); code != 200 || !strings.Contains(body, "\n"+metric+"\n") {
+			t.Errorf("/metrics: got %d, want 200 with %s:\n%s", code, metric, body)
+		}
+	}
+	shows(`plantstore_not_ready{reason="schema_behind"} 1`)
 
-	if _, stderr, code := command(t, "migrate", "up", "--migrate-database-url="+database.Owner); code != 0 {
-		t.Fatal(stderr)
-	}
+	execute(t, owner, `UPDATE plantstore.goose_db_version SET is_applied = true`)
 	s.waitFor(t, `"msg":"ready"`)
-	execute(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) VALUES (1, 'Boston fern')`)
-	token := createToken(t, database.Owner, "shop")
-	for _, replayed := range []string{"", "true"} {
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, s.public+"/plants/1?token="+token, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		request.Header = http.Header{"Authorization": {"Bearer " + token}, "Idempotency-Key": {"order-7"}}
-		answer, err := http.DefaultClient.Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		answer.Body.Close()
-		if got := answer.Header.Get("Idempotency-Replayed"); answer.StatusCode != http.StatusNoContent || got != replayed {
-			t.Errorf("DELETE with a key: got %d, Idempotency-Replayed %q; want 204, %q", answer.StatusCode, got, replayed)
+	token, jwt := createToken(t, database.Owner, "shop"), provider.Token(t, "7")
+	for _, d := range []struct{ path, token, replayed string }{{"/plants/1?token=" + token, token, ""}, {"/plants/1", token, "true"}, {"/plants/2", jwt, ""}} {
+		code, body, replayed, err := trySend(t.Context(), http.MethodDelete, s.public+d.path, d.token, "order-7")
+		if err != nil || code != http.StatusNoContent || replayed != d.replayed {
+			t.Errorf("DELETE %s: got %d %s, Idempotency-Replayed %q, %v; want 204, %q", d.path, code, body, replayed, err, d.replayed)
 		}
 	}
-	if code, body := send(t, http.MethodGet, s.admin+"/metrics", ""); code != 200 || !strings.Contains(body, `plantstore_deletions_total{outcome="deleted"} 1`) || strings.Contains(body, token) {
-		t.Errorf("/metrics: got %d, want 200, one deletion and no token:\n%s", code, body)
-	}
+	expecting(t, database.Owner)(0, `PRINCIPAL .*\njwt:7 +JWT +- +\S+ +- +- +default, 1 used until \S+\nshop .*`, "", "token", "list")
+	shows(`plantstore_deletions_total{outcome="deleted"} 2`)
 	s.stop(t, syscall.SIGTERM)
-	if log := s.output(); strings.Contains(log, token) || !strings.Contains(log, `"msg":"stopped"`) {
+	if log := s.output(); strings.Contains(log, token) || strings.Contains(log, jwt) || !strings.Contains(log, `"msg":"stopped"`) {
 		t.Errorf("want no token in the log, and stopped at its end:\n%s", log)
 	}
 }
@@ -106,29 +109,6 @@ func TestTheReaderOfTheLogEnds(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("got %v, want exit code 0", err)
 	}
-}
-
-func TestServeJWTs(t *testing.T) {
-	t.Parallel()
-	database := pgtest.New(t)
-	owner := pgtest.Connect(t, database.Owner)
-	execute(t, owner, `INSERT INTO plants (id, name) SELECT i, 'Boston fern' FROM generate_series(1, 9) i`)
-	provider := authtest.New(t)
-	s := serving(t, nil, "--database-url="+database.App, "--oidc-issuer="+provider.URL, "--oidc-audience=web, shop", "--oidc-audience-claim=client_id",
-		"--oidc-scope-claim=roles", "--oidc-scope=ours/delete", "--oidc-principal-claim=client_id", "--oidc-budget=1/1h")
-	s.waitFor(t, `"msg":"ready"`)
-	token := provider.Sign(t, provider.Claims("7", map[string]any{"client_id": "shop", "roles": []string{"ours/delete"}}), map[string]any{"typ": nil})
-	if code, body := send(t, http.MethodDelete, s.public+"/plants/1", token); code != http.StatusNoContent {
-		t.Errorf("the first deletion: got %d %s, want 204", code, body)
-	}
-	if code, body := send(t, http.MethodDelete, s.public+"/plants/2", token); code != http.StatusTooManyRequests || !strings.Contains(body, "42901") {
-		t.Errorf("the second deletion: got %d %s, want 429 with 42901", code, body)
-	}
-	var by string
-	if err := owner.QueryRow(t.Context(), `SELECT deleted_by FROM plantstore.deletions`).Scan(&by); err != nil || by != "jwt:shop" {
-		t.Errorf("deleted by %s, %v; want jwt:shop", by, err)
-	}
-	expecting(t, database.Owner)(0, `PRINCIPAL .*\njwt:shop +JWT +- +\S+ +- +- +default, 1 used until \S+\n`, "", "token", "list")
 }
 
 func TestServeTraces(t *testing.T) {

@@ -24,7 +24,7 @@ import (
 )
 
 // Each setting of serve changes what it should and nothing else, and no field of the
-// configurations is without a setting.
+// configurations is without a setting. Settings of JWTs need an issuer.
 func TestSettings(t *testing.T) {
 	t.Parallel()
 	const (
@@ -74,6 +74,12 @@ func TestSettings(t *testing.T) {
 		for flag := range strings.FieldsSeq(row.set) {
 			name, _, _ := strings.Cut(flag, "=")
 			covered = append(covered, name)
+		}
+		if row.before == issuer && !strings.HasPrefix(row.set, "--oidc-issuer") {
+			_, err := commandLine(t).Parse(strings.Fields("serve " + database + " " + row.set))
+			if want := "--oidc-issuer (PLANTSTORE_OIDC_ISSUER) is not set, but other settings of JWTs are"; err == nil || err.Error() != want {
+				t.Errorf("%s without an issuer: got %v, want %s", row.set, err, want)
+			}
 		}
 		original := serviceOf(t, cmp.Or(row.before, database))
 		want := original

@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -66,17 +65,6 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// answerOf sends a request.
-func answerOf(request *http.Request) (code int, body string, header http.Header, err error) {
-	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return 0, "", nil, err
-	}
-	defer answer.Body.Close()
-	b, err := io.ReadAll(answer.Body)
-	return answer.StatusCode, string(b), answer.Header, err
-}
-
 func upgrade(t *testing.T, database pgtest.Database, next string) {
 	expect := expecting(t, database.Owner)
 	expect(0, `.*`, "", "migrate", "up")
@@ -101,13 +89,8 @@ func upgrade(t *testing.T, database pgtest.Database, next string) {
 		{"a budget that was used up", limitedToken, "6", "key-8", 429, `"error":42901`, ""},
 		{"a plant that was there", dumpedToken, "4", "key-9", 204, "", ""},
 	} {
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, s.public+"/plants/"+test.plant, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		request.Header = http.Header{"Authorization": {"Bearer " + test.token}, "Idempotency-Key": {test.key}}
-		code, body, header, err := answerOf(request)
-		if replayed := header.Get("Idempotency-Replayed"); err != nil || code != test.code || !strings.Contains(body, test.body) || replayed != test.replayed {
+		code, body, replayed, err := trySend(t.Context(), http.MethodDelete, s.public+"/plants/"+test.plant, test.token, test.key)
+		if err != nil || code != test.code || !strings.Contains(body, test.body) || replayed != test.replayed {
 			t.Errorf("%s: got %d %s, Idempotency-Replayed %q, %v; want %d %s, %q", test.what, code, body, replayed, err, test.code, test.body, test.replayed)
 		}
 	}
@@ -124,25 +107,5 @@ func upgrade(t *testing.T, database pgtest.Database, next string) {
 		if err := owner.QueryRow(t.Context(), `SELECT string_agg(r::text, ' ' ORDER BY r.id) FROM (`+table+`) r`).Scan(&got); err != nil || got != want {
 			t.Errorf("%s: got %s, %v, want %s", table, got, err, want)
 		}
-	}
-}
-
-// A version that is newer than the schema is not ready, and says what is missing.
-func TestServeBeforeMigration(t *testing.T) {
-	t.Parallel()
-	database := pgtest.New(t)
-	owner := pgtest.Connect(t, database.Owner)
-	execute(t, owner, `INSERT INTO plants (id, name) VALUES (1, 'Fern')`)
-	token := createToken(t, database.Owner, "shop")
-	execute(t, owner, `UPDATE plantstore.goose_db_version SET is_applied = false WHERE version_id = 6`)
-	s := serving(t, nil, "--database-url="+database.App)
-	s.waitFor(t, `"msg":"not ready"`)
-	if code, body := send(t, http.MethodGet, s.admin+"/readyz", ""); code != http.StatusServiceUnavailable || !strings.Contains(body, "migrations [6] are missing: apply them with 'plantstore migrate up'") {
-		t.Errorf("/readyz: got %d %s, want 503 and the migration", code, body)
-	}
-	execute(t, owner, `UPDATE plantstore.goose_db_version SET is_applied = true`)
-	s.waitFor(t, `"msg":"ready"`)
-	if code, body := send(t, http.MethodDelete, s.public+"/plants/1", token); code != http.StatusNoContent {
-		t.Errorf("DELETE after the migration: got %d %s, want 204", code, body)
 	}
 }

@@ -6,14 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -46,115 +42,31 @@ func holder(t *testing.T, database pgtest.Database, sql string, args ...any) (pi
 	}
 }
 
-// all deletes plants with a number of clients, and returns the result of each.
-func (s *store) all(clients int, first plant.ID, n int) []string {
-	results := make([]string, n)
-	var next atomic.Int64
-	var all sync.WaitGroup
-	for range clients {
-		all.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
-				_, err := s.Delete(context.Background(), s.of(first+plant.ID(i), fmt.Sprint(i)))
-				results[i] = outcomeOf(err)
-			}
-		})
-	}
-	all.Wait()
-	return results
-}
-
-// Requests whose time is over while they wait for a lock: what was rolled back for certain
-// did nothing, also later. What is still under way is unknown, and the same key finds out.
-func TestRequestsThatEnd(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		apart   bool
-		blocked int
-		want    []string
-	}{
-		"on connections of their own": {true, 2, []string{plant.ErrBusy.Error(), plant.ErrUnavailable.Error()}}, // unavailable: waited for its turn
-		"in a batch":                  {false, 1, []string{plant.ErrUnknown.Error(), plant.ErrBusy.Error()}},    // busy: in the queue
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := patient
-			l.margin = 20 * time.Minute // for the server to say that it was cancelled
-			s := storeOn(t, pgtest.Shared(t), pgtest.Shared(t).App, l)
-			first := s.plant(t, 4)
-			for n := range plant.ID(4) {
-				if c.apart {
-					s.memory.plants.add(first+n, onSoloPool, time.Now().Add(time.Hour))
-				}
-			}
-			pid, release := holder(t, pgtest.Shared(t), `SELECT FROM public.plants WHERE id BETWEEN $1 AND $1 + 3 FOR UPDATE`, int64(first))
-			ctx, end := context.WithTimeout(t.Context(), 90*time.Minute)
-			var all sync.WaitGroup
-			for n := range plant.ID(4) {
-				all.Go(func() {
-					_, err := s.Delete(ctx, s.of(first+n, "key"))
-					if got := outcomeOf(err); !slices.Contains(c.want, got) {
-						t.Errorf("plant %d: %s; want one of %q", n, got, c.want)
-					}
-				})
-			}
-			pgtest.AwaitBlocked(t, s.admin, pid, c.blocked)
-			end()
-			all.Wait()
-			release()
-			for n := range plant.ID(4) {
-				d := s.sent(first+n, "key")
-				d.RequestID = "again"
-				lived := s.lives(t, first+n)
-				if r, err := s.Delete(t.Context(), d); err != nil || c.apart && (r.Replayed || !lived) {
-					t.Errorf("plant %d again: %+v, %v, and it lived: %t; want it deleted", n, r, err, lived)
-				}
-				if got := value[int](t, s, `SELECT count(*) FROM plantstore.deletions WHERE plant_id = $1`, int64(first+n)); got != 1 {
-					t.Errorf("plant %d has %d entries; want 1", n, got)
-				}
-			}
-		})
-	}
-}
-
-func TestOverloaded(t *testing.T) {
+// A deletion alone that ends while it waits for a lock is cancelled in the server: it did nothing,
+// and does nothing later.
+func TestADeletionThatEndsWhileItIsLocked(t *testing.T) {
 	t.Parallel()
 	l := patient
-	l.queue = time.Millisecond
-	s := newStore(t)
-	plants, first := opened(t, Config{URL: s.url, MaxInFlight: 1, limits: &l}).Plants(), s.plant(t, 2)
-	pid, release := holder(t, pgtest.Shared(t), `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, int64(first))
-	waiting := make(chan error, 1)
-	go func() {
-		_, err := plants.Delete(context.Background(), s.of(first, "waits"))
-		waiting <- err
-	}()
+	l.margin = 20 * time.Minute // for the server to say that it was cancelled
+	s := limitedStore(t, l)
+	id := s.plant(t, 1)
+	s.memory.plants.add(id, onSoloPool, time.Now().Add(time.Hour))
+	pid, release := holder(t, pgtest.Shared(t), `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, int64(id))
+	ctx, end := context.WithTimeout(t.Context(), 90*time.Minute)
+	result := s.begin(ctx, s.of(id, "key"))
 	pgtest.AwaitBlocked(t, s.admin, pid, 1)
-	if r, err := plants.Delete(t.Context(), s.of(first+1, "is too much")); !errors.Is(err, plant.ErrOverloaded) || !s.lives(t, first+1) {
-		t.Errorf("Delete beside the one that may be in flight: %+v, %v; want ErrOverloaded", r, err)
+	if n := s.solo.Stat().AcquiredConns(); n != 1 {
+		t.Errorf("%d connections for locked plants are in use; want 1", n)
+	}
+	end()
+	if got, want := <-result, "busy, "+plant.ErrBusy.Error(); got != want {
+		t.Errorf("the deletion: %s; want %s", got, want)
 	}
 	release()
-	if err := <-waiting; err != nil {
-		t.Errorf("the one in flight: %v; want none", err)
+	if !s.lives(t, id) {
+		t.Error("the plant is gone")
 	}
-}
-
-// opened opens a service with what a test's configuration leaves open.
-func opened(t *testing.T, c Config) *DB {
-	t.Helper()
-	if c.limits == nil {
-		l := patient
-		c.limits = &l
-	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
-	c.MaxInFlight, c.RequestTimeout, c.Setting = max(c.MaxInFlight, 1), time.Hour, "DATABASE_URL"
-	db, err := Open(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(db.Close)
-	return db
+	s.expect(t, s.sent(id, "key"), "deleted")
 }
 
 // hasty are limits under which a request is over after its first failure.
@@ -164,84 +76,28 @@ func hasty() *limits {
 	return &l
 }
 
+// An outage shorter than a request costs it time, in a batch and alone. A longer one ends it.
 func TestAnOutage(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
-	open := func(l *limits, outage int64) *Plants {
-		var dials atomic.Int64
-		return opened(t, Config{URL: s.url, limits: l, dial: func(ctx context.Context, network, address string) (net.Conn, error) {
-			if dials.Add(1) <= outage {
-				return nil, &net.OpError{Op: "dial", Net: network, Err: syscall.ECONNREFUSED}
+	first := s.plant(t, 2)
+	simulated(t, func(t *testing.T) {
+		db, l := linked(t, pgtest.Shared(t), simulable())
+		s := s.on(db)
+		for n, budget := range []plant.Budget{{}, {Most: 1, Period: time.Hour}} {
+			d := s.of(first+plant.ID(n), "key")
+			d.Budget = budget
+			l.setDown(true)
+			db.reset()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if _, err := s.Delete(ctx, d); !errors.Is(err, plant.ErrUnavailable) || !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("plant %d, an outage that is longer: %v; want ErrUnavailable with its cause", n, err)
 			}
-			return (&net.Dialer{}).DialContext(ctx, network, address)
-		}}).Plants()
-	}
-	id := s.plant(t, 1)
-	for _, budget := range []plant.Budget{{}, {Most: 1, Period: time.Hour}} { // in a batch, and alone
-		d := s.of(id, "longer than the request")
-		d.Budget = budget
-		r, err := open(hasty(), 1_000_000).Delete(t.Context(), d)
-		if !errors.Is(err, plant.ErrUnavailable) || !errors.Is(err, syscall.ECONNREFUSED) || r.Attempts != 1 {
-			t.Errorf("Delete with the budget %v: %+v, %v; want ErrUnavailable with its cause after one attempt", budget, r, err)
+			time.AfterFunc(time.Minute, func() { l.setDown(false) })
+			s.expect(t, d, "deleted")
 		}
-	}
-	r, err := open(nil, 5).Delete(t.Context(), s.of(id, "shorter"))
-	if err != nil || r.Attempts < 2 || !slices.Contains(r.Failed, "unreachable") {
-		t.Errorf("Delete: %+v, %v; want it deleted in a later attempt", r, err)
-	}
-}
-
-// terminate ends all connections with an application name.
-func (s *store) terminate(t *testing.T, application string) {
-	t.Helper()
-	if n := value[int](t, s, `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1 AND datname = current_database()`, application); n == 0 {
-		t.Errorf("%s has no connections", application)
-	}
-}
-
-// Two replicas with 64 clients of one principal, and all connections of one of them end
-// midway: the budget holds to the plant.
-func TestABudgetHolds(t *testing.T) {
-	t.Parallel()
-	database := pgtest.Shared(t)
-	s := newStore(t)
-	other := opened(t, Config{URL: pgtest.WithParameters(database.App, "application_name=budgeted"), MaxInFlight: 512})
-	conn, err := other.batch.Acquire(t.Context()) // there is one to terminate, whoever is the faster
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn.Release()
-	replicas := []*Plants{s.Plants, other.Plants()}
-	first := s.plant(t, 256)
-	type answer struct {
-		id     plant.ID
-		result string
-	}
-	answers := make(chan answer)
-	for client := range plant.ID(64) {
-		go func() {
-			for n := range plant.ID(4) {
-				d := s.of(first+4*client+n, "key")
-				d.Budget = plant.Budget{Most: 100, Period: 24 * time.Hour}
-				_, err := replicas[client%2].Delete(context.Background(), d)
-				answers <- answer{d.Plant, outcomeOf(err)}
-			}
-		}()
-	}
-	for n := range 256 {
-		a := <-answers
-		switch lives := s.lives(t, a.id); {
-		case a.result == "deleted" && !lives, a.result == "over budget" && lives, a.result == plant.ErrUnknown.Error():
-		default:
-			t.Errorf("plant %d: %s, and it is there: %t", a.id, a.result, lives)
-		}
-		if n == 50 {
-			s.terminate(t, "budgeted")
-		}
-	}
-	if n := value[int](t, s, `SELECT count(*) FROM plantstore.deletions WHERE deleted_by = $1`, s.who); n != 100 {
-		t.Errorf("%d were deleted; want 100", n)
-	}
+	})
 }
 
 // A primary that is demoted and promoted again: no connection from between is kept.
@@ -251,55 +107,13 @@ func TestADemotedPrimary(t *testing.T) {
 	s := newStore(t, database)
 	id := s.plant(t, 1)
 	s.exec(t, `ALTER DATABASE `+database.Name+` SET default_transaction_read_only = on`)
-	db := opened(t, Config{URL: database.App, limits: hasty()})
-	for _, p := range db.pools() {
-		var release []func()
-		for range p.Config().MaxConns {
-			conn, err := p.Acquire(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			release = append(release, conn.Release)
-		}
-		for _, f := range release {
-			f()
-		}
-	}
-	plants := db.Plants()
-	if _, err := plants.Delete(t.Context(), s.of(id, "key")); !errors.Is(err, plant.ErrUnavailable) {
-		t.Errorf("Delete on a read-only database: %v; want ErrUnavailable", err)
-	}
+	s = s.on(opened(t, Config{URL: database.App, limits: hasty()}))
+	one, two := acquired(t, s.batch), acquired(t, s.batch)
+	one.Release()
+	two.Release()
+	s.expect(t, s.of(id, "key"), plant.ErrUnavailable.Error())
 	s.exec(t, `ALTER DATABASE `+database.Name+` RESET default_transaction_read_only`)
-	if r, err := plants.Delete(t.Context(), s.sent(id, "key")); err != nil || r.Attempts != 1 {
-		t.Errorf("Delete afterwards: %+v, %v; want it deleted at once", r, err)
-	}
-}
-
-// Of several servers, the one that takes writes is found.
-func TestAStandbyIsPassedOver(t *testing.T) {
-	t.Parallel()
-	database := pgtest.New(t)
-	s := newStore(t, database)
-	id := s.plant(t, 1)
-	name, readOnly := s.role(t, database, `IN ROLE plantstore_app`)
-	s.exec(t, `ALTER ROLE `+name+` SET default_transaction_read_only = on`)
-	u, err := url.Parse(pgtest.Pooler(t, readOnly))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := pgx.ParseConfig(s.url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	u.User = url.UserPassword(c.User, c.Password)
-	both := u.Query()
-	both.Set("host", both.Get("host")+","+c.Host)
-	both.Set("port", fmt.Sprint(both.Get("port"), ",", c.Port))
-	u.RawQuery = both.Encode()
-	r, err := opened(t, Config{URL: u.String(), limits: hasty()}).Plants().Delete(t.Context(), s.of(id, "key"))
-	if err != nil || r.Attempts != 1 {
-		t.Errorf("Delete: %+v, %v; want it deleted by the first attempt", r, err)
-	}
+	s.expect(t, s.of(id, "key"), "deleted")
 }
 
 // The server knows what each pool waits for at most.
@@ -338,24 +152,25 @@ func TestAPrincipalLeavesConnectionsToOthers(t *testing.T) {
 	s := newStore(t)
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	for _, pool := range []*pgxpool.Pool{s.solo, s.batch} {
-		want := max(2, int(pool.Config().MaxConns)/3)
-		for n := range want {
-			_, release, err := s.DB.acquire(t.Context(), pool, s.who)
-			if err != nil {
-				t.Fatalf("connection %d of %d: %v", n+1, want, err)
+	for pool, share := range map[*pgxpool.Pool]int{s.solo: 2, s.batch: int(s.batch.Config().MaxConns) / 3} {
+		acquire := func(ctx context.Context, principal string) error {
+			_, release, err := s.DB.acquire(ctx, pool, principal)
+			if err == nil {
+				t.Cleanup(release)
 			}
-			defer release()
+			return err
 		}
-		if _, release, err := s.DB.acquire(over, pool, s.who); err == nil {
-			release()
-			t.Errorf("a principal has more than %d connections", want)
+		for n := range share {
+			if err := acquire(t.Context(), s.who); err != nil {
+				t.Errorf("connection %d of %d: %v; want it", n+1, share, err)
+			}
 		}
-		_, release, err := s.DB.acquire(t.Context(), pool, "somebody else")
-		if err != nil {
-			t.Fatalf("a connection of another principal: %v", err)
+		if err := acquire(over, s.who); err == nil {
+			t.Errorf("a principal has more than %d connections", share)
 		}
-		release()
+		if err := acquire(t.Context(), "somebody else"); err != nil {
+			t.Errorf("a connection of another principal: %v; want it", err)
+		}
 	}
 }
 
@@ -395,26 +210,28 @@ func TestThroughAPooler(t *testing.T) {
 	first := s.plant(t, 101)
 	s.exec(t, `CREATE TABLE public.orders (plant bigint REFERENCES public.plants)`)
 	s.exec(t, `INSERT INTO public.orders VALUES ($1)`, int64(first))
-	s.exec(t, `ALTER ROLE plantstore_app IN DATABASE `+database.Name+` SET lock_timeout = 0`) // limits that end here are the statement's
+	set := func(setting string) {
+		s.exec(t, `ALTER ROLE plantstore_app IN DATABASE `+database.Name+` SET `+setting)
+	}
+	set(`lock_timeout = 0`) // limits that end here are the statement's
 	through := func() (*store, *bytes.Buffer) {
 		var log bytes.Buffer
-		db := opened(t, Config{URL: pgtest.Pooler(t, database.App), MaxInFlight: 512, Log: slog.New(slog.NewTextHandler(&log, nil))})
-		return &store{DB: db, Plants: db.Plants(), admin: s.admin, who: s.who}, &log
+		return s.on(opened(t, Config{URL: pgtest.Pooler(t, database.App), Log: slog.New(slog.NewTextHandler(&log, nil))})), &log
 	}
 	p, log := through()
-	for n, got := range p.all(32, first, 100) {
-		if want := map[bool]string{false: "deleted", true: "referenced orders"}[n == 0]; got != want {
+	var results []<-chan string
+	for n := range plant.ID(100) {
+		results = append(results, p.begin(context.Background(), s.of(first+n, fmt.Sprint(n))))
+	}
+	for n, result := range results {
+		got := <-result
+		if want := map[bool]string{false: "deleted", true: "referenced, referenced orders"}[n == 0]; got != want {
 			t.Errorf("plant %d: %s; want %s", n, got, want)
 		}
 	}
-	if r, err := p.Delete(t.Context(), s.sent(first+1, "1")); err != nil || !r.Replayed {
-		t.Errorf("the same key again: %+v, %v; want a replay", r, err)
-	}
+	p.expect(t, s.sent(first+1, "1"), "replayed deleted")
 	_, release := holder(t, database, `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, int64(first)+100)
-	conn, err := p.batch.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := acquired(t, p.batch)
 	d := s.of(first+100, "locked")
 	if m, err := deleteOne(t.Context(), conn.Conn(), &d, time.Millisecond); m != busy {
 		t.Errorf("a locked plant in a batch: %v, %v; want busy", m, err)
@@ -425,25 +242,28 @@ func TestThroughAPooler(t *testing.T) {
 		t.Errorf("log: %s; want none", log)
 	}
 
-	s.exec(t, `ALTER ROLE plantstore_app IN DATABASE `+database.Name+` SET default_transaction_isolation = 'repeatable read'`)
-	s.exec(t, `ALTER ROLE plantstore_app IN DATABASE `+database.Name+` SET client_min_messages = error`)
+	set(`default_transaction_isolation = 'repeatable read'`)
+	set(`client_min_messages = error`)
 	p, log = through()
-	if _, err := p.Delete(t.Context(), d); !errors.Is(err, plant.ErrMisconfigured) || !s.lives(t, d.Plant) {
-		t.Errorf("Delete under another isolation level: %v, and the plant is there: %t; want ErrMisconfigured, and that it is", err, s.lives(t, d.Plant))
+	p.expect(t, d, plant.ErrMisconfigured.Error())
+	if !s.lives(t, d.Plant) {
+		t.Error("a plant was deleted under another isolation level")
 	}
 	if want := "default_transaction_isolation is repeatable read, client_min_messages is error"; strings.Count(log.String(), want) != 1 {
 		t.Errorf("log: %s; want %q once", log, want)
 	}
 }
 
-// Role and password are read again for each connection; those of the start stay where that fails.
-func TestARenewedPassword(t *testing.T) {
+// Vault makes roles that live for an hour. The file's role is read for each connection, and where
+// that fails the last one stays. One that is dropped fails each of its connections once.
+func TestARoleThatIsReplaced(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	s := newStore(t, database)
-	first, url := s.role(t, database, `IN ROLE plantstore_app`)
 	id := s.plant(t, 2)
 	second, _ := s.role(t, database, `IN ROLE plantstore_app`)
+	first := second + "_old"
+	s.exec(t, `CREATE ROLE `+first+` LOGIN PASSWORD 'first' IN ROLE plantstore_app`)
 	file := filepath.Join(t.TempDir(), "url")
 	write := func(url string) {
 		t.Helper()
@@ -451,19 +271,14 @@ func TestARenewedPassword(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write(url)
+	write(as(t, database.App, first, "first"))
 	var log bytes.Buffer
-	db := opened(t, Config{File: file, limits: hasty(), Log: slog.New(slog.NewTextHandler(&log, nil))})
-	plants := db.Plants()
-	if _, err := plants.Delete(t.Context(), s.of(id, "key")); err != nil {
-		t.Errorf("with the first role: %v", err)
-	}
-	s.exec(t, `ALTER ROLE `+first+` NOLOGIN`)
-	write(as(t, strings.Replace(database.App, database.Name, "elsewhere", 1), second, "first"))
-	db.reset()
-	if _, err := plants.Delete(t.Context(), s.of(id+1, "key")); err != nil || s.lives(t, id+1) {
-		t.Errorf("with the second role: %v", err)
-	}
+	p := s.on(opened(t, Config{File: file, limits: hasty(), Log: slog.New(slog.NewTextHandler(&log, nil))}))
+	p.expect(t, s.of(id, "key"), "deleted")
+	s.exec(t, `DROP ROLE `+first)
+	write(as(t, strings.Replace(database.App, database.Name, "elsewhere", 1), second, "first")) // the database stays
+	p.expect(t, s.of(id+1, "key"), plant.ErrMisconfigured.Error())
+	p.expect(t, s.of(id+1, "key"), "deleted")
 	// A test's server may ask for no password.
 	for now, want := range map[string]string{as(t, database.App, second, "renewed"): second + " renewed", "": "the start's", "postgres://half written": "the start's"} {
 		write(now)
@@ -471,7 +286,7 @@ func TestARenewedPassword(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := db.renew(t.Context(), c); err != nil || c.User+" "+c.Password != want {
+		if err := p.renew(t.Context(), c); err != nil || c.User+" "+c.Password != want {
 			t.Errorf("a file with %q: %v, role and password %s %s; want %s", now, err, c.User, c.Password, want)
 		}
 	}
@@ -480,53 +295,9 @@ func TestARenewedPassword(t *testing.T) {
 	}
 }
 
-// Vault makes roles that live for an hour. The old one is dropped while its sessions work: each
-// connection fails at most once, and the next one is the new role's.
-func TestARoleThatIsDroppedUnderLoad(t *testing.T) {
-	t.Parallel()
-	database := pgtest.New(t)
-	s := newStore(t, database)
-	const n = 2000
-	first := s.plant(t, n)
-	role, url := s.role(t, database, `IN ROLE plantstore_app`)
-	old := role + "_old"
-	s.exec(t, `CREATE ROLE `+old+` LOGIN PASSWORD 'old' IN ROLE plantstore_app`)
-	file := filepath.Join(t.TempDir(), "url")
-	write := func(url string) {
-		t.Helper()
-		if err := os.WriteFile(file, []byte(url), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write(as(t, database.App, old, "old"))
-	db := opened(t, Config{File: file, limits: hasty()})
-	served := *s
-	served.Plants = db.Plants()
-	results := make(chan []string)
-	go func() { results <- served.all(8, first, n) }()
-	pgtest.Await(t, s.admin, `SELECT count(*) > 100 FROM plantstore.deletions`)
-	write(url)
-	s.exec(t, `DROP ROLE `+old)
-	failed := 0
-	for i, got := range <-results {
-		if got == "deleted" {
-			continue
-		}
-		failed++
-		id := first + plant.ID(i)
-		if r, err := served.Delete(t.Context(), s.of(id, fmt.Sprint(i))); got != plant.ErrMisconfigured.Error() || err != nil || r.Replayed {
-			t.Errorf("plant %d: %s, and then %+v, %v; want it deleted at the first or second request", id, got, r, err)
-		}
-	}
-	if most := int(db.MaxConns()); failed > most {
-		t.Errorf("%d deletions failed; want at most one for each of %d connections", failed, most)
-	}
-}
-
-// A commit that did not wait for its synchronous standby to the end is not believed, nor is an
-// outcome that was read then. The test has a server of its own: the setting is the server's.
-func TestACutShortWaitForTheStandby(t *testing.T) {
-	t.Parallel()
+// ownServer starts a server for a test whose settings are the server's, with a migrated database.
+func ownServer(t *testing.T) (*localpg.Server, pgtest.Database) {
+	t.Helper()
 	server, err := localpg.Start(t.Context(), localpg.Options{Settings: pgtest.Settings()})
 	if err != nil {
 		t.Fatal(err)
@@ -535,7 +306,14 @@ func TestACutShortWaitForTheStandby(t *testing.T) {
 	if err := migrate.NewStore(t.Context(), server.URL, "plantstore"); err != nil {
 		t.Fatal(err)
 	}
-	database := pgtest.Database{Super: server.URL("postgres", "plantstore"), App: server.URL("plantstore_app", "plantstore")}
+	return server, pgtest.Database{Super: server.URL("postgres", "plantstore"), App: server.URL("plantstore_app", "plantstore")}
+}
+
+// A commit that did not wait for its synchronous standby to the end is not believed, nor is an
+// outcome that was read then.
+func TestACutShortWaitForTheStandby(t *testing.T) {
+	t.Parallel()
+	_, database := ownServer(t)
 	s := newStore(t, database)
 	id := s.plant(t, 1)
 	// When the setting is seen the checkpointer has been told, too, which tells commits to
@@ -547,11 +325,7 @@ func TestACutShortWaitForTheStandby(t *testing.T) {
 		s.exec(t, `CHECKPOINT`)
 	}
 	require("nobody")
-	result := make(chan error, 1)
-	go func() {
-		_, err := s.Delete(context.Background(), s.of(id, "key"))
-		result <- err
-	}()
+	result := s.begin(context.Background(), s.of(id, "key"))
 	var last time.Time
 	for n := range 4 { // the deletion's commit, and then those of its resolution
 		pgtest.Await(t, s.admin, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query_start > $1)`, last)
@@ -561,8 +335,8 @@ func TestACutShortWaitForTheStandby(t *testing.T) {
 		}
 	}
 	require("")
-	if err := <-result; err != nil {
-		t.Errorf("Delete: %v; want none", err)
+	if got, want := <-result, "lost, deleted"; got != want {
+		t.Errorf("the deletion: %s; want %s", got, want)
 	}
 	if n := value[int](t, s, `SELECT count(*) FROM plantstore.deletions WHERE plant_id = $1`, int64(id)); n != 1 || s.lives(t, id) {
 		t.Errorf("%d entries, and the plant is there: %t; want one, and that it is gone", n, s.lives(t, id))

@@ -205,7 +205,7 @@ func TestALockedLedgerIsBusy(t *testing.T) {
 	database := pgtest.New(t)
 	l := patient
 	l.soloLock, l.margin = time.Millisecond, 2*time.Hour // more than a request has, so there is one call
-	s := storeOn(t, database, database.App, l)
+	s := limitedStore(t, l, database)
 	_, release := holder(t, database, `LOCK TABLE plantstore.deletions IN EXCLUSIVE MODE`)
 	defer release()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)

@@ -1,15 +1,18 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
@@ -39,23 +42,48 @@ type store struct {
 // newStore opens the package's database, or another one.
 func newStore(t *testing.T, in ...pgtest.Database) *store {
 	t.Helper()
+	return limitedStore(t, patient, in...)
+}
+
+func limitedStore(t *testing.T, l limits, in ...pgtest.Database) *store {
+	t.Helper()
 	database := pgtest.Shared(t)
 	if len(in) > 0 {
 		database = in[0]
 	}
-	return storeOn(t, database, database.App, patient)
+	first := pgtest.IDs(t)
+	s := &store{admin: pgtest.Connect(t, database.Super), first: plant.ID(first), who: fmt.Sprintf("client-%d", first), url: database.App}
+	return s.on(opened(t, Config{URL: s.url, limits: &l}))
 }
 
-func storeOn(t *testing.T, database pgtest.Database, url string, l limits) *store {
+// on is the store as another service has it.
+func (s store) on(db *DB) *store {
+	s.DB, s.Plants = db, db.Plants()
+	return &s
+}
+
+// opened opens a service with what a test's configuration leaves open.
+func opened(t *testing.T, c Config) *DB {
 	t.Helper()
-	first := pgtest.IDs(t)
-	db, err := Open(t.Context(), Config{URL: url, Setting: "DATABASE_URL", RequestTimeout: time.Hour, MaxInFlight: 512,
-		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), limits: &l})
+	c.limits = cmp.Or(c.limits, &patient)
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
+	c.MaxInFlight, c.RequestTimeout, c.Setting = 512, time.Hour, "DATABASE_URL"
+	db, err := Open(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(db.Close)
-	return &store{DB: db, Plants: db.Plants(), admin: pgtest.Connect(t, database.Super), first: plant.ID(first), who: fmt.Sprintf("client-%d", first), url: url}
+	return db
+}
+
+// acquired is a connection of a pool that the test releases.
+func acquired(t *testing.T, pool *pgxpool.Pool) *pgxpool.Conn {
+	t.Helper()
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn
 }
 
 // exec runs SQL as a superuser.
@@ -100,4 +128,52 @@ func (s *store) sent(id plant.ID, key string) plant.Deletion {
 func (s *store) lives(t testing.TB, id plant.ID) bool {
 	t.Helper()
 	return value[bool](t, s, `SELECT EXISTS (SELECT FROM public.plants WHERE id = $1)`, int64(id))
+}
+
+// expect deletes a plant and compares the result, in words.
+func (s *store) expect(t *testing.T, d plant.Deletion, want string) {
+	t.Helper()
+	r, err := s.Delete(t.Context(), d)
+	if got := inWords(r, err); got != want {
+		t.Errorf("plant %d, key %q: %s (%+v, %v); want %s", d.Plant, d.Key, got, r, err, want)
+	}
+	if want == "deleted" && s.lives(t, d.Plant) {
+		t.Errorf("plant %d, key %q: the plant is there", d.Plant, d.Key)
+	}
+}
+
+// inWords is a result such as "deleted" or "replayed referenced".
+func inWords(r plant.Result, err error) string {
+	if r.Replayed {
+		return "replayed " + outcomeOf(err)
+	}
+	return outcomeOf(err)
+}
+
+// outcomeOf is an error of Delete in words.
+func outcomeOf(err error) string {
+	var (
+		earlier    *plant.DeletedEarlierError
+		referenced *plant.ReferencedError
+		rule       *plant.StoreRuleError
+		budget     *plant.OverBudgetError
+	)
+	switch {
+	case err == nil:
+		return "deleted"
+	case errors.As(err, &earlier):
+		return "deleted earlier"
+	case errors.As(err, &referenced):
+		return strings.TrimSpace("referenced " + referenced.Table)
+	case errors.As(err, &rule):
+		return strings.TrimSpace("rule " + rule.Constraint)
+	case errors.As(err, &budget):
+		return "over budget"
+	}
+	for _, known := range []error{plant.ErrNotFound, plant.ErrBusy, plant.ErrUnavailable, plant.ErrUnknown, plant.ErrMisconfigured, plant.ErrOverloaded} {
+		if errors.Is(err, known) {
+			return known.Error()
+		}
+	}
+	return err.Error()
 }

@@ -101,16 +101,8 @@ func linked(t *testing.T, database pgtest.Database, l limits) (*DB, *link) {
 	query.Set("sslmode", "disable")
 	query.Set("pool_max_conns", "8")
 	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20")
-	db, err := Open(t.Context(), Config{URL: u.String(), Setting: "DATABASE_URL",
-		RequestTimeout: time.Hour, MaxInFlight: 512, Log: slog.New(slog.NewTextHandler(&k.log, nil)), limits: &l, dial: k.dial})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		db.Close()
-		time.Sleep(time.Minute) // simulated, until the driver has closed what it gave up
-	})
-	return db, k
+	t.Cleanup(func() { time.Sleep(time.Minute) }) // simulated, until the driver has closed what it gave up
+	return opened(t, Config{URL: u.String(), Log: slog.New(slog.NewTextHandler(&k.log, nil)), limits: &l, dial: k.dial}), k
 }
 
 func (l *link) dial(ctx context.Context, network, address string) (net.Conn, error) {

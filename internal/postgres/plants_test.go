@@ -2,41 +2,72 @@ package postgres
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"plantstore/internal/pgtest"
+	"golang.org/x/sync/semaphore"
+
 	"plantstore/internal/plant"
 )
+
+// offline are plants without a database: each batch takes a minute, and deletes. One deletion may
+// be in flight.
+func offline() *Plants {
+	db := &DB{limits: defaults, metrics: newMetrics()}
+	b := &batcher{db: db, slots: 1}
+	b.execute = func(items []*batchItem) {
+		time.Sleep(time.Minute)
+		b.answer(items, deleted, nil)
+	}
+	return &Plants{db: db, batches: b, inFlight: semaphore.NewWeighted(1), memory: memory{limits: &db.limits}}
+}
+
+func TestOverload(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := offline()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		for n, want := range []string{"deleted", plant.ErrOverloaded.Error()} {
+			go func() {
+				if got := inWords(p.Delete(ctx, plant.Deletion{Plant: plant.ID(n)})); got != want {
+					t.Errorf("deletion %d of one that may be in flight: %s; want %s", n+1, got, want)
+				}
+			}()
+			synctest.Wait()
+		}
+		time.Sleep(defaults.queue)
+		synctest.Wait()
+		if p.batches.running != 1 || len(p.batches.queue) != 0 {
+			t.Errorf("%d batches, and %d deletions wait for another; want 1 and none", p.batches.running, len(p.batches.queue))
+		}
+		time.Sleep(time.Hour)
+	})
+}
 
 // A principal with a budget is not stopped by a plant that others want, too.
 func TestABudgetIsFreeWhileAPlantIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db := &DB{limits: defaults, metrics: newMetrics()}
-		p := &Plants{db: db, memory: memory{limits: &db.limits}}
+		p := offline()
 		p.usedUp.add("a", time.Now().Add(time.Hour), time.Now().Add(time.Hour)) // which is answered from memory
-		d := plant.Deletion{Plant: 1, Principal: "a", Budget: plant.Budget{Most: 1, Period: time.Hour}}
-		if err := p.onePlant.take(t.Context(), d.Plant, 1); err != nil {
+		if err := p.onePlant.take(t.Context(), 1, 1); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		waits := make(chan error)
-		go func() {
-			_, err := p.Delete(ctx, d)
-			waits <- err
-		}()
+		for id, want := range map[plant.ID]string{1: plant.ErrBusy.Error(), 2: "over budget"} {
+			go func() {
+				d := plant.Deletion{Plant: id, Principal: "a", Budget: plant.Budget{Most: 1, Period: time.Hour}}
+				if got := inWords(p.Delete(ctx, d)); got != want {
+					t.Errorf("plant %d: %s; want %s", id, got, want)
+				}
+			}()
+			synctest.Wait()
+		}
+		<-ctx.Done()
 		synctest.Wait()
-		d.Plant = 2
-		if _, err := p.Delete(ctx, d); outcomeOf(err) != "over budget" {
-			t.Errorf("a deletion of another plant: %v; want that it is over the budget", err)
-		}
-		if err := <-waits; !errors.Is(err, plant.ErrBusy) {
-			t.Errorf("the deletion that waits for its plant: %v; want ErrBusy", err)
-		}
 	})
 }
 
@@ -46,17 +77,13 @@ func TestWhoMadeABatchSlow(t *testing.T) {
 	t.Parallel()
 	l := patient
 	l.batchStatement = 0 // any time in the database is too long
-	s := storeOn(t, pgtest.Shared(t), pgtest.Shared(t).App, l)
+	s := limitedStore(t, l)
 	first := s.plant(t, 3)
 	for n, c := range []struct {
 		roundTrip time.Duration
 		want      route
 	}{{time.Hour, inBatch}, {0, onBatchPool}} {
-		conn, err := s.batch.Acquire(t.Context()) // a new one would find the true round trip
-		if err != nil {
-			t.Fatal(err)
-		}
-		conn.Release()
+		acquired(t, s.batch).Release() // a new connection would find the true round trip
 		s.roundTrip.Store(int64(c.roundTrip))
 		e := execution{plants: s.Plants, deletion: s.of(first+plant.ID(n), "key"), suspect: true}
 		if m, err := e.tryAlone(t.Context(), s.batch, time.Hour, 0); m != deleted {

@@ -46,13 +46,13 @@ func TestReady(t *testing.T) {
 	s.exec(t, `ALTER TABLE plantstore.away RENAME TO goose_db_version`)
 
 	s.exec(t, `ALTER DATABASE `+database.Name+` SET default_transaction_read_only = on`)
-	again := storeOn(t, database, database.App, patient) // of sessions with that setting
-	check(again.DB, "read-only", ReadOnly, "read-only")
+	again := opened(t, Config{URL: database.App}) // with sessions that have the setting
+	check(again, "read-only", ReadOnly, "read-only")
 	s.exec(t, `ALTER DATABASE `+database.Name+` RESET default_transaction_read_only`)
-	check(again.DB, "a primary again", "", "") // on a new connection
+	check(again, "a primary again", "", "") // on a new connection
 
-	check(newStore(t, pgtest.Empty(t)).DB, "no migration", SchemaBehind, "plantstore migrate up")
-	check(storeOn(t, database, "postgres://nobody@127.0.0.1:1/none?sslmode=disable", patient).DB, "no server", Unreachable, "127.0.0.1")
+	check(opened(t, Config{URL: pgtest.Empty(t).App}), "no migration", SchemaBehind, "plantstore migrate up")
+	check(opened(t, Config{URL: "postgres://nobody@127.0.0.1:1/none?sslmode=disable"}), "no server", Unreachable, "127.0.0.1")
 }
 
 // The schema's owner and a superuser can serve, too.
@@ -60,16 +60,12 @@ func TestOneRoleServes(t *testing.T) {
 	t.Parallel()
 	database := pgtest.Shared(t)
 	for _, url := range []string{database.Owner, database.Super} {
-		s := storeOn(t, database, url, patient)
+		s := newStore(t).on(opened(t, Config{URL: url}))
 		if err := s.Ready(t.Context(), migrate.Versions()); err != nil {
 			t.Errorf("%s: %v; want that it is ready", url, err)
 		}
 		id := s.plant(t, 1)
-		if _, err := s.Delete(t.Context(), s.sent(id, "key")); err != nil {
-			t.Errorf("%s: %v", url, err)
-		}
-		if r, err := s.Delete(t.Context(), s.sent(id, "key")); err != nil || !r.Replayed {
-			t.Errorf("%s, again: %+v, %v; want a replay", url, r, err)
-		}
+		s.expect(t, s.sent(id, "key"), "deleted")
+		s.expect(t, s.sent(id, "key"), "replayed deleted")
 	}
 }

@@ -51,6 +51,11 @@ func TestADeletionThatEndsWhileItIsLocked(t *testing.T) {
 	s := limitedStore(t, l)
 	id := s.plant(t, 1)
 	s.memory.plants.add(id, onSoloPool, time.Now().Add(time.Hour))
+	short, cancel := context.WithTimeout(t.Context(), l.margin)
+	defer cancel()
+	if _, err := s.Delete(short, s.of(id, "key")); !errors.Is(err, plant.ErrBusy) || !s.lives(t, id) {
+		t.Errorf("a deletion without time for an answer: %v, and the plant is there: %t; want ErrBusy, and that it is", err, s.lives(t, id))
+	}
 	pid, release := holder(t, pgtest.Shared(t), `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, int64(id))
 	ctx, end := context.WithTimeout(t.Context(), 90*time.Minute)
 	result := s.begin(ctx, s.of(id, "key"))

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"maps"
 	"os"
 	"regexp"
@@ -21,59 +18,30 @@ import (
 	"plantstore/internal/plant"
 )
 
-// Each meaning has a row, and what its row needs.
+// Each meaning has a row, and what its row needs. A meaning is named by its number in errors.go.
 func TestEveryMeaningHasARow(t *testing.T) {
 	t.Parallel()
-	names := meaningNames(t)
-	if len(names) != numMeanings {
-		t.Fatalf("errors.go has the meanings %q; want %d", names, numMeanings)
-	}
-	words := make(map[string]string)
-	for m, row := range meanings {
-		name := names[m]
+	words := make(map[string]meaning)
+	for n, row := range meanings {
+		m := meaning(n)
 		if row.next == 0 {
-			t.Errorf("%s has no row in meanings", name)
+			t.Errorf("meaning %d has no row", m)
 			continue
 		}
-		if wantsWord := meaning(m) != deleted && meaning(m) != missing && meaning(m) != overloaded; (row.word != "") != wantsWord {
-			t.Errorf("%s: the word is %q; want one: %t", name, row.word, wantsWord)
+		if wantsWord := m != deleted && m != missing && m != overloaded; (row.word != "") != wantsWord {
+			t.Errorf("meaning %d: the word is %q; want one: %t", m, row.word, wantsWord)
 		}
-		if other := words[row.word]; other != "" {
-			t.Errorf("%s has the word of %s: %q", name, other, row.word)
+		if other, ok := words[row.word]; ok && row.word != "" {
+			t.Errorf("meanings %d and %d have one word, %q", other, m, row.word)
 		}
-		if row.word != "" {
-			words[row.word] = name
-		}
+		words[row.word] = m
 		if wantsErr := row.next == retry || row.next == giveUp; (row.err != nil) != wantsErr {
-			t.Errorf("%s: the error is %v; want one: %t", name, row.err, wantsErr)
+			t.Errorf("meaning %d: the error is %v; want one: %t", m, row.err, wantsErr)
 		}
-		wantsRefusal := row.next == refuse || row.next == resolve
-		if (row.refusal != 0) != wantsRefusal {
-			t.Errorf("%s: the refusal is %d; want one: %t", name, row.refusal, wantsRefusal)
-		}
-	}
-}
-
-// meaningNames are the names of the constants, in their order.
-func meaningNames(t *testing.T) (names []string) {
-	t.Helper()
-	file, err := parser.ParseFile(token.NewFileSet(), "errors.go", nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, d := range file.Decls {
-		block, ok := d.(*ast.GenDecl)
-		if !ok || block.Tok != token.CONST {
-			continue
-		}
-		if first := block.Specs[0].(*ast.ValueSpec); first.Type == nil || first.Type.(*ast.Ident).Name != "meaning" {
-			continue
-		}
-		for _, s := range block.Specs[:len(block.Specs)-1] { // the last one is their number
-			names = append(names, s.(*ast.ValueSpec).Names[0].Name)
+		if wantsRefusal := row.next == refuse || row.next == resolve; (row.refusal != 0) != wantsRefusal {
+			t.Errorf("meaning %d: the refusal is %d; want one: %t", m, row.refusal, wantsRefusal)
 		}
 	}
-	return names
 }
 
 // The codes that plantstore.resolve records are those that have an error.
@@ -81,26 +49,27 @@ func TestEveryRefusalHasAnError(t *testing.T) {
 	t.Parallel()
 	codes := value[[]int](t, newStore(t), `SELECT array_agg(DISTINCT m[1]::int ORDER BY m[1]::int)
 		FROM pg_proc, regexp_matches(prosrc, '\m4\d{4}\M', 'g') m WHERE oid = 'plantstore.resolve'::regproc`)
-	at := time.Date(2026, 11, 29, 0, 0, 0, 0, time.UTC)
-	pg := &pgconn.PgError{Severity: "ERROR", Code: "P0001", Message: "no", TableName: "orders", ConstraintName: "few"}
-	wants := map[int]string{codeNotFound: plant.ErrNotFound.Error(), codeDeletedEarlier: "deleted earlier", codeReferenced: "referenced orders", codeStoreRule: "rule few"}
+	cause := fmt.Errorf("wrapped: %w", &pgconn.PgError{Severity: "ERROR", Code: "P0001", Message: "no", TableName: "orders", ConstraintName: "few"})
+	wants := map[int][2]string{ // without a cause, and with it
+		codeNotFound:       {"no such plant", "no such plant"},
+		codeDeletedEarlier: {"deleted earlier", "deleted earlier"},
+		codeReferenced:     {"referenced", "referenced orders"},
+		codeStoreRule:      {"rule", "rule few"},
+	}
 	if got := slices.Sorted(maps.Keys(wants)); !slices.Equal(got, codes) {
 		t.Errorf("plantstore.resolve records the codes %d; want %d, which have errors", codes, got)
 	}
-	for n, row := range meanings {
-		if row.refusal != 0 && wants[row.refusal] == "" {
-			t.Errorf("meaning %d: plantstore.resolve records no refusal %d", n, row.refusal)
+	for m, row := range meanings {
+		if _, ok := wants[row.refusal]; row.refusal != 0 && !ok {
+			t.Errorf("meaning %d: plantstore.resolve records no refusal %d", m, row.refusal)
 		}
 	}
 	for code, want := range wants {
-		if got := outcomeOf(refused(code, at, fmt.Errorf("wrapped: %w", pg))); got != want {
-			t.Errorf("%d: %s; want %s", code, got, want)
-		}
-		if got, first := outcomeOf(refused(code, at, nil)), strings.Fields(want)[0]; !strings.HasPrefix(got, first) {
-			t.Errorf("%d without a cause: %s; want %s", code, got, first)
+		if got := [2]string{outcomeOf(refused(code, time.Time{}, nil)), outcomeOf(refused(code, time.Time{}, cause))}; got != want {
+			t.Errorf("%d without a cause, and with it: %q; want %q", code, got, want)
 		}
 	}
-	if err := refused(49999, at, nil); err == nil {
+	if err := refused(49999, time.Time{}, nil); err == nil {
 		t.Error("a code of a newer plantstore has no error")
 	}
 }
@@ -117,30 +86,28 @@ func TestClassify(t *testing.T) {
 		misconfigured: "08006 22021 22P05 25P02 26000 28000 3D000 3F000 42501 54001 55000 57P01 58030 HV00N XX000",
 	} {
 		for code := range strings.FieldsSeq(codes) {
-			err := fmt.Errorf("wrapped: %w", &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: code})
-			if got := classify(err); got != want {
-				t.Errorf("%s: got %v, want %v", code, got, want)
-			}
-			err = &pgconn.PgError{SeverityUnlocalized: "FATAL", Code: code}
-			if got := classify(err); got != lost {
-				t.Errorf("FATAL %s: got %v, want %v", code, got, lost)
+			for severity, want := range map[string]meaning{"ERROR": want, "FATAL": lost} {
+				if got := classify(fmt.Errorf("wrapped: %w", &pgconn.PgError{SeverityUnlocalized: severity, Code: code})); got != want {
+					t.Errorf("%s %s: got %v, want %v", severity, code, got, want)
+				}
 			}
 		}
 	}
-	ledger := pgconn.PgError{SeverityUnlocalized: "ERROR", SchemaName: "plantstore", TableName: "deletions"}
-	for want, c := range map[meaning][2]string{conflict: {"23505", "deletions_once"}, misconfigured: {"23505", "deletions_pkey"}, unexpectedRow: {"23502", ""}} {
-		err := ledger
-		err.Code, err.ConstraintName = c[0], c[1]
-		if got := classify(&err); got != want {
-			t.Errorf("%s of the ledger: got %v, want %v", c, got, want)
+	for _, test := range []struct {
+		schema, table, code, constraint string
+		want                            meaning
+	}{
+		{"plantstore", "deletions", "23505", "deletions_once", conflict},
+		{"plantstore", "deletions", "23505", "deletions_pkey", misconfigured},
+		{"plantstore", "deletions", "23502", "", unexpectedRow},
+		{"plantstore", "cascaded", "23505", "cascaded_pkey", misconfigured},
+		{"public", "deletions", "23505", "deletions_once", storeRule},
+		{"public", "deletions", "23502", "", storeRule},
+	} {
+		err := &pgconn.PgError{SeverityUnlocalized: "ERROR", SchemaName: test.schema, TableName: test.table, Code: test.code, ConstraintName: test.constraint}
+		if got := classify(err); got != test.want {
+			t.Errorf("%s of %s.%s: got %v, want %v", test.code, test.schema, test.table, got, test.want)
 		}
-		err.SchemaName = "public"
-		if got := classify(&err); got != storeRule {
-			t.Errorf("%s of a table of the store's: got %v, want %v", c, got, storeRule)
-		}
-	}
-	if got := classify(&pgconn.PgError{SeverityUnlocalized: "ERROR", SchemaName: "plantstore", TableName: "cascaded", Code: "23505", ConstraintName: "cascaded_pkey"}); got != misconfigured {
-		t.Errorf("23505 of plantstore.cascaded: got %v, want %v", got, misconfigured)
 	}
 	if got := classify(errors.New("EOF")); got != lost {
 		t.Errorf("no error of the server: got %v, want %v", got, lost)
@@ -203,8 +170,8 @@ func TestNotAcquired(t *testing.T) {
 func TestALockedLedgerIsBusy(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
-	l := patient
-	l.soloLock, l.margin = time.Millisecond, 2*time.Hour // more than a request has, so there is one call
+	l := *hasty()
+	l.soloLock = time.Millisecond
 	s := limitedStore(t, l, database)
 	_, release := holder(t, database, `LOCK TABLE plantstore.deletions IN EXCLUSIVE MODE`)
 	defer release()

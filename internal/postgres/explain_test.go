@@ -6,6 +6,8 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
@@ -16,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
@@ -83,11 +85,7 @@ func answering(t *testing.T, answer func(net.Conn)) (host, port string) {
 	}
 	t.Cleanup(func() { l.Close() })
 	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
+		for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
 			go func() {
 				defer conn.Close()
 				answer(conn)
@@ -140,11 +138,14 @@ func TestConnectExplainsWhatIsWrong(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	withTLS := afterSSLRequest(func(conn net.Conn) {
-		if _, err := conn.Write([]byte{'S'}); err == nil {
-			_ = tls.Server(conn, &tls.Config{Certificates: web.TLS.Certificates}).Handshake()
-		}
-	})
+	overTLS := func(answer func(net.Conn)) func(net.Conn) {
+		return afterSSLRequest(func(conn net.Conn) {
+			if _, err := conn.Write([]byte{'S'}); err == nil {
+				answer(tls.Server(conn, &tls.Config{Certificates: web.TLS.Certificates}))
+			}
+		})
+	}
+	withTLS := overTLS(func(conn net.Conn) { _ = conn.(*tls.Conn).Handshake() })
 	expired, cancel := context.WithDeadline(t.Context(), time.Unix(0, 0))
 	defer cancel()
 	for _, tt := range []struct {
@@ -166,12 +167,8 @@ func TestConnectExplainsWhatIsWrong(t *testing.T) {
 		{"no role", refusing("28000", `role "u" does not exist`), t.Context(), "sslmode=disable", `the server at SERVER refuses the connection: role "u" does not exist (SQLSTATE 28000)`},
 		{"no TLS", afterSSLRequest(func(conn net.Conn) { _, _ = conn.Write([]byte{'N'}) }), t.Context(), "sslmode=require",
 			"cannot connect to PostgreSQL at SERVER: server refused TLS connection: sslmode in DATABASE_URL asks for TLS: switch TLS on at the server (ssl = on), or ask for less"},
-		{"no SCRAM", afterSSLRequest(func(conn net.Conn) {
-			if _, err := conn.Write([]byte{'S'}); err != nil {
-				return
-			}
-			secure := tls.Server(conn, &tls.Config{Certificates: web.TLS.Certificates})
-			b := pgproto3.NewBackend(secure, secure)
+		{"no SCRAM", overTLS(func(conn net.Conn) {
+			b := pgproto3.NewBackend(conn, conn)
 			if _, err := b.ReceiveStartupMessage(); err == nil {
 				b.Send(&pgproto3.AuthenticationSASL{AuthMechanisms: []string{"SCRAM-SHA-256"}})
 				_ = b.Flush()
@@ -204,17 +201,23 @@ func TestConnectExplainsWhatIsWrong(t *testing.T) {
 	}
 }
 
-// Behind an old PgBouncer, a statement is prepared twice in one session, or in another one.
-func TestExplainAPoolerWithoutPreparedStatements(t *testing.T) {
+func TestExplain(t *testing.T) {
 	t.Parallel()
-	s := newStore(t)
-	for sql, want := range map[string]string{
-		`PREPARE a AS SELECT 1; PREPARE a AS SELECT 1`: `prepared statement "a" already exists (SQLSTATE 42P05): a pooler`,
-		`EXECUTE b`: `prepared statement "b" does not exist (SQLSTATE 26000): a pooler`,
+	const pooler = "no (SQLSTATE %s): a pooler in transaction mode is between. Let it carry prepared statements (PgBouncer: max_prepared_statements, from 1.21 on), or add default_query_exec_mode=exec to DATABASE_URL"
+	for _, test := range []struct {
+		err  error
+		want string
+	}{
+		{&pgconn.PgError{Code: "42P05", Message: "no"}, fmt.Sprintf(pooler, "42P05")}, // prepared twice in one session
+		{&pgconn.PgError{Code: "26000", Message: "no"}, fmt.Sprintf(pooler, "26000")}, // or in another one
+		{fmt.Errorf("wrapped: %w", &pgconn.PgError{Code: "42501", Message: "no"}), "no (SQLSTATE 42501)"},
+		{&pgconn.PgError{Code: "42703", Message: "no", Hint: "yes"}, "no (SQLSTATE 42703; hint: yes)"},
+		{fmt.Errorf("wrapped: %w", context.DeadlineExceeded), "the database did not answer in time"},
+		{fmt.Errorf("wrapped: %w", context.Canceled), "interrupted"},
+		{errors.New("one\n\ttwo"), "one two"},
 	} {
-		_, err := s.admin.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
-		if got := Explain(err, "DATABASE_URL"); !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "add default_query_exec_mode=exec to DATABASE_URL") {
-			t.Errorf("%s: got %q, want %s and what to do", sql, got, want)
+		if got := Explain(test.err, "DATABASE_URL"); got != test.want {
+			t.Errorf("Explain(%v):\ngot  %s\nwant %s", test.err, got, test.want)
 		}
 	}
 }

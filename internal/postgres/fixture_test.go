@@ -89,7 +89,12 @@ func acquired(t *testing.T, pool *pgxpool.Pool) *pgxpool.Conn {
 // exec runs SQL as a superuser.
 func (s *store) exec(t testing.TB, sql string, args ...any) {
 	t.Helper()
-	if _, err := s.admin.Exec(context.WithoutCancel(t.Context()), sql, args...); err != nil {
+	execute(t, s.admin, sql, args...)
+}
+
+func execute(t testing.TB, conn *pgx.Conn, sql string, args ...any) {
+	t.Helper()
+	if _, err := conn.Exec(context.WithoutCancel(t.Context()), sql, args...); err != nil {
 		t.Fatalf("%s: %v", sql, err)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"testing"
 	"time"
@@ -55,6 +54,19 @@ func TestTokensOfAPrincipal(t *testing.T) {
 	t.Parallel()
 	ctx, conn, name := t.Context(), pgtest.Connect(t, pgtest.Shared(t).Owner), fmt.Sprint("client-", pgtest.IDs(t))
 	budget := plant.Budget{Most: 500, Period: 90 * time.Minute}
+	create := func(expires time.Time, budget plant.Budget) func() (string, error) {
+		return func() (string, error) { return CreatePrincipal(ctx, conn, name, scopes, expires, budget) }
+	}
+	rotate := func(overlap time.Duration) func() (string, error) {
+		return func() (string, error) { return RotateToken(ctx, conn, name, overlap, time.Time{}) }
+	}
+	revoke := func() (string, error) {
+		n, err := RevokeTokens(ctx, conn, name)
+		if n != 1 {
+			t.Errorf("revoked %d tokens, want 1", n)
+		}
+		return "", err
+	}
 	tokens := map[string]bool{}
 	for _, step := range []struct {
 		name string
@@ -62,22 +74,14 @@ func TestTokensOfAPrincipal(t *testing.T) {
 		err  error
 		want []string
 	}{
-		{"create", func() (string, error) {
-			return CreatePrincipal(ctx, conn, name, scopes, time.Now().Add(48*time.Hour), budget)
-		}, nil, []string{"expires in 48h0m0s"}},
-		{"create again", func() (string, error) { return CreatePrincipal(ctx, conn, name, scopes, time.Time{}, budget) }, ErrPrincipalExists, []string{"expires in 48h0m0s"}},
-		{"rotate", func() (string, error) { return RotateToken(ctx, conn, name, 24*time.Hour, time.Time{}) }, nil, []string{"good", "expires in 24h0m0s"}},
-		{"a longer overlap", func() (string, error) { return RotateToken(ctx, conn, name, 36*time.Hour, time.Time{}) }, nil, []string{"good", "expires in 36h0m0s", "expires in 24h0m0s"}},
-		{"no overlap", func() (string, error) { return RotateToken(ctx, conn, name, 0, time.Time{}) }, nil, []string{"good", "revoked", "revoked", "revoked"}},
-		{"revoke", func() (string, error) {
-			n, err := RevokeTokens(ctx, conn, name)
-			if n != 1 {
-				t.Errorf("revoked %d tokens, want 1", n)
-			}
-			return "", err
-		}, nil, []string{"revoked", "revoked", "revoked", "revoked"}},
-		{"rotate after revoke", func() (string, error) { return RotateToken(ctx, conn, name, 0, time.Time{}) }, ErrNoToken, []string{"revoked", "revoked", "revoked", "revoked"}},
-		{"create after revoke", func() (string, error) { return CreatePrincipal(ctx, conn, name, scopes, time.Time{}, plant.Budget{}) }, nil, []string{"good", "revoked", "revoked", "revoked", "revoked"}},
+		{"create", create(time.Now().Add(48*time.Hour), budget), nil, []string{"expires in 48h0m0s"}},
+		{"create again", create(time.Time{}, budget), ErrPrincipalExists, []string{"expires in 48h0m0s"}},
+		{"rotate", rotate(24 * time.Hour), nil, []string{"good", "expires in 24h0m0s"}},
+		{"a longer overlap", rotate(36 * time.Hour), nil, []string{"good", "expires in 36h0m0s", "expires in 24h0m0s"}},
+		{"no overlap", rotate(0), nil, []string{"good", "revoked", "revoked", "revoked"}},
+		{"revoke", revoke, nil, []string{"revoked", "revoked", "revoked", "revoked"}},
+		{"rotate after revoke", rotate(0), ErrNoToken, []string{"revoked", "revoked", "revoked", "revoked"}},
+		{"create after revoke", create(time.Time{}, plant.Budget{}), nil, []string{"good", "revoked", "revoked", "revoked", "revoked"}},
 	} {
 		token, err := step.do()
 		if !errors.Is(err, step.err) {
@@ -134,12 +138,6 @@ func TestBudgets(t *testing.T) {
 	t.Parallel()
 	ctx, conn, name := t.Context(), pgtest.Connect(t, pgtest.New(t).Owner), "jwt:shop" // nobody else moves the version
 	hourly, daily := plant.Budget{Most: 5, Period: time.Hour}, plant.Budget{Most: 7, Period: 24 * time.Hour}
-	charge := func(plants int) {
-		t.Helper()
-		if _, err := conn.Exec(ctx, `SELECT plantstore.charge($1, $2, 100, '1h')`, name, plants); err != nil {
-			t.Fatal(err)
-		}
-	}
 	for _, step := range []struct {
 		name   string
 		do     func() error
@@ -160,7 +158,7 @@ func TestBudgets(t *testing.T) {
 		if (after == before) != (step.name == "reset") {
 			t.Errorf("%s: the tokens' version was %s and is %s", step.name, before, after)
 		}
-		charge(step.charge)
+		execute(t, conn, `SELECT plantstore.charge($1, $2, 100, '1h')`, name, step.charge)
 		if p := principalNamed(t, conn, name); p.Budget != step.budget || p.Used != step.used || len(p.Tokens) > 0 {
 			t.Errorf("%s: got budget %v, used %d, %d tokens; want %v, %d, none", step.name, p.Budget, p.Used, len(p.Tokens), step.budget, step.used)
 		}
@@ -168,20 +166,13 @@ func TestBudgets(t *testing.T) {
 }
 
 // A cutConn ends once the answer to a commit has come.
-type cutConn struct {
-	net.Conn
-	committing bool
-}
+type cutConn struct{ net.Conn }
 
-func (c *cutConn) Write(p []byte) (int, error) {
-	c.committing = c.committing || bytes.HasPrefix(p, []byte("Q\x00\x00\x00\x0bcommit"))
-	return c.Conn.Write(p)
-}
-
-func (c *cutConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	if c.committing {
-		return 0, io.ErrUnexpectedEOF
+func (c cutConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if bytes.HasPrefix(p, []byte("Q\x00\x00\x00\x0bcommit")) {
+		_, _ = c.Read(make([]byte, 1))
+		c.Close()
 	}
 	return n, err
 }
@@ -196,7 +187,7 @@ func TestALostAnswerToACommit(t *testing.T) {
 	dial := config.DialFunc
 	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)
-		return &cutConn{Conn: conn}, err
+		return cutConn{conn}, err
 	}
 	conn, err := pgx.ConnectConfig(t.Context(), config)
 	if err != nil {

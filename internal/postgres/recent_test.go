@@ -15,21 +15,26 @@ func TestWhoKeepsOutOfBatches(t *testing.T) {
 		plant plant.ID // 0: one that nobody asked for yet
 		times int
 		meaning
+		wait time.Duration
 	}
+	a := func(plant plant.ID, times int, m meaning) step { return step{plant: plant, times: times, meaning: m} }
 	for _, test := range []struct {
 		name             string
 		steps            []step // of principal a
 		same, next       route  // of the first step's plant, of another one of a
 		afterOne, toLast route  // of another plant of a, a second later; of the same plant just before it is forgotten
 	}{
-		{"a locked plant", []step{{1, 1, busy}}, onSoloPool, onBatchPool, inBatch, onSoloPool},
-		{"a refused plant", []step{{1, 1, referenced}}, onBatchPool, inBatch, inBatch, onBatchPool},
-		{"one refused plant, retried", []step{{1, 20, storeRule}}, onBatchPool, inBatch, inBatch, onBatchPool},
-		{"one in a hundred refused", []step{{0, 99, deleted}, {0, 1, referenced}, {0, 99, deleted}, {0, 1, referenced}}, inBatch, inBatch, inBatch, inBatch},
-		{"three of eight refused", []step{{0, 3, conflict}, {0, 5, deleted}}, onBatchPool, inBatch, inBatch, onBatchPool},
-		{"four of eight refused", []step{{0, 4, conflict}, {0, 4, missing}}, onBatchPool, onBatchPool, onBatchPool, onBatchPool},
-		{"four of nine refused", []step{{0, 4, conflict}, {0, 5, deleted}}, onBatchPool, inBatch, inBatch, onBatchPool},
-		{"lost connections", []step{{0, 20, lost}}, inBatch, inBatch, inBatch, inBatch},
+		{"a locked plant", []step{a(1, 1, busy)}, onSoloPool, onBatchPool, inBatch, onSoloPool},
+		{"a locked plant, retried", []step{a(1, 1, busy), {wait: defaults.outOfBatches}, a(1, 1, busy)}, onSoloPool, inBatch, inBatch, onSoloPool},
+		{"a refused plant", []step{a(1, 1, referenced)}, onBatchPool, inBatch, inBatch, onBatchPool},
+		{"one refused plant, retried", []step{a(1, 20, storeRule)}, onBatchPool, inBatch, inBatch, onBatchPool},
+		{"one in a hundred refused", []step{a(0, 99, deleted), a(0, 1, referenced), a(0, 99, deleted), a(0, 1, referenced)}, inBatch, inBatch, inBatch, inBatch},
+		{"three of eight refused", []step{a(0, 3, conflict), a(0, 5, deleted)}, onBatchPool, inBatch, inBatch, onBatchPool},
+		{"four of eight refused", []step{a(0, 4, conflict), a(0, 4, missing)}, onBatchPool, onBatchPool, onBatchPool, onBatchPool},
+		{"four of nine refused", []step{a(0, 4, conflict), a(0, 5, deleted)}, onBatchPool, inBatch, inBatch, onBatchPool},
+		{"four refused, and one of them gone since", []step{a(1, 1, conflict), a(0, 3, conflict), a(1, 8, missing)}, onBatchPool, onBatchPool, onBatchPool, onBatchPool},
+		{"slow batches", []step{a(1, 20, batchBusy)}, inBatch, inBatch, inBatch, inBatch},
+		{"lost connections", []step{a(0, 20, lost)}, inBatch, inBatch, inBatch, inBatch},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -48,6 +53,7 @@ func TestWhoKeepsOutOfBatches(t *testing.T) {
 						}
 						m.note(&d, s.meaning)
 					}
+					time.Sleep(s.wait)
 				}
 				check := func(what string, id plant.ID, principal string, want route) {
 					t.Helper()
@@ -71,69 +77,38 @@ func TestWhoKeepsOutOfBatches(t *testing.T) {
 	}
 }
 
-// A plant that is remembered harms no batch. Nothing that becomes of it changes what is known of
-// its principal.
-func TestARememberedPlantSaysNothingOfItsPrincipal(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		m := memory{limits: &defaults}
-		locked, other := plant.Deletion{Plant: 1, Principal: "a"}, plant.Deletion{Plant: 2, Principal: "a"}
-		m.note(&locked, busy)
-		time.Sleep(defaults.outOfBatches)
-		m.note(&locked, busy)
-		if got := m.route(&other); got != inBatch {
-			t.Errorf("another plant takes route %d a second after the first of two waits; want %d", got, inBatch)
-		}
-		for n := range plant.ID(4) {
-			m.note(&plant.Deletion{Plant: 3 + n, Principal: "a"}, conflict)
-		}
-		for range 8 {
-			m.note(&locked, missing)
-		}
-		if got := m.route(&other); got != onBatchPool {
-			t.Errorf("another plant takes route %d after four refusals of others; want %d", got, onBatchPool)
-		}
-	})
-}
-
 func TestRecent(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var r recent[int, string]
-		in := func(d time.Duration) time.Time { return time.Now().Add(d) }
-		check := func(key int, want string, wantOK bool) {
+		add := func(key int, value string, lasts time.Duration, wantLast string) {
 			t.Helper()
-			if got, ok := r.get(key); ok != wantOK || ok && got != want {
-				t.Errorf("get(%d) = %q, %t; want %q, %t", key, got, ok, want, wantOK)
+			if last := r.add(key, value, time.Now().Add(lasts)); last != wantLast {
+				t.Errorf("add(%d, %q): the last value is %q; want %q", key, value, last, wantLast)
 			}
 		}
-		check(1, "", false)
-		if last := r.add(1, "a", in(time.Minute)); last != "" {
-			t.Errorf("the last value is %q; want none", last)
+		check := func(key int, want string) { // "": none
+			t.Helper()
+			if got, ok := r.get(key); ok != (want != "") || ok && got != want {
+				t.Errorf("get(%d) = %q, %t; want %q", key, got, ok, want)
+			}
 		}
-		if last := r.add(1, "b", in(time.Second)); last != "a" {
-			t.Errorf("the last value is %q; want a", last)
-		}
+		check(1, "")
+		add(1, "a", time.Minute, "")
+		add(1, "b", time.Second, "a")
 		time.Sleep(time.Minute - 1)
-		check(1, "b", true)
+		check(1, "b") // for as long as a
 		time.Sleep(time.Nanosecond)
-		check(1, "", false)
-		if last := r.add(1, "c", in(time.Minute)); last != "b" {
-			t.Errorf("the last value is %q; want b, though its time is over", last)
+		check(1, "")
+		add(1, "c", time.Minute, "b") // although its time is over
+		for n := range maxRecent {
+			add(n+10, "many", time.Second, "")
 		}
-		for n := range maxRecent + 1 {
-			r.add(n+10, "many", in(time.Second/2))
-		}
-		check(1, "c", true)
-		check(maxRecent+9, "", false) // there was no room
-		r.add(1, "changed", in(time.Minute))
-		check(1, "changed", true)
-		time.Sleep(time.Second - 1)
-		r.add(maxRecent+9, "too early", in(time.Minute)) // nothing is removed twice in a second
-		check(maxRecent+9, "", false)
-		time.Sleep(time.Nanosecond)
-		r.add(2, "d", in(time.Minute))
-		check(2, "d", true)
+		check(maxRecent+9, "") // there was no room
+		add(1, "d", time.Minute, "c")
+		check(1, "d")
+		time.Sleep(time.Second)
+		add(2, "e", time.Minute, "")
 		if len(r.values) != 2 {
 			t.Errorf("%d are kept; want 2", len(r.values))
 		}

@@ -179,24 +179,6 @@ func TestAPrincipalLeavesConnectionsToOthers(t *testing.T) {
 	}
 }
 
-// role makes a role that ends with the test.
-func (s *store) role(t *testing.T, database pgtest.Database, options string) (name, url string) {
-	t.Helper()
-	name = strings.Replace(database.Name, "plantstore", "role", 1) + "_" + fmt.Sprint(s.first)
-	s.exec(t, `CREATE ROLE `+name+` LOGIN PASSWORD 'first' `+options)
-	t.Cleanup(func() {
-		conn, err := pgx.Connect(context.Background(), database.Super)
-		if err == nil {
-			_, err = conn.Exec(context.Background(), `DROP OWNED BY `+name+`; DROP ROLE `+name)
-			conn.Close(context.Background())
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	return name, as(t, database.App, name, "first")
-}
-
 // as is a URL for another role.
 func as(t *testing.T, database, role, password string) string {
 	t.Helper()
@@ -266,9 +248,11 @@ func TestARoleThatIsReplaced(t *testing.T) {
 	database := pgtest.New(t)
 	s := newStore(t, database)
 	id := s.plant(t, 2)
-	second, _ := s.role(t, database, `IN ROLE plantstore_app`)
-	first := second + "_old"
-	s.exec(t, `CREATE ROLE `+first+` LOGIN PASSWORD 'first' IN ROLE plantstore_app`)
+	first, second := database.Name+"_first", database.Name+"_second"
+	t.Cleanup(func() { s.exec(t, `DROP ROLE IF EXISTS `+first+`, `+second) })
+	for _, role := range []string{first, second} {
+		s.exec(t, `CREATE ROLE `+role+` LOGIN PASSWORD 'first' IN ROLE plantstore_app`)
+	}
 	file := filepath.Join(t.TempDir(), "url")
 	write := func(url string) {
 		t.Helper()

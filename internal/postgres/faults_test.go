@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,12 +31,11 @@ func TestEveryFault(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	setup := pgtest.Connect(t, database.Super)
-	if _, err := setup.Exec(t.Context(), `CREATE TABLE public.orders (plant bigint REFERENCES public.plants); CREATE INDEX ON public.orders (plant);
+	execute(t, setup, `CREATE TABLE public.orders (plant bigint REFERENCES public.plants); CREATE INDEX ON public.orders (plant);
+		ALTER TABLE public.plants ADD parent bigint REFERENCES public.plants ON DELETE CASCADE; CREATE INDEX ON public.plants (parent);
 		CREATE TABLE public.planted (id bigint); CREATE INDEX ON public.planted (id);
 		CREATE FUNCTION public.count_planted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.planted VALUES (NEW.id); RETURN NULL; END $$;
-		CREATE TRIGGER count_planted AFTER INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION public.count_planted()`); err != nil {
-		t.Fatal(err)
-	}
+		CREATE TRIGGER count_planted AFTER INSERT ON public.plants FOR EACH ROW EXECUTE FUNCTION public.count_planted()`)
 	var cases []faultCase
 	simulated(t, func(t *testing.T) {
 		s := newStage(t, database)
@@ -57,28 +55,25 @@ func TestEveryFault(t *testing.T) {
 		t.Fatalf("PLANTSTORE_TEST_EVERY_FAULT: %v, want a number from 1", err)
 	}
 	t.Logf("%d of %d cases", (len(cases)+step-1)/step, len(cases))
-	var taken atomic.Int64
-	var stages sync.WaitGroup
-	for n := range 8 {
-		stages.Go(func() {
-			t.Run(fmt.Sprint("stage ", n+1), func(t *testing.T) {
-				simulated(t, func(t *testing.T) {
-					s := newStage(t, database)
-					for i := taken.Add(1) - 1; int(i)*step < len(cases); i = taken.Add(1) - 1 {
-						c := cases[int(i)*step]
-						_, missed, lies := s.give(t, c.play, &c.breach)
-						if missed > 0 {
-							lies = append(lies, "the connection did not break")
-						}
-						for _, lie := range lies {
-							t.Errorf("%s, %s: %s", c.play.name, c.breach, lie)
-						}
+	const stages = 8 // that give plays at the same time
+	for n := range stages {
+		t.Run(fmt.Sprint("stage ", n+1), func(t *testing.T) {
+			t.Parallel()
+			simulated(t, func(t *testing.T) {
+				s := newStage(t, database)
+				for i := n * step; i < len(cases); i += stages * step {
+					c := cases[i]
+					_, missed, lies := s.give(t, c.play, &c.breach)
+					if missed > 0 {
+						lies = append(lies, "the connection did not break")
 					}
-				})
+					for _, lie := range lies {
+						t.Errorf("%s, broken by %+v: %s", c.play.name, c.breach, lie)
+					}
+				}
 			})
 		})
 	}
-	stages.Wait()
 }
 
 // A play is a request for the deletion of plants, with what precedes it. SQL has {id} for
@@ -102,6 +97,7 @@ func plays() []play {
 		there      = `INSERT INTO public.plants (id, name) VALUES ({first}, 'fern')`
 		three      = `INSERT INTO public.plants (id, name) SELECT i, 'fern' FROM generate_series({first}, {last}) i`
 		referenced = there + `; INSERT INTO public.orders VALUES ({first})`
+		child      = three + `; INSERT INTO public.plants (id, name, parent) VALUES (-{first}, 'child', {first})`
 		mixed      = there + `, ({first} + 1, 'fern'); INSERT INTO public.orders VALUES ({first} + 1)`
 		gone       = there + `; DELETE FROM public.plants WHERE id = {first}`
 	)
@@ -114,6 +110,7 @@ func plays() []play {
 		{name: "lone, on a new connection", before: there, preparing: true, want: []string{"deleted"}},
 		{name: "lone, with a budget", before: there, budget: true, want: []string{"deleted"}},
 		{name: "batch", before: three, want: []string{"deleted", "deleted", "deleted"}},
+		{name: "batch with a cascade", before: child, want: []string{"deleted", "deleted", "deleted"}},
 		{name: "batch of all kinds", before: mixed, keySent: true, want: []string{"deleted", "referenced orders", "no such plant"}},
 		{name: "replay", before: there, earlier: "deleted", keySent: true, want: []string{"replayed deleted"}},
 		{name: "replay after the plant came back", before: there, earlier: "deleted", after: there, keySent: true, want: []string{"replayed deleted"}},
@@ -143,20 +140,6 @@ type faultCase struct {
 	breach breach
 }
 
-func (b breach) String() string {
-	s := [...]string{"reset", "end", "silence", "held"}[b.way]
-	if b.way == byHolding {
-		s += fmt.Sprintf(" until %d exchanges later", b.late)
-		if b.late == afterAnswer {
-			s = "held until the client has its answer"
-		}
-	}
-	if b.within {
-		return fmt.Sprintf("%s within %s %d", s, b.direction, b.after)
-	}
-	return fmt.Sprintf("%s before %s %d", s, b.direction, b.after)
-}
-
 // casesOf lists the breaches of a play with so many messages.
 func casesOf(p play, messages [2]int) (cases []faultCase) {
 	for _, d := range []direction{toServer, toService} {
@@ -168,7 +151,6 @@ func casesOf(p play, messages [2]int) (cases []faultCase) {
 			add(breach{way: byReset})
 			add(breach{way: byEnd})
 			add(breach{way: bySilence})
-			add(breach{way: byEnd, within: true})
 			if d == toServer { // nobody is there for an answer that is late
 				for _, late := range []int{0, 1, 2, afterAnswer} {
 					add(breach{way: byHolding, late: late})
@@ -320,40 +302,13 @@ func (s *stage) request(t *testing.T, p play, ids []int64, name string, keySent 
 			d.Budget = plant.Budget{Most: 10, Period: time.Hour}
 		}
 		all.Go(func() {
-			r, err := plants.Delete(ctx, d)
-			if results[n] = outcomeOf(err); r.Replayed {
-				results[n] = "replayed " + results[n]
-			}
+			results[n] = inWords(plants.Delete(ctx, d))
 		})
 		synctest.Wait() // the batch has them in order
 	}
 	release()
 	all.Wait()
 	return results
-}
-
-// A plant that comes back between an attempt and the question why that found none is no
-// refusal: the deletion is tried again.
-func TestAPlantThatComesAndGoes(t *testing.T) {
-	t.Parallel()
-	database := pgtest.Shared(t)
-	simulated(t, func(t *testing.T) {
-		db, l := linked(t, database, simulable())
-		admin, id := pgtest.Connect(t, database.Super), pgtest.IDs(t)
-		l.arm(false)
-		for _, sql := range []string{`INSERT INTO public.plants (id, name) VALUES ($1, 'fern')`, `DELETE FROM public.plants WHERE id = $1`,
-			`INSERT INTO public.plants (id, name) VALUES ($1, 'fern')`} {
-			l.after = append(l.after, func() {
-				if _, err := admin.Exec(context.Background(), sql, id); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		r, err := db.Plants().Delete(t.Context(), plant.Deletion{Plant: plant.ID(id), Principal: "comes-and-goes", RequestID: "r", Key: "k", KeySent: true})
-		if err != nil || r.Replayed || r.Attempts != 3 {
-			t.Errorf("Delete: %+v, %v; want it deleted by the third attempt", r, err)
-		}
-	})
 }
 
 // A sight is what the database has of a plant and its key.

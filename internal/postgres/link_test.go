@@ -38,7 +38,6 @@ type link struct {
 	down      bool // nobody can connect
 	armed     bool
 	preparing bool        // what prepares a statement counts, too
-	after     []func()    // one runs each time an exchange has ended and the service has not met its answer
 	breaches  []breach    // those to come, one after the other
 	passed    [2]int      // messages since the last of them, by direction
 	exchanges int         // that ended since the last of them
@@ -61,19 +60,18 @@ func (d direction) String() string { return [...]string{"request", "answer"}[d] 
 type breach struct {
 	direction direction
 	after     int
-	within    bool // the next message arrives in part
 	way       way
 	late      int    // byHolding: the requests arrive when so many more exchanges have ended
 	then      func() // if set, runs when the server has met the breach and the service has not
 }
 
-type way int
+type way string
 
 const (
-	byReset   way = iota
-	byEnd         // what came before is still answered
-	bySilence     // neither side is told
-	byHolding     // likewise, but the requests arrive after all
+	byReset   way = "reset"
+	byEnd     way = "end"     // what came before is still answered
+	bySilence way = "silence" // neither side is told
+	byHolding way = "held"    // likewise, but the requests arrive after all
 )
 
 // afterAnswer is a breach.late: after the client has its answer.
@@ -201,13 +199,11 @@ func (c *linkConn) pass(d direction, b []byte) (n int, hit, ended bool) {
 			}
 			c.binds = c.binds || d == toServer && x == 'B'
 			if c.counts {
-				if c.hits(d, false) {
+				if c.hits(d) {
 					return at, true, ended
 				}
 				l.passed[d]++
 			}
-		} else if len(c.message[d]) == 1 && c.counts && c.hits(d, true) {
-			return at, true, ended
 		}
 		c.message[d] = append(c.message[d], x)
 		if c.complete(d) {
@@ -218,13 +214,9 @@ func (c *linkConn) pass(d direction, b []byte) (n int, hit, ended bool) {
 	return len(b), false, ended
 }
 
-func (c *linkConn) hits(d direction, within bool) bool {
+func (c *linkConn) hits(d direction) bool {
 	l := c.link
-	passed := l.passed[d]
-	if within {
-		passed-- // the message has begun
-	}
-	if len(l.breaches) == 0 || l.breaches[0].direction != d || l.breaches[0].within != within || l.breaches[0].after != passed {
+	if len(l.breaches) == 0 || l.breaches[0].direction != d || l.breaches[0].after != l.passed[d] {
 		return false
 	}
 	c.broken, l.breaches, l.passed, l.exchanges = &l.breaches[0], l.breaches[1:], [2]int{}, 0
@@ -294,12 +286,8 @@ func (c *linkConn) deliver() {
 func (l *link) deliverDue(exchangeEnded bool) {
 	l.mu.Lock()
 	var due []*linkConn
-	after := func() {}
 	if exchangeEnded {
 		l.exchanges++
-		if len(l.after) > 0 {
-			after, l.after = l.after[0], l.after[1:]
-		}
 	}
 	for _, c := range l.mute {
 		if c.broken.way == byHolding && c.broken.late == l.exchanges {
@@ -310,7 +298,6 @@ func (l *link) deliverDue(exchangeEnded bool) {
 	for _, c := range due {
 		c.deliver()
 	}
-	after()
 }
 
 func (c *linkConn) Write(b []byte) (int, error) {

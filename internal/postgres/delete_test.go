@@ -168,6 +168,38 @@ func TestOneKeyAtOnce(t *testing.T) {
 	}
 }
 
+// A batch of plants that go, were refused, are missing or take others along: each request
+// gets its own outcome.
+func TestABatchOfAllKinds(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, pgtest.New(t))
+	first := s.plant(t, 12)
+	s.exec(t, fmt.Sprintf(`ALTER TABLE public.plants ADD parent bigint REFERENCES public.plants ON DELETE CASCADE;
+		UPDATE public.plants SET parent = %d WHERE id = %d;
+		CREATE TABLE public.orders (plant bigint REFERENCES public.plants);
+		INSERT INTO public.orders VALUES (%d), (%d);
+		DELETE FROM public.plants WHERE id = %d`, first+6, first+11, first+3, first+8, first+5)) // 11 leaves with 6
+	var deletions []plant.Deletion
+	for n := range plant.ID(11) {
+		deletions = append(deletions, s.of(first+n, fmt.Sprint(n)))
+	}
+	for n, result := range s.together(deletions...) {
+		want := "deleted"
+		switch n {
+		case 3, 8:
+			want = "referenced, referenced orders"
+		case 5:
+			want = "deleted earlier"
+		}
+		if got := <-result; got != want {
+			t.Errorf("plant %d: %s; want %s", n, got, want)
+		}
+	}
+	if n := value[int](t, s, `SELECT count(DISTINCT transaction_id) FROM plantstore.deletions WHERE request_id IS NOT NULL`); n > 3 || s.lives(t, first+11) {
+		t.Errorf("the deletions are %d transactions; want 3, as the refusals name their plants, and 11 to leave with 6", n)
+	}
+}
+
 // A plant may have come back between an attempt that found none and the question why: the deletion
 // is tried again.
 func TestAPlantThatIsStillThere(t *testing.T) {

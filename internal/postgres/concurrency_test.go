@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -79,30 +78,6 @@ func hasty() *limits {
 	l := patient
 	l.margin = 2 * time.Hour
 	return &l
-}
-
-// An outage shorter than a request costs it time, in a batch and alone. A longer one ends it.
-func TestAnOutage(t *testing.T) {
-	t.Parallel()
-	s := newStore(t)
-	first := s.plant(t, 2)
-	simulated(t, func(t *testing.T) {
-		db, l := linked(t, pgtest.Shared(t), simulable())
-		s := s.on(db)
-		for n, budget := range []plant.Budget{{}, {Most: 1, Period: time.Hour}} {
-			d := s.of(first+plant.ID(n), "key")
-			d.Budget = budget
-			l.setDown(true)
-			db.reset()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			if _, err := s.Delete(ctx, d); !errors.Is(err, plant.ErrUnavailable) || !errors.Is(err, syscall.ECONNREFUSED) {
-				t.Errorf("plant %d, an outage that is longer: %v; want ErrUnavailable with its cause", n, err)
-			}
-			time.AfterFunc(time.Minute, func() { l.setDown(false) })
-			s.expect(t, d, "deleted")
-		}
-	})
 }
 
 // A primary that is demoted and promoted again: no connection from between is kept.

@@ -1,13 +1,11 @@
 package server
 
 import (
-	"errors"
 	"net"
 	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
@@ -106,53 +104,17 @@ func isTrusted(address string, proxies []netip.Prefix) bool {
 	return slices.ContainsFunc(proxies, func(p netip.Prefix) bool { return p.Contains(a.Unmap()) })
 }
 
-// limitListener limits the open connections of a listener. More wait to be accepted. Unlike
-// those of netutil.LimitListener, its connections have CloseWrite: without it, net/http
-// resets a connection after an answer to a request that it has not read to the end.
-func limitListener(l net.Listener, most int) net.Listener {
-	done := make(chan struct{})
-	return &limitedListener{l, make(chan struct{}, most), done, sync.OnceFunc(func() { close(done) })}
-}
-
-type limitedListener struct {
-	net.Listener
-	slots chan struct{}
-	done  <-chan struct{}
-	end   func()
-}
-
-func (l *limitedListener) Accept() (net.Conn, error) {
-	select {
-	case l.slots <- struct{}{}:
-	case <-l.done:
-		return nil, net.ErrClosed
+// limitConnections limits the open connections of a server. One more is accepted, and waits.
+// The connections of netutil.LimitListener hide CloseWrite: net/http would reset them after an
+// answer to a request that it has not read to the end.
+func limitConnections(s *http.Server, most int) {
+	slots := make(chan struct{}, most)
+	s.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			slots <- struct{}{}
+		case http.StateClosed:
+			<-slots
+		}
 	}
-	conn, err := l.Listener.Accept()
-	if err != nil {
-		<-l.slots
-		return nil, err
-	}
-	return &limitedConn{conn, sync.OnceFunc(func() { <-l.slots })}, nil
-}
-
-func (l *limitedListener) Close() error {
-	l.end()
-	return l.Listener.Close()
-}
-
-type limitedConn struct {
-	net.Conn
-	release func()
-}
-
-func (c *limitedConn) Close() error {
-	defer c.release()
-	return c.Conn.Close()
-}
-
-func (c *limitedConn) CloseWrite() error {
-	if tcp, ok := c.Conn.(*net.TCPConn); ok {
-		return tcp.CloseWrite()
-	}
-	return errors.ErrUnsupported
 }

@@ -169,7 +169,8 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 	failed, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	var group errgroup.Group
-	serve := func(srv *http.Server, l net.Listener) {
+	serve := func(srv *http.Server, l net.Listener, connections int) {
+		limitConnections(srv, connections)
 		group.Go(func() (err error) {
 			if srv.TLSConfig != nil {
 				err = srv.ServeTLS(l, "", "")
@@ -184,8 +185,8 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 			return err
 		})
 	}
-	serve(publicServer, limitListener(public, s.MaxConnections))
-	serve(adminServer, limitListener(admin, AdminConnections))
+	serve(publicServer, public, s.MaxConnections)
+	serve(adminServer, admin, AdminConnections)
 	group.Go(func() error {
 		s.watch(failed)
 		return nil

@@ -112,7 +112,11 @@ func (s *randomStore) add() {
 		}
 	}
 	all := append(s.tables, table)
-	for _, watched := range all[1:] {
+	changed := all[n:]
+	if back > 0 { // there may be other ways to all tables
+		changed = all[1:]
+	}
+	for _, watched := range changed {
 		if _, err := s.conn.Exec(s.t.Context(), `SELECT plantstore.watch($1::text::regclass)`, watched.name); err != nil {
 			execute(s.t, s.conn, `ROLLBACK`)
 			return

@@ -43,41 +43,38 @@ func TestEveryStatementThatFails(t *testing.T) {
 		CREATE INDEX ON pots (plant); CREATE INDEX ON pots (other); SELECT plantstore.watch('pots');
 		INSERT INTO plants (id, name) VALUES (1, 'p'), (2, 'p'); INSERT INTO pots VALUES (1, 1, NULL), (2, NULL, 2);
 		DELETE FROM plants WHERE id = 1; ALTER TABLE plants ADD note text; DELETE FROM plants WHERE id = 2`)
-	for name, do := range map[string]func(context.Context, *pgx.Conn) error{
-		"restore": func(ctx context.Context, conn *pgx.Conn) error {
-			done, err := ledger.Restore(ctx, conn, ledger.Selection{ByRole: "plantstore_owner"}, ledger.Options{DryRun: true})
-			if err == nil && (len(done.Plants) != 2 || len(done.Cascaded) != 2) {
-				t.Errorf("restored: got %+v, want two plants and what left with them", done)
+	restore := func(ctx context.Context, conn *pgx.Conn) error {
+		done, err := ledger.Restore(ctx, conn, ledger.Selection{ByRole: "plantstore_owner"}, ledger.Options{DryRun: true})
+		if err == nil && (len(done.Plants) != 2 || len(done.Cascaded) != 2) {
+			t.Errorf("restored: got %+v, want two plants and what left with them", done)
+		}
+		return err
+	}
+	script := func(ctx context.Context, conn *pgx.Conn) error {
+		return ledger.Script(ctx, conn, ledger.Selection{Plants: []int64{2}}, io.Discard)
+	}
+	purge := func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := ledger.Purge(ctx, conn, ledger.MinAge)
+		return err
+	}
+	f := &failure{}
+	var conn *pgx.Conn
+	for _, do := range []func(context.Context, *pgx.Conn) error{restore, script, purge} {
+		for f.at = 1; ; f.at++ {
+			if conn == nil || conn.IsClosed() { // as it is if the failure was in BEGIN
+				conn = connectWith(t, db.Owner, func(c *pgx.ConnConfig) { c.Tracer = f })
 			}
-			return err
-		},
-		"script": func(ctx context.Context, conn *pgx.Conn) error {
-			return ledger.Script(ctx, conn, ledger.Selection{Plants: []int64{2}}, io.Discard)
-		},
-		"purge": func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := ledger.Purge(ctx, conn, ledger.MinAge)
-			return err
-		},
-	} {
-		t.Run(name, func(t *testing.T) { // one after the other: they lock the same entries
-			f := &failure{}
-			var conn *pgx.Conn
-			for n := 1; ; n++ {
-				f.at, f.seen = n, 0
-				if conn == nil || conn.IsClosed() { // as it is if the failure was in BEGIN
-					conn = connectWith(t, db.Owner, func(c *pgx.ConnConfig) { c.Tracer = f })
+			f.seen = 0
+			err := do(t.Context(), conn)
+			if f.seen < f.at {
+				if err != nil || f.at == 1 {
+					t.Errorf("without a failure: got %v after %d statements, want none", err, f.seen)
 				}
-				err := do(t.Context(), conn)
-				if f.seen < n {
-					if err != nil || n == 1 {
-						t.Errorf("without a failure: got %v after %d statements, want none", err, f.seen)
-					}
-					return
-				}
-				if !errors.Is(err, context.Canceled) {
-					t.Errorf("got %v, want %v from statement %d: %s", err, context.Canceled, n, f.sql)
-				}
+				break
 			}
-		})
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("got %v, want %v from statement %d: %s", err, context.Canceled, f.at, f.sql)
+			}
+		}
 	}
 }

@@ -32,11 +32,8 @@ func TestRestoreAfterTheTableChanged(t *testing.T) {
 		notices      []string
 		want         string // the row after the restore, or after it was restored by hand
 	}{
-		{name: "unchanged", want: `(7,Fern,"2026-07-01 00:00:00+00",1.10,,5)`},
 		{name: "dropped", change: `DROP price, DROP sku`, refused: "column \"price\" of public.plants is gone\ncolumn \"sku\" of public.plants is gone", want: `(7,Fern,"2026-07-01 00:00:00+00",5)`},
-		{name: "renamed", change: `RENAME price TO cost`, refused: `column "price" of public.plants is gone`, want: `(7,Fern,"2026-07-01 00:00:00+00",,,5)`},
 		{name: "another type", change: `DROP height, ADD height text`, refused: `column "height" of public.plants is of type text today, it was integer`, want: `(7,Fern,"2026-07-01 00:00:00+00",1.10,,)`},
-		{name: "a type that does not take the value", change: `DROP price, ADD price int`, refused: `column "price" of public.plants is of type integer today, it was numeric`, want: `(7,Fern,"2026-07-01 00:00:00+00",,5,)`},
 		// By place, the values of price and height would change places.
 		{name: "in another order", change: `DROP price, DROP height; ALTER TABLE plants ADD height int, ADD price numeric`, want: `(7,Fern,"2026-07-01 00:00:00+00",,5,1.10)`},
 		{name: "another scale", change: `ALTER price TYPE numeric(5,1)`, refused: changed + `1.1,,5)`},
@@ -53,17 +50,9 @@ func TestRestoreAfterTheTableChanged(t *testing.T) {
 			continue
 		}
 		t.Run(test.name, func(t *testing.T) {
-			execute(t, owner, `
-				SET timezone = 'UTC';
-				DELETE FROM plants; DELETE FROM plantstore.deletions;
-				ALTER TABLE plants DROP IF EXISTS price, DROP IF EXISTS cost, DROP IF EXISTS twice, DROP IF EXISTS sku, DROP IF EXISTS height,
-					DROP IF EXISTS stock, DROP IF EXISTS note, DROP IF EXISTS serial;
-				ALTER TABLE plants ADD price numeric, ADD sku text, ADD height int;
-				INSERT INTO plants VALUES (7, 'Fern', '2026-07-01Z', 1.10, NULL, 5);
-				DELETE FROM plants`)
-			if test.change != "" {
-				execute(t, owner, `ALTER TABLE plants `+test.change)
-			}
+			replacePlants(t, owner, `SET timezone = 'UTC'; CREATE TABLE plants (id bigint PRIMARY KEY, name text, created_at timestamptz, price numeric, sku text, height int);
+				INSERT INTO plants VALUES (7, 'Fern', '2026-07-01Z', 1.10, NULL, 5)`)
+			execute(t, owner, `DELETE FROM plants; ALTER TABLE plants `+test.change)
 			done, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{7}}, ledger.Options{})
 			if test.refused != "" {
 				if diff := cmp.Diff(test.refused, strings.Join(reasons(t, err), "\n")); diff != "" {

@@ -16,6 +16,7 @@ import (
 
 	"plantstore/internal/pgtest"
 	"plantstore/internal/plant"
+	"plantstore/internal/readme"
 )
 
 // Each meaning has a row, and what its row needs. A meaning is named by its number in errors.go.
@@ -111,6 +112,22 @@ func TestClassify(t *testing.T) {
 	}
 	if got := classify(errors.New("EOF")); got != lost {
 		t.Errorf("no error of the server: got %v, want %v", got, lost)
+	}
+}
+
+func TestManualHasTheReasons(t *testing.T) {
+	t.Parallel()
+	var want, got []string
+	for _, row := range meanings {
+		if row.word != "" {
+			want = append(want, row.word)
+		}
+	}
+	for _, row := range readme.Table(t, "deploy/docs/metrics.md", "reason") {
+		got = append(got, row[0])
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("the reasons in deploy/docs/metrics.md are %q; want %q", got, want)
 	}
 }
 

@@ -104,7 +104,7 @@ func TestLossesHaveEachTable(t *testing.T) {
 		}
 		_, down, _ := strings.Cut(string(text), "-- +goose Down")
 		if losses[m.Version] == "" && strings.Contains(down, "DROP TABLE") {
-			t.Errorf("%s: its Down drops a table, and losses has no query for that", m.Name)
+			t.Errorf("%s: its Down drops a table, and losses in migrate.go has no query for that", m.Name)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"reflect"
 	"testing"
 	"time"
 
@@ -50,7 +51,10 @@ func TestEveryMetricCounts(t *testing.T) {
 			start["plantstore_attempts_failed_total "+row.word] = 0
 		}
 	}
-	check("at the start", start)
+	shown := check("at the start", start)
+	if want := reflect.TypeFor[metrics]().NumField() + 2; len(shown) != want {
+		t.Errorf("Collect shows %d metrics; want %d: each field of metrics, the pools' and the tokens' own", len(shown), want)
+	}
 
 	id := s.plant(t, 2)
 	s.exec(t, `CREATE TABLE public.orders (plant bigint REFERENCES public.plants)`)

@@ -2,7 +2,6 @@ package auth
 
 import (
 	"crypto/ecdsa"
-	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
@@ -12,6 +11,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,9 +26,9 @@ import (
 	"plantstore/internal/readme"
 )
 
-func newTestVerifier(p *authtest.Provider) *Verifier {
-	return newVerifier(Issuer{URL: p.URL, Audiences: []string{authtest.Audience}, Claim: "sub"}, time.Minute,
-		&keyring{fetch: (&source{provider: p}).fetch, log: slog.New(slog.DiscardHandler)})
+// verifierOf accepts the JWTs of a provider.
+func verifierOf(p *authtest.Provider) *Verifier {
+	return newTestVerifier(&source{provider: p}, Issuer{URL: p.URL, Audiences: []string{authtest.Audience}, Claim: "sub"})
 }
 
 func TestGoodJWTs(t *testing.T) {
@@ -87,7 +87,7 @@ func TestGoodJWTs(t *testing.T) {
 			if tt.scopes == nil {
 				tt.scopes = []string{ScopeDelete}
 			}
-			got, err := newTestVerifier(p).Authenticate(t.Context(), p.Sign(t, p.Claims("shop", tt.claims), tt.headers))
+			got, err := verifierOf(p).Authenticate(t.Context(), p.Sign(t, p.Claims("shop", tt.claims), tt.headers))
 			if err != nil || got.Name != JWTPrefix+tt.subject || !slices.Equal(got.Scopes, tt.scopes) {
 				t.Errorf("principal %q with scopes %q, %v; want %q with %q", got.Name, got.Scopes, err, JWTPrefix+tt.subject, tt.scopes)
 			}
@@ -95,7 +95,8 @@ func TestGoodJWTs(t *testing.T) {
 	}
 }
 
-// The last key signs well, so what is wrong is what the name says.
+// The last key signs well, so what is wrong is what the name says. The error says it, too, for
+// the log.
 func TestBadJWTs(t *testing.T) {
 	t.Parallel()
 	p := authtest.New(t)
@@ -109,17 +110,9 @@ func TestBadJWTs(t *testing.T) {
 		t.Fatal(err)
 	}
 	publicPEM := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: published})
-	_, foreign, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, goodEd, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	goodKey := jose.JSONWebKey{Key: goodEd, KeyID: "known", Algorithm: string(jose.EdDSA)}
+	goodKey := authtest.NewKey(t, "known")
 	p.Use(goodKey)
-	v := newTestVerifier(p)
+	v := verifierOf(p)
 
 	part := func(v any) string {
 		b, err := json.Marshal(v)
@@ -129,7 +122,11 @@ func TestBadJWTs(t *testing.T) {
 		return base64.RawURLEncoding.EncodeToString(b)
 	}
 	claims := p.Claims("shop", nil)
-	with := func(claims, headers map[string]any) string { return p.Sign(t, p.Claims("shop", claims), headers) }
+	with := func(claims, headers map[string]any) string { // without those that are nil
+		all := p.Claims("shop", claims)
+		maps.DeleteFunc(all, func(_ string, value any) bool { return value == nil })
+		return p.Sign(t, all, headers)
+	}
 	good := p.Token(t, "shop")
 	header, rest, _ := strings.Cut(good, ".")
 	payload, signature, _ := strings.Cut(rest, ".")
@@ -139,49 +136,55 @@ func TestBadJWTs(t *testing.T) {
 	}
 	twice := strings.Replace(string(decoded), `{`, `{"scope":"plants:read",`, 1)
 
-	for name, token := range map[string]string{
-		"alg none":                    part(map[string]string{"alg": "none", "typ": "JWT"}) + "." + payload + ".",
-		"alg none, with a signature":  part(map[string]string{"alg": "none", "typ": "JWT", "kid": "known"}) + "." + payload + "." + signature,
-		"HS256 with the public key":   authtest.SignWith(t, jose.JSONWebKey{Key: publicPEM, KeyID: "rsa", Algorithm: string(jose.HS256)}, claims, nil),
-		"RS512":                       authtest.SignWith(t, jose.JSONWebKey{Key: rsaKey, KeyID: "rsa", Algorithm: string(jose.RS512)}, claims, nil),
-		"PS256":                       authtest.SignWith(t, jose.JSONWebKey{Key: rsaKey, KeyID: "rsa", Algorithm: string(jose.PS256)}, claims, nil),
-		"other issuer":                with(map[string]any{"iss": "https://other.example"}, nil),
-		"issuer with a slash":         with(map[string]any{"iss": p.URL + "/"}, nil),
-		"no issuer":                   with(map[string]any{"iss": nil}, nil),
-		"other audience":              with(map[string]any{"aud": "https://other.example"}, nil),
-		"no audience":                 with(map[string]any{"aud": nil}, nil),
-		"audience in another case":    with(map[string]any{"aud": strings.ToUpper(authtest.Audience)}, nil),
-		"typ of an identity":          with(nil, map[string]any{"typ": "id+jwt"}),
-		"typ is no text":              with(nil, map[string]any{"typ": 1}),
-		"expired":                     with(map[string]any{"exp": time.Now().Add(-leeway - time.Second).Unix()}, nil),
-		"never expires":               with(map[string]any{"exp": nil}, nil),
-		"exp is a text":               with(map[string]any{"exp": "tomorrow"}, nil),
-		"not yet":                     with(map[string]any{"nbf": time.Now().Add(time.Hour).Unix()}, nil),
-		"issued in the future":        with(map[string]any{"iat": time.Now().Add(time.Hour).Unix()}, nil),
-		"cut in its signature":        good[:len(good)-10],
-		"without its signature":       header + "." + payload + ".",
-		"signature of something else": header + "." + part(p.Claims("owner", nil)) + "." + signature,
-		"foreign key, known kid":      authtest.SignWith(t, jose.JSONWebKey{Key: foreign, KeyID: "known", Algorithm: string(jose.EdDSA)}, claims, nil),
-		"key in the header: jwk":      with(nil, map[string]any{"jwk": goodKey.Public()}),
-		"key in the header: jku":      with(nil, map[string]any{"jku": p.URL + "/keys"}),
-		"key in the header: x5u":      with(nil, map[string]any{"x5u": "https://other.example/cert"}),
-		"critical header":             with(nil, map[string]any{"crit": []string{"exp"}, "exp": 1}),
-		"critical header b64":         with(nil, map[string]any{"crit": []string{"b64"}, "b64": true}),
-		"two scopes claims":           with(map[string]any{"scp": []string{"plants:read"}}, nil),
-		"two scopes claims, reversed": with(map[string]any{"scope": "plants:read", "scp": []string{"plants:delete"}}, nil),
-		"scope twice":                 authtest.SignWith(t, goodKey, []byte(twice), nil),
-		"scope is a number":           with(map[string]any{"scope": 1}, nil),
-		"sub empty":                   with(map[string]any{"sub": ""}, nil),
-		"no sub":                      with(map[string]any{"sub": nil}, nil),
-		"sub is a number":             with(map[string]any{"sub": 7}, nil),
-		"sub of 256 bytes":            with(map[string]any{"sub": strings.Repeat("s", 256)}, nil),
-		"sub with a control":          with(map[string]any{"sub": "shop\nroot"}, nil),
-		"sub of other letters":        with(map[string]any{"sub": "b\u00fcro\u202e"}, nil),
-		"claims are a list":           authtest.SignWith(t, goodKey, []byte(`[]`), nil),
-		"nothing":                     "..",
+	const wantAud = `want aud ["https://plants.example"], got `
+	for _, tt := range []struct{ name, token, cause string }{
+		{"alg none", part(map[string]string{"alg": "none", "typ": "JWT"}) + "." + payload + ".", ""},
+		{"alg none, with a signature", part(map[string]string{"alg": "none", "typ": "JWT", "kid": "known"}) + "." + payload + "." + signature, ""},
+		{"HS256 with the public key", authtest.SignWith(t, jose.JSONWebKey{Key: publicPEM, KeyID: "rsa", Algorithm: string(jose.HS256)}, claims, nil), `want alg RS256, ES256 or EdDSA, got "HS256"`},
+		{"RS512", authtest.SignWith(t, jose.JSONWebKey{Key: rsaKey, KeyID: "rsa", Algorithm: string(jose.RS512)}, claims, nil), ""},
+		{"PS256", authtest.SignWith(t, jose.JSONWebKey{Key: rsaKey, KeyID: "rsa", Algorithm: string(jose.PS256)}, claims, nil), ""},
+		{"other issuer", with(map[string]any{"iss": "https://other.example"}, nil), `want iss "` + p.URL + `", got "https://other.example"`},
+		{"issuer with a slash", with(map[string]any{"iss": p.URL + "/"}, nil), ""},
+		{"no issuer", with(map[string]any{"iss": nil}, nil), ""},
+		{"other audience", with(map[string]any{"aud": "https://other.example"}, nil), ""},
+		{"no audience", with(map[string]any{"aud": nil}, nil), wantAud + `none`},
+		{"audience in another case", with(map[string]any{"aud": strings.ToUpper(authtest.Audience)}, nil), ""},
+		{"typ of an identity", with(nil, map[string]any{"typ": "id+jwt"}), `want typ at+jwt, JWT or none, got "id+jwt"`},
+		{"typ is no text", with(nil, map[string]any{"typ": 1}), ""},
+		{"expired", with(map[string]any{"exp": time.Now().Add(-leeway - time.Second).Unix()}, nil), "nbf none, iat "},
+		{"never expires", with(map[string]any{"exp": nil}, nil), `want exp, got none`},
+		{"exp is a text", with(map[string]any{"exp": "tomorrow"}, nil), ""},
+		{"not yet", with(map[string]any{"nbf": time.Now().Add(time.Hour).Unix()}, nil), ""},
+		{"issued in the future", with(map[string]any{"iat": time.Now().Add(time.Hour).Unix()}, nil), ""},
+		{"cut in its signature", good[:len(good)-10], ""},
+		{"without its signature", header + "." + payload + ".", ""},
+		{"signature of something else", header + "." + part(p.Claims("owner", nil)) + "." + signature, ""},
+		{"foreign key, known kid", authtest.SignWith(t, authtest.NewKey(t, "known"), claims, nil), `want a signature with the issuer's key "known", got another`},
+		{"key in the header: jwk", with(nil, map[string]any{"jwk": goodKey.Public()}), ""},
+		{"key in the header: jku", with(nil, map[string]any{"jku": p.URL + "/keys"}), ""},
+		{"key in the header: x5u", with(nil, map[string]any{"x5u": "https://other.example/cert"}), ""},
+		{"critical header", with(nil, map[string]any{"crit": []string{"exp"}, "exp": 1}), ""},
+		{"critical header b64", with(nil, map[string]any{"crit": []string{"b64"}, "b64": true}), ""},
+		{"two scopes claims", with(map[string]any{"scp": []string{"plants:read"}}, nil), `want scope and scp to agree, got "plants:delete" and ["plants:read"]`},
+		{"two scopes claims, reversed", with(map[string]any{"scope": "plants:read", "scp": []string{"plants:delete"}}, nil), ""},
+		{"scope twice", authtest.SignWith(t, goodKey, []byte(twice), nil), ""},
+		{"scope is a number", with(map[string]any{"scope": 1}, nil), `want a text or a list as scope, got 1`},
+		{"sub empty", with(map[string]any{"sub": ""}, nil), `want 1 to 255 printable ASCII characters as sub, got ""`},
+		{"no sub", with(map[string]any{"sub": nil}, nil), ""},
+		{"sub is a number", with(map[string]any{"sub": 7}, nil), `its claims can't be read: json: cannot unmarshal number`},
+		{"sub of 256 bytes", with(map[string]any{"sub": strings.Repeat("s", 256)}, nil), ""},
+		{"sub with a control", with(map[string]any{"sub": "shop\nroot"}, nil), ""},
+		{"sub of other letters", with(map[string]any{"sub": "b\u00fcro\u202e"}, nil), ""},
+		{"claims are a list", authtest.SignWith(t, goodKey, []byte(`[]`), nil), ""},
+		{"nothing", "..", ""},
+		{"other audiences", with(map[string]any{"aud": []string{"a", "b"}}, nil), wantAud + `["a","b"]`},
+		{"a long audience", with(map[string]any{"aud": strings.Repeat("a", 300)}, nil), wantAud + `"` + strings.Repeat("a", 199) + `...`},
+		{"a token as its audience", with(map[string]any{"aud": good}, nil), wantAud + `a token`},
+		{"identity token of Amazon Cognito", with(map[string]any{"token_use": "id"}, nil), `want token_use access or none, got "id"`},
 	} {
-		if got, err := v.Authenticate(t.Context(), token); !errors.Is(err, ErrInvalidToken) || got.Name != "" {
-			t.Errorf("%s: principal %q, %v; want none and ErrInvalidToken", name, got.Name, err)
+		got, err := v.Authenticate(t.Context(), tt.token)
+		if !errors.Is(err, ErrInvalidToken) || got.Name != "" || !strings.Contains(err.Error(), tt.cause) || HasToken(err.Error()) {
+			t.Errorf("%s: principal %q, %v; want none, and ErrInvalidToken with %q and no token", tt.name, got.Name, err, tt.cause)
 		}
 	}
 	if _, err := v.Authenticate(t.Context(), good); err != nil {
@@ -226,8 +229,7 @@ func TestJWTsOfProviders(t *testing.T) {
 	}
 	for _, row := range rows {
 		token := tokens[row[0]]
-		v := newVerifier(Issuer{URL: row[1], Audiences: []string{"another", "plantstore"}, AudienceClaim: row[2], ScopeClaim: row[3], Scope: row[4], Claim: row[5]},
-			time.Minute, &keyring{fetch: (&source{provider: p}).fetch, log: slog.New(slog.DiscardHandler)})
+		v := newTestVerifier(&source{provider: p}, Issuer{URL: row[1], Audiences: []string{"another", "plantstore"}, AudienceClaim: row[2], ScopeClaim: row[3], Scope: row[4], Claim: row[5]})
 		got, err := v.Authenticate(t.Context(), p.Sign(t, token.claims, map[string]any{"typ": token.typ}))
 		if err != nil || got.Name != JWTPrefix+token.principal || !got.Has(ScopeDelete) {
 			t.Errorf("%s: principal %q with scopes %q, %v; want %q with %s", row[0], got.Name, got.Scopes, err, JWTPrefix+token.principal, ScopeDelete)
@@ -239,50 +241,11 @@ func TestJWTsOfProviders(t *testing.T) {
 func TestScopeOfAnotherName(t *testing.T) {
 	t.Parallel()
 	p := authtest.New(t)
-	v := newVerifier(Issuer{URL: p.URL, Audiences: []string{authtest.Audience}, Claim: "sub", ScopeClaim: "roles", Scope: "ours/plants:delete"}, time.Minute,
-		&keyring{fetch: (&source{provider: p}).fetch, log: slog.New(slog.DiscardHandler)})
+	v := newTestVerifier(&source{provider: p}, Issuer{URL: p.URL, Audiences: []string{authtest.Audience}, Claim: "sub", ScopeClaim: "roles", Scope: "ours/plants:delete"})
 	for roles, want := range map[string]bool{"ours/plants:delete": true, "plants:delete": false, "theirs/plants:delete": false, "": false} {
 		got, err := v.Authenticate(t.Context(), p.Sign(t, p.Claims("shop", map[string]any{"roles": []string{roles}, "scope": "ours/plants:delete"}), nil))
 		if err != nil || got.Has(ScopeDelete) != want {
 			t.Errorf("roles %q: scopes %q, %v; want the scope to delete: %v", roles, got.Scopes, err, want)
-		}
-	}
-}
-
-func TestCauseSaysWhatCame(t *testing.T) {
-	t.Parallel()
-	p := authtest.New(t)
-	v := newTestVerifier(p)
-	_, foreign, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	with := func(name string, value any) string {
-		return p.Sign(t, p.Claims("shop", map[string]any{name: value}), nil)
-	}
-	good := p.Token(t, "shop")
-	without := p.Claims("shop", nil)
-	delete(without, "aud")
-	for token, want := range map[string]string{
-		with("iss", "https://other.example"):  `want iss "` + p.URL + `", got "https://other.example"`,
-		p.Sign(t, without, nil):               `want aud ["https://plants.example"], got none`,
-		with("aud", []string{"a", "b"}):       `want aud ["https://plants.example"], got ["a","b"]`,
-		with("aud", strings.Repeat("a", 300)): `want aud ["https://plants.example"], got "` + strings.Repeat("a", 199) + `...`,
-		with("aud", good):                     `want aud ["https://plants.example"], got a token`,
-		with("token_use", "id"):               `want token_use access or none, got "id"`,
-		with("exp", nil):                      `want exp, got none`,
-		with("exp", 1000000000):               `got exp 1000000000, nbf none, iat `,
-		with("sub", ""):                       `want 1 to 255 printable ASCII characters as sub, got ""`,
-		with("sub", 7):                        `its claims can't be read: json: cannot unmarshal number`,
-		with("scope", 7):                      `want a text or a list as scope, got 7`,
-		with("scp", "a b"):                    `want scope and scp to agree, got "plants:delete" and "a b"`,
-		p.Sign(t, p.Claims("shop", nil), map[string]any{"typ": "id+jwt"}):                                                              `want typ at+jwt, JWT or none, got "id+jwt"`,
-		authtest.SignWith(t, jose.JSONWebKey{Key: foreign, KeyID: "first", Algorithm: string(jose.EdDSA)}, p.Claims("shop", nil), nil): `want a signature with the issuer's key "first", got another`,
-		authtest.SignWith(t, jose.JSONWebKey{Key: make([]byte, 32), Algorithm: string(jose.HS256)}, p.Claims("shop", nil), nil):        `want alg RS256, ES256 or EdDSA, got "HS256"`,
-	} {
-		_, err := v.Authenticate(t.Context(), token)
-		if !errors.Is(err, ErrInvalidToken) || !strings.Contains(err.Error(), want) || HasToken(err.Error()) {
-			t.Errorf("got %v, want ErrInvalidToken with %s and no token", err, want)
 		}
 	}
 }

@@ -54,14 +54,20 @@ func New(t testing.TB) *Provider {
 // Stop makes the provider unreachable.
 func (p *Provider) Stop() { p.server.Close() }
 
-// Rotate adds a key, with which the provider signs from now on.
-func (p *Provider) Rotate(t testing.TB, kid string) {
+// NewKey makes a key that signs with EdDSA.
+func NewKey(t testing.TB, kid string) jose.JSONWebKey {
 	t.Helper()
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Use(jose.JSONWebKey{Key: key, KeyID: kid, Algorithm: string(jose.EdDSA), Use: "sig"})
+	return jose.JSONWebKey{Key: key, KeyID: kid, Algorithm: string(jose.EdDSA), Use: "sig"}
+}
+
+// Rotate adds a key, with which the provider signs from now on.
+func (p *Provider) Rotate(t testing.TB, kid string) {
+	t.Helper()
+	p.Use(NewKey(t, kid))
 }
 
 // Use adds a key of the test, which signs from now on.

@@ -90,27 +90,15 @@ func TestMetricsAreThereFromTheStart(t *testing.T) {
 			}
 		}
 	}
-	for _, a := range catalogue {
-		if want := fmt.Sprintf(`error="%d"`, a.code); !slices.ContainsFunc(samples(t, s, "plantstore_http_requests_total"), func(line string) bool { return strings.Contains(line, want) }) {
-			t.Errorf("no request with %s", want)
-		}
-	}
 }
 
 // The last two buckets tell a request that took all of its timeout from longer ones.
 func TestBucketsReachTheTimeout(t *testing.T) {
 	t.Parallel()
-	for timeout, want := range map[time.Duration][]float64{
-		10 * time.Second: {5, 10, 11},
-		45 * time.Second: {30, 45, 46},
-		10 * time.Minute: {300, 600, 601},
-	} {
+	for timeout, want := range map[time.Duration]string{10 * time.Second: "[0.0001 5 10 11]", 45 * time.Second: "[0.0001 30 45 46]", 10 * time.Minute: "[0.0001 300 600 601]"} {
 		got := buckets(timeout)
-		if got[0] != .0001 {
-			t.Errorf("buckets(%s) begin with %v, want 0.0001", timeout, got[0])
-		}
-		if diff := cmp.Diff(want, got[len(got)-3:]); diff != "" {
-			t.Errorf("the last buckets(%s) (-want +got):\n%s", timeout, diff)
+		if ends := fmt.Sprint(append(got[:1], got[len(got)-3:]...)); ends != want {
+			t.Errorf("the first and the last three buckets(%s) are %s, want %s", timeout, ends, want)
 		}
 	}
 }

@@ -43,20 +43,6 @@ func TestOpenAPIIsValid(t *testing.T) {
 	}
 }
 
-// Some generators make one type of all headers of one name.
-func TestOpenAPIHasOneDefinitionOfAHeader(t *testing.T) {
-	t.Parallel()
-	refs := make(map[string]string)
-	for status, response := range deletion().Responses.Map() {
-		for name, header := range response.Value.Headers {
-			if before, ok := refs[name]; ok && (before != header.Ref || header.Ref == "") {
-				t.Errorf("%s: header %s is %q, and %q in another answer; want one component for both", status, name, header.Ref, before)
-			}
-			refs[name] = header.Ref
-		}
-	}
-}
-
 func TestOpenAPIHasTheRoutes(t *testing.T) {
 	t.Parallel()
 	for path, item := range published().Paths.Map() {

@@ -158,6 +158,19 @@ func TestTLS(t *testing.T) {
 		if err := tls.Client(s.public.dial(t), trust).HandshakeContext(t.Context()); err == nil {
 			t.Error("a client connected with TLS 1.1, want 1.2 at least")
 		}
+		// One connection of HTTP/2 can't hold the memory of hundreds of requests.
+		trust.MaxVersion, trust.NextProtos = 0, []string{"h2"}
+		conn := tls.Client(s.public.dial(t), trust)
+		if _, err := io.WriteString(conn, http2.ClientPreface+"\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
+			t.Fatal(err)
+		}
+		frame, err := http2.NewFramer(conn, conn).ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := frame.(*http2.SettingsFrame).Value(http2.SettingMaxConcurrentStreams); got != maxStreams {
+			t.Errorf("the server allows %d requests at a time on a connection, want %d", got, maxStreams)
+		}
 		if a := send(t, s.public.dial(t), request{method: "GET", target: "/docs"}); a.status != http.StatusBadRequest {
 			t.Errorf("plain HTTP: %d, want 400", a.status)
 		}
@@ -234,7 +247,6 @@ func TestLoadCertificateErrors(t *testing.T) {
 		"no certificate": {files{"/nonexistent/cert.pem", "/nonexistent/key.pem"}, "the certificate for TLS can't be read: open /nonexistent/cert.pem: no such file or directory"},
 		"no key":         {files{newFiles(t, good).cert, "/nonexistent/key.pem"}, "the key for TLS can't be read: open /nonexistent/key.pem: no such file or directory"},
 		"wrong key":      {newFiles(t, pemPair{good.cert, other.key}), " are not a certificate and its key: tls: private key does not match public key"},
-		"empty":          {newFiles(t, pemPair{}), " are not a certificate and its key: tls: failed to find any PEM data in certificate input"},
 		"no PEM":         {newFiles(t, pemPair{[]byte("x"), good.key}), " are not a certificate and its key: tls: failed to find any PEM data in certificate input"},
 		"expired":        {newFiles(t, newPair(t, time.Now().Add(-time.Minute))), ": renew it"},
 		"not yet":        {newFiles(t, newPair(t, late)), " is not valid before " + late.Add(-48*time.Hour).UTC().Format(time.RFC3339)},
@@ -244,27 +256,4 @@ func TestLoadCertificateErrors(t *testing.T) {
 			t.Errorf("%s: %v, want one line that ends with %q", name, err, tt.want)
 		}
 	}
-}
-
-// One connection of HTTP/2 can't hold the memory of hundreds of requests.
-func TestStreamsOfAConnectionAreBounded(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := testConfig()
-		_, trust := withTLS(t, &c)
-		trust.NextProtos = []string{"h2"}
-		s := run(t, c)
-		conn := tls.Client(s.public.dial(t), trust)
-		if _, err := io.WriteString(conn, http2.ClientPreface+"\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
-			t.Fatal(err)
-		}
-		frame, err := http2.NewFramer(conn, conn).ReadFrame()
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, _ := frame.(*http2.SettingsFrame).Value(http2.SettingMaxConcurrentStreams)
-		if got != maxStreams {
-			t.Errorf("the server allows %d requests at a time on a connection, want %d", got, maxStreams)
-		}
-	})
 }

@@ -53,7 +53,7 @@ func TestADeletionThatEndsWhileItIsLocked(t *testing.T) {
 	short, cancel := context.WithTimeout(t.Context(), l.margin)
 	defer cancel()
 	if _, err := s.Delete(short, s.of(id, "key")); !errors.Is(err, plant.ErrBusy) || !s.lives(t, id) {
-		t.Errorf("a deletion without time for an answer: %v, and the plant is there: %t; want ErrBusy, and that it is", err, s.lives(t, id))
+		t.Fatalf("a deletion without time for an answer: %v, and the plant is there: %t; want ErrBusy, and that it is", err, s.lives(t, id))
 	}
 	pid, release := holder(t, pgtest.Shared(t), `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, int64(id))
 	ctx, end := context.WithTimeout(t.Context(), 90*time.Minute)

@@ -168,8 +168,8 @@ func TestOneKeyAtOnce(t *testing.T) {
 	}
 }
 
-// A batch of plants that go, were refused, are missing or take others along: each request
-// gets its own outcome.
+// A batch of plants that go, were refused, are missing or take others along: each request gets its
+// own outcome. Two requests for a plant are never in one batch: both would be told that they deleted it.
 func TestABatchOfAllKinds(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, pgtest.New(t))
@@ -183,16 +183,17 @@ func TestABatchOfAllKinds(t *testing.T) {
 	for n := range plant.ID(11) {
 		deletions = append(deletions, s.of(first+n, fmt.Sprint(n)))
 	}
+	deletions = append(deletions, s.of(first, "again"))
 	for n, result := range s.together(deletions...) {
 		want := "deleted"
 		switch n {
 		case 3, 8:
 			want = "referenced, referenced orders"
-		case 5:
+		case 5, 11:
 			want = "deleted earlier"
 		}
 		if got := <-result; got != want {
-			t.Errorf("plant %d: %s; want %s", n, got, want)
+			t.Errorf("deletion %d: %s; want %s", n, got, want)
 		}
 	}
 	if n := value[int](t, s, `SELECT count(DISTINCT transaction_id) FROM plantstore.deletions WHERE request_id IS NOT NULL`); n > 3 || s.lives(t, first+11) {
@@ -286,17 +287,6 @@ func TestABatchWithALockedPlant(t *testing.T) {
 		if got := s.memory.route(&c.Deletion); got != c.want {
 			t.Errorf("%s takes route %d next; want %d", what, got, c.want)
 		}
-	}
-}
-
-// Two requests for a plant are never in one batch: both would be told that they deleted it.
-func TestOnePlantAtOnce(t *testing.T) {
-	t.Parallel()
-	s := newStore(t)
-	id := s.plant(t, 1)
-	results := s.together(s.of(id, "1"), s.of(id, "2"))
-	if one, two := <-results[0], <-results[1]; one != "deleted" || two != "deleted earlier" {
-		t.Errorf("%s and %s; want deleted and deleted earlier", one, two)
 	}
 }
 

@@ -19,30 +19,46 @@ import (
 	"plantstore/internal/readme"
 )
 
-// Each meaning has a row, and what its row needs. A meaning is named by its number in errors.go.
+// Each meaning has a row, and what its row needs.
 func TestEveryMeaningHasARow(t *testing.T) {
 	t.Parallel()
-	words := make(map[string]meaning)
-	for n, row := range meanings {
-		m := meaning(n)
+	_, constants, _ := strings.Cut(source(t, "errors.go"), "\ntype meaning int\n\nconst (")
+	constants, _, _ = strings.Cut(constants, "numMeanings")
+	names := regexp.MustCompile(`\n\t(\w+)`).FindAllStringSubmatch(constants, -1)
+	if len(names) != numMeanings {
+		t.Fatalf("errors.go has the meanings %q; want %d", names, numMeanings)
+	}
+	words := make(map[string]string)
+	for m, row := range meanings {
+		name := names[m][1]
 		if row.next == 0 {
-			t.Errorf("meaning %d has no row", m)
+			t.Errorf("%s has no row in meanings", name)
 			continue
 		}
-		if wantsWord := m != deleted && m != missing && m != overloaded; (row.word != "") != wantsWord {
-			t.Errorf("meaning %d: the word is %q; want one: %t", m, row.word, wantsWord)
+		if wantsWord := meaning(m) != deleted && meaning(m) != missing && meaning(m) != overloaded; (row.word != "") != wantsWord {
+			t.Errorf("%s: the word is %q; want one: %t", name, row.word, wantsWord)
 		}
 		if other, ok := words[row.word]; ok && row.word != "" {
-			t.Errorf("meanings %d and %d have one word, %q", other, m, row.word)
+			t.Errorf("%s has the word of %s: %q", name, other, row.word)
 		}
-		words[row.word] = m
+		words[row.word] = name
 		if wantsErr := row.next == retry || row.next == giveUp; (row.err != nil) != wantsErr {
-			t.Errorf("meaning %d: the error is %v; want one: %t", m, row.err, wantsErr)
+			t.Errorf("%s: the error is %v; want one: %t", name, row.err, wantsErr)
 		}
 		if wantsRefusal := row.next == refuse || row.next == resolve; (row.refusal != 0) != wantsRefusal {
-			t.Errorf("meaning %d: the refusal is %d; want one: %t", m, row.refusal, wantsRefusal)
+			t.Errorf("%s: the refusal is %d; want one: %t", name, row.refusal, wantsRefusal)
 		}
 	}
+}
+
+// source returns a file of the package.
+func source(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // The codes that plantstore.resolve records are those that have an error.
@@ -134,16 +150,9 @@ func TestManualHasTheReasons(t *testing.T) {
 // Each SQLSTATE and class that errors.go names has a case in TestClassify.
 func TestEverySQLSTATEHasACase(t *testing.T) {
 	t.Parallel()
-	read := func(name string) string {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(text)
-	}
-	_, cases, _ := strings.Cut(read("errors_test.go"), "\nfunc TestClassify(")
+	_, cases, _ := strings.Cut(source(t, "errors_test.go"), "\nfunc TestClassify(")
 	cases, _, _ = strings.Cut(cases, "\n}\n")
-	found := regexp.MustCompile(`(?:(\w+) += )?"([0-9A-Z]{5}|[0-9A-Z]{2})"`).FindAllStringSubmatch(read("errors.go"), -1)
+	found := regexp.MustCompile(`(?:(\w+) += )?"([0-9A-Z]{5}|[0-9A-Z]{2})"`).FindAllStringSubmatch(source(t, "errors.go"), -1)
 	if len(found) == 0 {
 		t.Fatal("errors.go names no SQLSTATE")
 	}

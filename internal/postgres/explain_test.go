@@ -56,10 +56,8 @@ func TestCheckURL(t *testing.T) {
 		"secret":                                          unreadable,
 		"postgres://u@h/d?secret":                         unreadable,
 
-		"postgres://h/d?gssencmode=disable":       unsupported("gssencmode"),
-		"host=h keepalives_idle=5":                unsupported("keepalives_idle"),
-		"host=h load_balance_hosts=random":        unsupported("load_balance_hosts"),
-		"host=h ssl_min_protocol_version=TLSv1.2": unsupported("ssl_min_protocol_version"),
+		"postgres://h/d?gssencmode=disable": unsupported("gssencmode"),
+		"host=h keepalives_idle=5":          unsupported("keepalives_idle"),
 
 		`"postgres://u:secret@h/d?sslmode=disable"`:       noName,
 		"DATABASE_URL=postgres://u:secret@h/d?sslmode=on": noName,

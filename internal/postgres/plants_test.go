@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -46,22 +47,27 @@ func TestOverload(t *testing.T) {
 	})
 }
 
-// A principal with a budget is not stopped by a plant that others want, too.
+// A principal with a budget has one attempt at a time, and none is under way while a deletion waits
+// for its plant.
 func TestABudgetIsFreeWhileAPlantIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := offline()
 		p.usedUp.add("a", time.Now().Add(time.Hour), time.Now().Add(time.Hour)) // which is answered from memory
-		if err := p.onePlant.take(t.Context(), 1, 1); err != nil {
+		if err := errors.Join(p.onePlant.take(t.Context(), 1, 1), p.oneBudget.take(t.Context(), "b", 1)); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		for id, want := range map[plant.ID]string{1: plant.ErrBusy.Error(), 2: "over budget"} {
+		for _, test := range []struct {
+			id        plant.ID
+			principal string
+			want      string
+		}{{1, "a", plant.ErrBusy.Error()}, {2, "a", "over budget"}, {3, "b", plant.ErrBusy.Error()}} {
 			go func() {
-				d := plant.Deletion{Plant: id, Principal: "a", Budget: plant.Budget{Most: 1, Period: time.Hour}}
-				if got := inWords(p.Delete(ctx, d)); got != want {
-					t.Errorf("plant %d: %s; want %s", id, got, want)
+				d := plant.Deletion{Plant: test.id, Principal: test.principal, Budget: plant.Budget{Most: 1, Period: time.Hour}}
+				if got := inWords(p.Delete(ctx, d)); got != test.want {
+					t.Errorf("plant %d: %s; want %s", test.id, got, test.want)
 				}
 			}()
 			synctest.Wait()

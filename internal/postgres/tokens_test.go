@@ -232,7 +232,7 @@ func TestTokensComeFromAPrimary(t *testing.T) {
 	if err != nil || rows.RowsAffected() != 0 {
 		t.Errorf("the standby returns %d rows of tokens, %v; want none", rows.RowsAffected(), err)
 	}
-	either := fmt.Sprintf("host=%s,%s user=plantstore_app dbname=plantstore", onStandby.Config().Host, owner.Config().Host)
+	either := fmt.Sprintf("host=%s,%s port=%d user=plantstore_app dbname=plantstore", onStandby.Config().Host, owner.Config().Host, owner.Config().Port)
 	if err := opened(t, Config{URL: either}).Tokens().poll(t.Context()); err != nil {
 		t.Errorf("a poll of either server: %v; want that of the primary", err)
 	}

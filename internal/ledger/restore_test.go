@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -146,35 +147,69 @@ func TestRestoreFiresTriggers(t *testing.T) {
 	}
 }
 
-func TestRestoreTakenIDs(t *testing.T) {
+// A restore finds the deletions that are meant, and names those that can't be undone.
+func TestSelections(t *testing.T) {
 	t.Parallel()
-	owner, id := pgtest.Connect(t, pgtest.Shared(t).Owner), pgtest.IDs(t)
-	execute(t, owner, fmt.Sprintf(`
-		INSERT INTO plants (id, name) SELECT i, 'old' FROM generate_series(%[1]d, %[1]d + 2) i;
-		DELETE FROM plants WHERE id BETWEEN %[1]d AND %[1]d + 2;
-		INSERT INTO plants (id, name) VALUES (%[1]d + 1, 'new')`, id))
-	all := ledger.Selection{IDs: entries(t, owner, id, id+2)}
-	plants := func() string {
-		return value[string](t, owner, `SELECT coalesce(string_agg(id - $1 || name, ' ' ORDER BY id), '') FROM plants WHERE id BETWEEN $1 AND $1 + 2`, id)
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	execute(t, owner, `INSERT INTO plants (id, name) SELECT i, 'p' || i FROM generate_series(1, 7) i`)
+	for plant := range int64(3) {
+		deleteAs(t, owner, plant+1, "script")
 	}
-	_, err := ledger.Restore(t.Context(), owner, all, ledger.Options{})
-	if got := reasons(t, err); len(got) != 1 || !strings.HasPrefix(got[0], fmt.Sprintf(`plant %d "old" (deletion %d, deleted by role plantstore_owner at `, id+1, all.IDs[1])) || !strings.HasSuffix(got[0], "): its id is taken") {
-		t.Errorf("reasons: got %q", got)
+	since := value[time.Time](t, owner, `SELECT deleted_at FROM plantstore.deletions WHERE id = 2`)
+	until := value[time.Time](t, owner, `SELECT clock_timestamp()`)
+	deleteAs(t, owner, 4, "script")
+	deleteAs(t, owner, 5, "another")
+	execute(t, owner, `INSERT INTO plants (id, name) VALUES (3, 'back')`)
+	deleteAs(t, owner, 3, "script-2") // entry 6
+	execute(t, owner, `DELETE FROM plants WHERE id = 6; DELETE FROM plants WHERE id = 7; INSERT INTO plants (id, name) VALUES (7, 'new'); SELECT plantstore.resolve(8, 'script', 'r', 'k', 40401)`)
+	restore(t, owner, ledger.Selection{IDs: []int64{1}}, ledger.Options{})
+	const left = `SELECT string_agg(id || name, ' ' ORDER BY id) FROM plants`
+	before := value[string](t, owner, left)
+	type plants = []int64
+	for _, test := range []struct {
+		name          string
+		selection     ledger.Selection
+		options       ledger.Options
+		refused       []string
+		plants, taken plants
+		deletedAgain  int
+	}{
+		{name: "of a principal and a period", selection: ledger.Selection{By: "script", Since: since, Until: until}, plants: plants{2}, deletedAgain: 1},
+		{name: "of a role that has the principal's name", selection: ledger.Selection{ByRole: "script", Since: since}},
+		{name: "an id that is taken", selection: ledger.Selection{Plants: plants{6, 7}}, refused: []string{`plant 7 "p7" (deletion 8, deleted by role plantstore_owner at TIME): its id is taken`}},
+		{name: "an id that is taken, skipped", selection: ledger.Selection{Plants: plants{6, 7}}, options: ledger.Options{SkipExisting: true}, plants: plants{6}, taken: plants{7}},
+		{name: "nothing but taken ids", selection: ledger.Selection{Plants: plants{7}}, options: ledger.Options{SkipExisting: true}, taken: plants{7}},
+		{name: "what can't be undone", selection: ledger.Selection{IDs: []int64{1, 3, 6, 9, 1 << 62}, Plants: plants{1, 99}}, options: ledger.Options{SkipExisting: true, FireTriggers: true}, refused: []string{
+			"plant 1: the ledger has no deletion of it left to restore", "plant 99: the ledger has no deletion of it left to restore",
+			`plant 1 "p1" (deletion 1, deleted by script at TIME) was restored by plantstore_owner at TIME`, "deletions 3 and 6 are of the same plant 3: restore one of them",
+			"entry 9 is a refusal: nothing was deleted", "there is no deletion 4611686018427387904 in the ledger"}},
+	} {
+		test.options.DryRun = true
+		done, err := ledger.Restore(t.Context(), owner, test.selection, test.options)
+		var refused []string
+		if err != nil {
+			done = ledger.Restored{}
+			for _, r := range reasons(t, err) {
+				refused = append(refused, regexp.MustCompile(`20[-0-9]+T[:0-9]+Z`).ReplaceAllString(r, "TIME"))
+			}
+		}
+		if diff := cmp.Diff(test.refused, refused); diff != "" {
+			t.Errorf("%s: refused (-want +got):\n%s", test.name, diff)
+		}
+		if !slices.Equal(plantsOf(done.Plants), test.plants) || !slices.Equal(plantsOf(done.Taken), test.taken) || done.DeletedAgain != test.deletedAgain {
+			t.Errorf("%s: got %+v, want plants %v, taken %v and %d that were deleted again", test.name, done, test.plants, test.taken, test.deletedAgain)
+		}
 	}
-	skip := ledger.Options{SkipExisting: true, DryRun: true}
-	done := restore(t, owner, all, skip)
-	if got := plants(); len(done.Plants) != 2 || len(done.Taken) != 1 || got != "1new" {
-		t.Errorf("dry run: got %+v and plants %s, want two plants restored, one taken, and nothing changed", done, got)
+	if after := value[string](t, owner, left); after != before {
+		t.Errorf("plants after dry runs: got %s, want %s", after, before)
 	}
-	skip.DryRun = false
-	restore(t, owner, all, skip)
-	if got, want := plants(), "0old 1new 2old"; got != want {
-		t.Errorf("plants: got %s, want %s", got, want)
+}
+
+func plantsOf(deletions []ledger.Deletion) (ids []int64) {
+	for _, d := range deletions {
+		ids = append(ids, d.PlantID)
 	}
-	done = restore(t, owner, ledger.Selection{Plants: []int64{id + 1}}, skip)
-	if len(done.Plants) != 0 || len(done.Taken) != 1 {
-		t.Errorf("nothing but taken: got %+v", done)
-	}
+	return ids
 }
 
 // A restore waits for a transaction that is under way, and then either restores all plants or
@@ -216,61 +251,6 @@ func TestRestoreThatWaits(t *testing.T) {
 				t.Errorf("the other plant and its mark: got %d, want neither", n)
 			}
 		})
-	}
-}
-
-func TestRestoreRefusesEntries(t *testing.T) {
-	t.Parallel()
-	owner, id := pgtest.Connect(t, pgtest.Shared(t).Owner), pgtest.IDs(t)
-	execute(t, owner, fmt.Sprintf(`
-		INSERT INTO plants (id, name) VALUES (%[1]d, 'a'), (%[1]d + 1, 'b'); DELETE FROM plants WHERE id IN (%[1]d, %[1]d + 1);
-		INSERT INTO plants (id, name) VALUES (%[1]d + 1, 'b'); DELETE FROM plants WHERE id = %[1]d + 1;
-		SELECT plantstore.resolve(%[1]d + 2, 'shop', 'r', 'k', 40401)`, id))
-	ids := entries(t, owner, id, id+2)
-	restore(t, owner, ledger.Selection{IDs: ids[:1]}, ledger.Options{})
-	_, err := ledger.Restore(t.Context(), owner, ledger.Selection{IDs: append(slices.Clone(ids), 1<<62), Plants: []int64{id, id + 3}}, ledger.Options{SkipExisting: true, FireTriggers: true})
-	got := strings.Join(reasons(t, err), "\n")
-	for _, want := range []string{
-		fmt.Sprintf("plant %d: the ledger has no deletion of it left to restore\nplant %d: the ledger has", id, id+3),
-		fmt.Sprintf("plant %d \"a\" (deletion %d, deleted by role plantstore_owner at ", id, ids[0]), ") was restored by plantstore_owner at 20",
-		fmt.Sprintf("deletions %d and %d are of the same plant %d: restore one of them", ids[1], ids[2], id+1),
-		fmt.Sprintf("entry %d is a refusal: nothing was deleted", ids[3]),
-		"there is no deletion 4611686018427387904 in the ledger",
-	} {
-		if !strings.Contains(got, want) {
-			t.Errorf("got %s\nwant in it: %s", got, want)
-		}
-	}
-	if n := len(reasons(t, err)); n != 6 {
-		t.Errorf("reasons: got %d, want 6:\n%s", n, got)
-	}
-}
-
-func TestRestoreByCriteria(t *testing.T) {
-	t.Parallel()
-	owner, id := pgtest.Connect(t, pgtest.Shared(t).Owner), pgtest.IDs(t)
-	script := fmt.Sprint("script-", id)
-	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) SELECT i, 'p' FROM generate_series(%[1]d, %[1]d + 4) i`, id))
-	for i := range int64(3) {
-		deleteAs(t, owner, id+i, script)
-	}
-	since := value[time.Time](t, owner, `SELECT deleted_at FROM plantstore.deletions WHERE plant_id = $1`, id+1)
-	until := value[time.Time](t, owner, `SELECT clock_timestamp()`)
-	deleteAs(t, owner, id+3, script)
-	deleteAs(t, owner, id+4, "another")
-	// Plant 2 comes back, and its deletion by another is meant.
-	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%d + 2, 'p')`, id))
-	deleteAs(t, owner, id+2, "another-"+script)
-
-	if done := restore(t, owner, ledger.Selection{ByRole: script, Since: since}, ledger.Options{}); len(done.Plants) != 0 {
-		t.Errorf("by a role: got %+v, want nothing", done)
-	}
-	done := restore(t, owner, ledger.Selection{By: script, Since: since, Until: until}, ledger.Options{})
-	if len(done.Plants) != 1 || done.Plants[0].PlantID != id+1 || done.DeletedAgain != 1 {
-		t.Errorf("got %+v, want plant %d restored and one that was deleted again", done, id+1)
-	}
-	if got, want := done.Plants[0].By(), script; got != want {
-		t.Errorf("deleted by: got %s, want %s", got, want)
 	}
 }
 

@@ -85,12 +85,6 @@ func list(t *testing.T, conn *pgx.Conn, f ledger.Filter) (all []ledger.Deletion)
 	return all
 }
 
-// entries returns the ids of the ledger's entries of a range of plants, oldest first.
-func entries(t *testing.T, conn *pgx.Conn, first, last int64) []int64 {
-	t.Helper()
-	return value[[]int64](t, conn, `SELECT array_agg(id ORDER BY id) FROM plantstore.deletions WHERE plant_id BETWEEN $1 AND $2`, first, last)
-}
-
 func restore(t *testing.T, conn *pgx.Conn, s ledger.Selection, o ledger.Options) ledger.Restored {
 	t.Helper()
 	done, err := ledger.Restore(t.Context(), conn, s, o)

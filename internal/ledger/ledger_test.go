@@ -3,7 +3,6 @@ package ledger_test
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -16,62 +15,53 @@ import (
 
 func TestListAndGet(t *testing.T) {
 	t.Parallel()
-	owner, id := pgtest.Connect(t, pgtest.Shared(t).Owner), pgtest.IDs(t)
-	shop, role := fmt.Sprint("shop-", id), fmt.Sprint("clerk_", id)
-	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name, created_at) SELECT i, 'Fern "' || i - %[1]d || '"', '2026-07-01Z' FROM generate_series(%[1]d, %[1]d + 4) i`, id))
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	execute(t, owner, `INSERT INTO plants (id, name, created_at) SELECT i, 'Fern "' || i || '"', '2026-07-01Z' FROM generate_series(11, 14) i`)
 	for i := range int64(3) {
-		deleteAs(t, owner, id+i, shop)
+		deleteAs(t, owner, 11+i, "shop")
 	}
-	execute(t, owner, fmt.Sprintf(`
-		DELETE FROM plants WHERE id = %[1]d + 3;
-		UPDATE plantstore.deletions SET deleted_by = '%[2]s' WHERE plant_id = %[1]d + 3;
-		SELECT plantstore.resolve(%[1]d + 9, '%[3]s', 'r', 'k', 40401)`, id, role, shop))
-	ids := entries(t, owner, id, id+9)
-	at := func(i int) time.Time {
-		return value[time.Time](t, owner, `SELECT deleted_at FROM plantstore.deletions WHERE id = $1`, ids[i])
+	execute(t, owner, `DELETE FROM plants; SELECT plantstore.resolve(19, 'shop', 'r', 'k', 40401)`)
+	at := func(entry int) time.Time {
+		return value[time.Time](t, owner, `SELECT deleted_at FROM plantstore.deletions WHERE id = $1`, entry)
 	}
-	plant := id + 1
+	plant := int64(12)
 	for name, test := range map[string]struct {
 		filter ledger.Filter
-		want   []int // places in ids
+		want   []int64
 	}{
-		"principal":       {ledger.Filter{By: shop}, []int{2, 1, 0}},
-		"role":            {ledger.Filter{ByRole: role}, []int{3}},
-		"not a role":      {ledger.Filter{ByRole: shop}, nil},
-		"not a principal": {ledger.Filter{By: role}, nil},
-		"plant":           {ledger.Filter{Plant: &plant}, []int{1}},
-		"request":         {ledger.Filter{Request: fmt.Sprint("r-", id+2)}, []int{2}},
-		"refusals":        {ledger.Filter{By: shop, Refusals: true}, []int{4, 2, 1, 0}},
-		"a period":        {ledger.Filter{By: shop, Since: at(1), Until: at(2)}, []int{1}},
-		"pages":           {ledger.Filter{By: shop, Limit: 1, Before: ids[2]}, []int{1}},
+		"principal":       {ledger.Filter{By: "shop"}, []int64{3, 2, 1}},
+		"role":            {ledger.Filter{ByRole: "plantstore_owner"}, []int64{4}},
+		"not a role":      {ledger.Filter{ByRole: "shop"}, nil},
+		"not a principal": {ledger.Filter{By: "plantstore_owner"}, nil},
+		"plant":           {ledger.Filter{Plant: &plant}, []int64{2}},
+		"request":         {ledger.Filter{Request: "r-13"}, []int64{3}},
+		"refusals":        {ledger.Filter{By: "shop", Refusals: true}, []int64{5, 3, 2, 1}},
+		"a period":        {ledger.Filter{Since: at(2), Until: at(3)}, []int64{2}},
+		"pages":           {ledger.Filter{Limit: 1, Before: 3}, []int64{2}},
 	} {
-		var got, want []int64
+		var got []int64
 		for _, d := range list(t, owner, test.filter) {
 			got = append(got, d.ID)
 		}
-		for _, i := range test.want {
-			want = append(want, ids[i])
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: got %v, want %v", name, got, want)
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%s: got %v, want %v", name, got, test.want)
 		}
 	}
 
-	got, err := ledger.Get(t.Context(), owner, ids[1])
+	got, err := ledger.Get(t.Context(), owner, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	request, key := fmt.Sprint("r-", plant), fmt.Sprint("k-", plant)
-	literal := fmt.Sprintf(`(%d,"Fern ""1""","2026-07-01 00:00:00+00")`, plant)
+	request, key, literal := "r-12", "k-12", `(12,"Fern ""12""","2026-07-01 00:00:00+00")`
 	want := ledger.Deletion{
-		ID: ids[1], PlantID: plant, DeletedAt: at(1).UTC(), DeletedBy: shop, RequestID: &request, IdempotencyKey: &key, TransactionID: got.TransactionID,
-		Plant:   json.RawMessage(fmt.Sprintf(`{"id":%d,"name":"Fern \"1\"","created_at":"2026-07-01T00:00:00+00:00"}`, plant)),
-		Literal: &literal, Types: []string{"bigint", "text", "timestamp with time zone"}, Name: `Fern "1"`,
+		ID: 2, PlantID: 12, DeletedAt: at(2).UTC(), DeletedBy: "shop", RequestID: &request, IdempotencyKey: &key, TransactionID: got.TransactionID,
+		Plant:   json.RawMessage(`{"id":12,"name":"Fern \"12\"","created_at":"2026-07-01T00:00:00+00:00"}`),
+		Literal: &literal, Types: []string{"bigint", "text", "timestamp with time zone"}, Name: `Fern "12"`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" || got.TransactionID == 0 {
 		t.Errorf("Get (-want +got):\n%s", diff)
 	}
-	if got, want := got.String(), fmt.Sprintf(`plant %d "Fern \"1\"" (deletion %d, deleted by %s at %s)`, plant, ids[1], shop, want.DeletedAt.Format(time.RFC3339)); got != want {
+	if got, want := got.String(), `plant 12 "Fern \"12\"" (deletion 2, deleted by shop at `+want.DeletedAt.Format(time.RFC3339)+")"; got != want {
 		t.Errorf("String: got %s, want %s", got, want)
 	}
 	if _, err := ledger.Get(t.Context(), owner, 1<<62); !errors.Is(err, ledger.ErrNotFound) {

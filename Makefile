@@ -52,13 +52,13 @@ up: ## Start the service and PostgreSQL in containers, see deploy/docs/install.m
 	@PLANTSTORE_COMMIT=$(COMMIT) \
 		$(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) up -d --build
 
-test: ## Run the tests on a real Postgres; TESTS says which, as in TESTS='-race -run TestRefusals ./internal/postgres'
+test: ## Run the tests on a real Postgres; TESTS says which, as in TESTS='-race -run TestRefusalsAreFinal ./internal/postgres'
 	@deploy/postgres/ensure.sh pgbouncer
 	@go run ./internal/pgtest/run go test -timeout 30m $(or $(TESTS),./...)
 
 nightly: ## What takes long: every fault, the alerts in a real Prometheus, the page in a browser, generated clients, sabotage, a large row, chaos
-	PLANTSTORE_TEST_EVERY_FAULT=1 $(MAKE) test TESTS='-run TestEveryFault ./internal/postgres'
-	$(MAKE) test TESTS='-tags slow -run "TestCheckerCatchesSabotage|TestALargeRow" ./cmd/chaos ./internal/ledger'
+	PLANTSTORE_TEST_EVERY_FAULT=1 $(MAKE) test TESTS='-run TestEveryConnectionFault ./internal/postgres'
+	$(MAKE) test TESTS='-tags slow -run "TestCheckerCatchesSabotage|TestLargeRowIsRestored" ./cmd/chaos ./internal/ledger'
 	.ci/alerts-check
 	.ci/docs-check
 	.ci/clients-check

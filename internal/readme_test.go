@@ -43,7 +43,7 @@ func anchors(text string) map[string]bool {
 	return all
 }
 
-func TestLinksLeadSomewhere(t *testing.T) {
+func TestLinksOfManualsResolve(t *testing.T) {
 	t.Parallel()
 	all := readme.Manuals(t)
 	linked := map[string]bool{"README.md": true}
@@ -71,7 +71,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 }
 
 // Code is named as "`this` in [file](file)", or in a table with the file in the next cell.
-func TestNamedCodeIsInItsFile(t *testing.T) {
+func TestManualsNameCodeInItsFile(t *testing.T) {
 	t.Parallel()
 	place := regexp.MustCompile("(`\\w+`(?:, `\\w+`)*)(?: in | \\| )\\[[^]]+\\]\\(([^)#]+)\\)")
 	named := 0
@@ -94,7 +94,7 @@ func TestNamedCodeIsInItsFile(t *testing.T) {
 	}
 }
 
-func TestNamedTargetsExist(t *testing.T) {
+func TestManualsNameExistingMakeTargets(t *testing.T) {
 	t.Parallel()
 	makefile := readme.Read(t, "Makefile")
 	target := regexp.MustCompile(`\bmake ([a-z]+)\b`)

@@ -23,7 +23,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
 // Each file says which lock it takes on public.plants, in both directions.
-func TestLocksAreAsTheFilesSay(t *testing.T) {
+func TestMigrationsTakeTheLocksTheyName(t *testing.T) {
 	t.Parallel()
 	order := []string{"none", "ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE"}
 	before18 := lines(t, pgtest.Connect(t, pgtest.Shared(t).Super), `SELECT current_setting('server_version_num')::int < 180000`)[0] == "t"
@@ -74,7 +74,7 @@ func TestLocksAreAsTheFilesSay(t *testing.T) {
 	}
 }
 
-func TestUnfitTables(t *testing.T) {
+func TestUnfitTablesAreNamed(t *testing.T) {
 	t.Parallel()
 	conn := pgtest.Connect(t, pgtest.Shared(t).Super)
 	unfit := lines(t, conn, `SELECT prosrc FROM pg_proc WHERE oid = 'plantstore.unfit'::regproc`)[0]
@@ -185,7 +185,7 @@ func TestRightsOfTheService(t *testing.T) {
 // deletionFields is what a record says, without times.
 const deletionFields = `SELECT format('%s by %s, request %s, key %s', plant_id, deleted_by, coalesce(request_id, '-'), coalesce(idempotency_key, '-')) FROM plantstore.deletions ORDER BY id`
 
-func TestWhoIsRecorded(t *testing.T) {
+func TestLedgerRecordsPrincipalOrRole(t *testing.T) {
 	t.Parallel()
 	const stranger = "pg_signal_backend" // any role without rights
 	db := pgtest.New(t)
@@ -247,7 +247,7 @@ func TestWhoIsRecorded(t *testing.T) {
 	}
 }
 
-func TestResolve(t *testing.T) {
+func TestResolveReturnsOutcomes(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Shared(t)
 	// The role's own limits are for a service, not for a test on a busy machine.
@@ -361,7 +361,7 @@ func TestResolveBesideManyRefusals(t *testing.T) {
 }
 
 // Where the trigger would not record, nothing is refused: the service answers 50304.
-func TestResolveWithoutRecords(t *testing.T) {
+func TestResolveWithTheTriggerOff(t *testing.T) {
 	t.Parallel()
 	const ask = `SELECT code FROM plantstore.resolve(1, 'alice', 'r', 'k', 40401)`
 	db := pgtest.New(t)
@@ -387,7 +387,7 @@ func TestResolveWithoutRecords(t *testing.T) {
 	}
 }
 
-func TestBudgetIsCharged(t *testing.T) {
+func TestDeletionsChargeTheBudget(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Shared(t)
 	conn, other := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner)
@@ -446,7 +446,7 @@ func TestBudgetIsCharged(t *testing.T) {
 
 // Services read tokens again when the version has changed: after each change of a token or a
 // budget, and not after a use.
-func TestTokensVersion(t *testing.T) {
+func TestTokensVersionChanges(t *testing.T) {
 	t.Parallel()
 	conn := pgtest.Connect(t, pgtest.New(t).Owner)
 	version := lines(t, conn, `SELECT version FROM plantstore.tokens_version`)[0]
@@ -472,7 +472,7 @@ func TestTokensVersion(t *testing.T) {
 	}
 }
 
-func TestManualHasTheColumnsOfTheLedger(t *testing.T) {
+func TestManualListsTheColumnsOfTheLedger(t *testing.T) {
 	t.Parallel()
 	want := lines(t, pgtest.Connect(t, pgtest.Shared(t).Super), `SELECT attname FROM pg_attribute WHERE attrelid = 'plantstore.deletions'::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum`)
 	var got []string
@@ -484,7 +484,7 @@ func TestManualHasTheColumnsOfTheLedger(t *testing.T) {
 	}
 }
 
-func TestColumnsThatMayBeNull(t *testing.T) {
+func TestNullableColumns(t *testing.T) {
 	t.Parallel()
 	got := lines(t, pgtest.Connect(t, pgtest.Shared(t).Super), `SELECT table_name || ': ' || string_agg(column_name, ' ' ORDER BY ordinal_position) FROM information_schema.columns
 		WHERE table_schema IN ('plantstore', 'public') AND table_name NOT IN ('goose_db_version', 'foreign_keys', 'recorded') AND is_nullable = 'YES' GROUP BY table_name ORDER BY 1`)

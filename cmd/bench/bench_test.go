@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-func TestMeasurementsThatCount(t *testing.T) {
+func TestBenchRejectsBadMeasurements(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name        string
@@ -38,9 +38,9 @@ func TestMeasurementsThatCount(t *testing.T) {
 	}
 }
 
-// TestTableHasMedianOfShares has a machine that is half as fast in each round as in the one
+// TestTableShowsTheMedianOfShares has a machine that is half as fast in each round as in the one
 // before: the share of the median rates would be 1.00.
-func TestTableHasMedianOfShares(t *testing.T) {
+func TestTableShowsTheMedianOfShares(t *testing.T) {
 	t.Parallel()
 	rates := func(name string, base *trial, rates ...float64) *trial {
 		t := &trial{contender: &contender{name: name}, clients: 8, base: base}
@@ -69,7 +69,7 @@ func TestBenchFlags(t *testing.T) {
 }
 
 // The client sends again and again before the first answer.
-func TestDistanceKeepsOrder(t *testing.T) {
+func TestDistanceKeepsTheOrderOfBytes(t *testing.T) {
 	t.Parallel()
 	const delay = 50 * time.Millisecond
 	folder := t.TempDir()

@@ -27,7 +27,7 @@ func TestReadmeNamesEveryFault(t *testing.T) {
 	}
 }
 
-func TestRunThatFails(t *testing.T) {
+func TestVerdictNamesWhatFailed(t *testing.T) {
 	t.Parallel()
 	r := &report{kinds: []kind{{name: "freeze"}, {name: "pg-kill"}}, events: events{faults: []fault{{kind: "freeze"}}}}
 	if err := r.verdict(); err == nil || err.Error() != "the fault pg-kill never happened" {

@@ -32,8 +32,8 @@ func made(do action) op    { return op{Do: do, Made: true} }
 func notMade(do action) op { return op{Do: do} }
 func lostOp(do action) op  { return op{Do: do, Lost: true} }
 
-// TestOrder goes through histories of one plant whose operations follow each other.
-func TestOrder(t *testing.T) {
+// TestCheckerOrdersSequentialOperations goes through histories of one plant whose operations follow each other.
+func TestCheckerOrdersSequentialOperations(t *testing.T) {
 	t.Parallel()
 	// ends has a plant's deletions, and outcomes by key.
 	ends := func(deletions int, outcomes ...int) final {
@@ -114,9 +114,9 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestOrderOfWhatOverlaps has two operations that can only be in the order in which
+// TestCheckerOrdersOverlappingOperations has two operations that can only be in the order in which
 // they did not begin.
-func TestOrderOfWhatOverlaps(t *testing.T) {
+func TestCheckerOrdersOverlappingOperations(t *testing.T) {
 	t.Parallel()
 	end := final{deletions: 1, outcomes: [scenarioKeys + 1]int{1: 204, 3: 40402}}
 	first := op{Actor: 1, Do: deleteIt, Key: 3, Answer: earlier, Start: 0, End: 10}
@@ -130,8 +130,8 @@ func TestOrderOfWhatOverlaps(t *testing.T) {
 	}
 }
 
-// TestLateDeletionIsCaught has a refusal, after which an attempt that came late deleted the plant.
-func TestLateDeletionIsCaught(t *testing.T) {
+// TestCheckerFindsALateDeletion has a refusal, after which an attempt that came late deleted the plant.
+func TestCheckerFindsALateDeletion(t *testing.T) {
 	t.Parallel()
 	e := events{scenarios: []scenario{{plant: 1, ops: []op{
 		{Do: refer, Made: true, Start: 0, End: 1},
@@ -152,8 +152,8 @@ func TestLateDeletionIsCaught(t *testing.T) {
 	}
 }
 
-// TestMisconfiguredOnlyWithoutTheTrigger is about rule f and the code 50304.
-func TestMisconfiguredOnlyWithoutTheTrigger(t *testing.T) {
+// TestCheckerAllows50304OnlyWithoutTheTrigger is about rule f and the code 50304.
+func TestCheckerAllows50304OnlyWithoutTheTrigger(t *testing.T) {
 	t.Parallel()
 	e := events{history: []witness.Deletion{{Plant: 1, Key: "key-1", Answers: []witness.Answer{
 		{Status: 503, Code: 50304, Start: 10, End: 12}, {Status: 204, Start: 20, End: 21},

@@ -67,7 +67,7 @@ func wantAll(t *testing.T, conn net.Conn, want string) {
 	}
 }
 
-func TestProxyCuts(t *testing.T) {
+func TestProxyCutsConnections(t *testing.T) {
 	t.Parallel()
 	for name, d := range map[string]direction{"answers": answers, "requests": requests} {
 		t.Run(name, func(t *testing.T) {
@@ -98,9 +98,9 @@ func TestProxyCuts(t *testing.T) {
 	}
 }
 
-// TestProxyKeepsBack checks that what was kept back arrives afterwards, though its sender has
+// TestProxyDeliversHeldBytesAfterAClose checks that what was kept back arrives afterwards, though its sender has
 // closed the connection.
-func TestProxyKeepsBack(t *testing.T) {
+func TestProxyDeliversHeldBytesAfterAClose(t *testing.T) {
 	t.Parallel()
 	for name, keepBack := range map[string]func(*proxy) (end func()){
 		"black hole": (*proxy).blackHole,
@@ -135,7 +135,7 @@ func TestProxyKeepsBack(t *testing.T) {
 	}
 }
 
-func TestProxyWithoutServerResets(t *testing.T) {
+func TestProxyWithoutAServerResetsConnections(t *testing.T) {
 	t.Parallel()
 	p := startProxy(t)
 	p.setTarget(address{})

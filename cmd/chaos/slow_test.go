@@ -12,8 +12,8 @@ import (
 	"plantstore/cmd/internal/witness"
 )
 
-// TestNoAnswerLies runs every kind of fault.
-func TestNoAnswerLies(t *testing.T) {
+// TestChaosRunFindsNoViolation runs every kind of fault.
+func TestChaosRunFindsNoViolation(t *testing.T) {
 	c := config{duration: 20 * time.Second, faults: "all", every: 4 * time.Second, clients: 8, players: 4, late: true, race: true}
 	if err := runAndLog(t, c).verdict(); err != nil {
 		t.Error(err)

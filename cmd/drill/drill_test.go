@@ -44,7 +44,7 @@ func madeUp() *report {
 	}
 }
 
-func TestReport(t *testing.T) {
+func TestDrillReport(t *testing.T) {
 	t.Parallel()
 	r := madeUp()
 	r.violations = []witness.Violation{{Rule: "a", Plant: 2, Text: "204, and the plant is there"}}
@@ -71,7 +71,7 @@ violations: 1
 	}
 }
 
-func TestDrillThatFails(t *testing.T) {
+func TestDrillVerdict(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name   string
@@ -114,7 +114,7 @@ func TestReadmeNamesEveryEvent(t *testing.T) {
 	}
 }
 
-func TestTemplatesFillIn(t *testing.T) {
+func TestConfigurationTemplatesFillIn(t *testing.T) {
 	t.Parallel()
 	for text, values := range map[string]any{patroniFile: patroniValues{machine: &machine{}}, haproxyFile: haproxyValues{Replicas: []*replica{{machine: &machine{}}}}} {
 		if err := fill(filepath.Join(t.TempDir(), "file"), text, values); err != nil {

@@ -17,7 +17,7 @@ const (
 )
 
 // The Prometheus operator takes the same rules from an object.
-func TestKubernetesHasTheRules(t *testing.T) {
+func TestKubernetesHasTheAlertRules(t *testing.T) {
 	t.Parallel()
 	var file, object struct{ Groups, Spec any }
 	for name, into := range map[string]any{rulesFile: &file, "deploy/kubernetes/base/rules.yaml": &object} {
@@ -31,7 +31,7 @@ func TestKubernetesHasTheRules(t *testing.T) {
 }
 
 // Failed are all 5xx but locks and unknown keys. Good are 204, and what is final about a plant.
-func TestAvailabilityCountsTheCatalogue(t *testing.T) {
+func TestAvailabilityRuleHasEveryErrorCode(t *testing.T) {
 	t.Parallel()
 	var failed []string
 	good := []string{"0"}

@@ -21,7 +21,7 @@ import (
 
 // The commands of the DBA's manual bring a database back below a running service, and its
 // rows into another one.
-func TestBackupsOfTheManual(t *testing.T) {
+func TestBackupCommandsOfTheManualWork(t *testing.T) {
 	t.Parallel()
 	_, section, _ := strings.Cut(readme.Read(t, "migrations/README.md"), "\n## Back up and restore\n")
 	section, _, _ = strings.Cut(section, "\n## ")

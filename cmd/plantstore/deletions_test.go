@@ -74,7 +74,7 @@ created_at  timestamp with time zone  "2026-01-01T00:00:00\+00:00"
 }
 
 // What a terminal would obey or hide is escaped in values as in names.
-func TestDeletionsShowEscapes(t *testing.T) {
+func TestDeletionsShowEscapesValues(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	owner := pgtest.Connect(t, database.Owner)
@@ -84,7 +84,7 @@ func TestDeletionsShowEscapes(t *testing.T) {
 }
 
 // A command whose output cannot be written, from its beginning or at its end, does not succeed.
-func TestOutputThatIsCutShort(t *testing.T) {
+func TestCommandsFailWhenOutputFails(t *testing.T) {
 	t.Parallel()
 	owner, _ := ledgerOf(t)
 	full := errors.New("no space left")
@@ -136,7 +136,7 @@ func TestDeletionsRestore(t *testing.T) {
 	}
 }
 
-func TestDeletionsAsSQL(t *testing.T) {
+func TestDeletionsPrintSQL(t *testing.T) {
 	t.Parallel()
 	owner, expect := ledgerOf(t)
 	script := expect(0, `BEGIN;\nSET LOCAL [^\n]*\nINSERT INTO public\.plants \("id", "name", "created_at"\) OVERRIDING SYSTEM VALUE

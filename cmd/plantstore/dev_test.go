@@ -19,7 +19,7 @@ import (
 )
 
 // What dev prints works when pasted, and nothing is left when the terminal is closed.
-func TestDev(t *testing.T) {
+func TestDevServesAndCleansUp(t *testing.T) {
 	t.Parallel()
 	folder, err := os.MkdirTemp("", "dev test-") // PostgreSQL's account has to be able to enter it
 	if err != nil {
@@ -69,7 +69,7 @@ func TestDev(t *testing.T) {
 	}
 }
 
-func TestDevIsInterruptedBeforeItServes(t *testing.T) {
+func TestDevEndsWhenInterruptedBeforeItServes(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

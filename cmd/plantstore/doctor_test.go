@@ -9,7 +9,7 @@ import (
 	"plantstore/internal/pgtest"
 )
 
-func TestDoctor(t *testing.T) {
+func TestDoctorCommand(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	super := pgtest.Connect(t, database.Super)
@@ -55,7 +55,7 @@ problems: 1, advice: 1
 }
 
 // Remedies that are commands of ours work when they are pasted.
-func TestDoctorsCommands(t *testing.T) {
+func TestRemediesOfDoctorWorkWhenPasted(t *testing.T) {
 	t.Parallel()
 	database := pgtest.Empty(t)
 	super := pgtest.Connect(t, database.Super)

@@ -94,7 +94,7 @@ func manifests(t *testing.T) (all, pods map[string]part, settings map[string]str
 }
 
 // Each variable is one that the command knows, with a value that it takes.
-func TestKubernetesSettings(t *testing.T) {
+func TestKubernetesSettingsAreValid(t *testing.T) {
 	t.Parallel()
 	_, pods, settings := manifests(t)
 	url := filepath.Join(t.TempDir(), "url")
@@ -135,7 +135,7 @@ func TestKubernetesSettings(t *testing.T) {
 
 // What a variable names as a file is mounted from a Secret, and so is what the
 // operator reads the same role's password from.
-func TestKubernetesSecrets(t *testing.T) {
+func TestKubernetesMountsItsSecrets(t *testing.T) {
 	t.Parallel()
 	all, pods, _ := manifests(t)
 	for object := range all {
@@ -177,7 +177,7 @@ func TestKubernetesSecrets(t *testing.T) {
 
 // The database has connections for every replica's pool, for one more during a rollout, for
 // the owner, and those that it keeps for superusers. A pod has time to answer before it ends.
-func TestKubernetesNumbers(t *testing.T) {
+func TestKubernetesConnectionsAndTimeoutsFit(t *testing.T) {
 	t.Parallel()
 	all, pods, settings := manifests(t)
 	db, err := postgres.Open(t.Context(), postgres.Config{URL: "host=h"})
@@ -205,7 +205,7 @@ func TestKubernetesNumbers(t *testing.T) {
 
 // Pods are what the Pod Security Standard "restricted" wants, and more. Ports have the numbers
 // that the program listens on, and everything else names them.
-func TestKubernetesManifests(t *testing.T) {
+func TestKubernetesPortsProbesAndRightsFit(t *testing.T) {
 	t.Parallel()
 	all, pods, settings := manifests(t)
 	type row struct{ object, path, want string }

@@ -258,7 +258,7 @@ func trySend(ctx context.Context, method, url, token, key string) (code int, bod
 	return answer.StatusCode, string(b), answer.Header.Get("Idempotency-Replayed"), err
 }
 
-func TestBadCommandLines(t *testing.T) {
+func TestBadCommandLinesAreRejected(t *testing.T) {
 	t.Parallel()
 	const (
 		database = " --database-url=host=h"
@@ -339,7 +339,7 @@ func TestBadCommandLines(t *testing.T) {
 	}
 }
 
-func TestHealthcheck(t *testing.T) {
+func TestHealthcheckCommand(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		status      int

@@ -24,7 +24,7 @@ import (
 const metricsManual = "deploy/docs/metrics.md"
 
 // The manual, the rules and the dashboard name what a service shows that has deleted a plant.
-func TestMetricsHaveTheirNamesEverywhere(t *testing.T) {
+func TestMetricNamesMatchManualRulesAndDashboard(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	execute(t, pgtest.Connect(t, database.Owner), `INSERT INTO plants (id, name) VALUES (1, 'Boston fern')`)

@@ -28,7 +28,7 @@ func commandLine(t *testing.T, options ...kong.Option) *kong.Kong {
 // settingsManual is where the table of settings is.
 const settingsManual = "deploy/docs/configuration.md"
 
-func TestManualHasTheSettings(t *testing.T) {
+func TestManualListsEverySetting(t *testing.T) {
 	t.Parallel()
 	var want, got []string
 	for _, flag := range serveFlags(t) {
@@ -46,7 +46,7 @@ func TestManualHasTheSettings(t *testing.T) {
 
 // A command is named as code: in a sentence, or in a block that shows a shell.
 // Named alone it has to exist; with flags or arguments it has to be right.
-func TestNamedCommandsAreRight(t *testing.T) {
+func TestCommandsInManualsAreValid(t *testing.T) {
 	t.Parallel()
 	command := regexp.MustCompile("(?m)(?:`|^ *|\\$ |migrate )plantstore ([a-z][^`\n]*)|compose run (?:--rm|-T| )*migrate ([a-z][^`\n]*)")
 	parser, all := commandLine(t), 0

@@ -25,7 +25,7 @@ import (
 
 // A service that is newer than its database waits for the migration, and then deletes plants for
 // principals with tokens of both kinds, as an operator sees it.
-func TestServe(t *testing.T) {
+func TestServeWaitsForMigrationThenDeletes(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	owner := pgtest.Connect(t, database.Owner)
@@ -75,7 +75,7 @@ func TestServe(t *testing.T) {
 	}
 }
 
-func TestAPortInUse(t *testing.T) {
+func TestServeReportsAPortInUse(t *testing.T) {
 	t.Parallel()
 	l, err := listen("--addr", "127.0.0.1:0")
 	if err != nil {
@@ -89,7 +89,7 @@ func TestAPortInUse(t *testing.T) {
 }
 
 // The reader of the log may end, as journald does when it crashes: the service goes on.
-func TestTheReaderOfTheLogEnds(t *testing.T) {
+func TestServeOutlivesTheReaderOfItsLog(t *testing.T) {
 	t.Parallel()
 	cmd := program(t, nil, "serve", "--database-url=host=127.0.0.1 port=1", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")
 	log, err := cmd.StderrPipe()
@@ -111,7 +111,7 @@ func TestTheReaderOfTheLogEnds(t *testing.T) {
 	}
 }
 
-func TestServeTraces(t *testing.T) {
+func TestServeSendsTraces(t *testing.T) {
 	t.Parallel()
 	arrived := make(chan string, 1000)
 	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -154,7 +154,7 @@ func TestServeTraces(t *testing.T) {
 	}
 }
 
-func TestTracesThatGetLost(t *testing.T) {
+func TestServeReportsTracesItCannotSend(t *testing.T) {
 	t.Parallel()
 	secret := "OTEL_EXPORTER_OTLP_HEADERS=authorization=secret"
 	for variables, want := range map[string]string{

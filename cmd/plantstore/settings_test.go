@@ -25,7 +25,7 @@ import (
 
 // Each setting of serve changes what it should and nothing else, and no field of the
 // configurations is without a setting. Settings of JWTs need an issuer.
-func TestSettings(t *testing.T) {
+func TestServeSettingsReachTheirFields(t *testing.T) {
 	t.Parallel()
 	const (
 		database = "--database-url=host=h"
@@ -65,7 +65,7 @@ func TestSettings(t *testing.T) {
 	}
 	options := gocmp.Options{gocmp.AllowUnexported(service{}), cmpopts.IgnoreUnexported(postgres.Config{}), cmpopts.EquateComparable(netip.Prefix{}),
 		gocmp.Comparer(func(a, b *server.Certificate) bool { return (a == nil) == (b == nil) })}
-	covered := []string{"--help", "--addr", "--admin-addr"} // what listens is held by TestBadCommandLines
+	covered := []string{"--help", "--addr", "--admin-addr"} // what listens is held by TestBadCommandLinesAreRejected
 	changed := []string{"postgres.Config.Log"}              // what is no setting
 	for _, field := range strings.Fields("Plants Tokens JWTs Ready Metrics Log Tracer Build") {
 		changed = append(changed, "server.Config."+field)
@@ -106,7 +106,7 @@ func TestSettings(t *testing.T) {
 }
 
 // A number or a duration below zero is nothing that a setting can mean.
-func TestNegativeSettings(t *testing.T) {
+func TestServeRejectsNegativeSettings(t *testing.T) {
 	t.Parallel()
 	for _, flag := range serveFlags(t) {
 		negative := map[reflect.Type]string{reflect.TypeFor[int](): "=-1", reflect.TypeFor[time.Duration](): "=-1s"}[flag.Target.Type()]

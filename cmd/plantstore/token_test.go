@@ -45,7 +45,7 @@ func TestTokenCommands(t *testing.T) {
 	}
 }
 
-func TestCommandsOfTheOwnerAsTheService(t *testing.T) {
+func TestTokenCommandsExplainDatabaseErrors(t *testing.T) {
 	t.Parallel()
 	expect := expecting(t, pgtest.Shared(t).App)
 	for _, args := range []string{"token create x", "token budget x 5/1h"} {
@@ -58,7 +58,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-func TestATokenThatCannotBePrinted(t *testing.T) {
+func TestTokenCommandsReportATokenLostInOutput(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	const want = `the new token of "shop" is lost: no space left on device: 'plantstore token rotate shop' makes another`

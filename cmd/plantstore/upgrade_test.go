@@ -40,7 +40,7 @@ func restored(t *testing.T, dump string) pgtest.Database {
 
 // This version migrates a database of each released version, answers its keys, and restores
 // what it recorded. So it does beside a later version, whose migration it does not know.
-func TestUpgrade(t *testing.T) {
+func TestUpgradeFromReleasedVersions(t *testing.T) {
 	t.Parallel()
 	dumps, err := filepath.Glob("testdata/database-*.sql")
 	if err != nil || len(dumps) == 0 {

@@ -10,7 +10,7 @@ import (
 	"plantstore/internal/readme"
 )
 
-func TestBadVariables(t *testing.T) {
+func TestBadVariablesAreRejected(t *testing.T) {
 	t.Parallel()
 	for variable, want := range map[string]string{
 		"PLANTSTORE_REQUEST_TIMEOUT=soon":      `plantstore: --request-timeout: expected duration but got "soon": time: invalid duration "soon" (from envar PLANTSTORE_REQUEST_TIMEOUT="soon")`,
@@ -30,7 +30,7 @@ func TestBadVariables(t *testing.T) {
 	}
 }
 
-func TestUnknownVariables(t *testing.T) {
+func TestUnknownVariablesAreReported(t *testing.T) {
 	t.Parallel()
 	model := commandLine(t).Model
 	for variable, warned := range map[string]bool{
@@ -67,7 +67,7 @@ func TestUnknownVariables(t *testing.T) {
 	serving(t, variables, "--database-url=host=/nonexistent").waitFor(t, `"level":"WARN","msg":"`+want)
 }
 
-func TestWhereTheURLComesFrom(t *testing.T) {
+func TestDatabaseURLSources(t *testing.T) {
 	t.Parallel()
 	database := pgtest.Shared(t)
 	file := filepath.Join(t.TempDir(), "url")
@@ -104,7 +104,7 @@ func TestWhereTheURLComesFrom(t *testing.T) {
 	}
 }
 
-func TestPasswordsOfTheOwner(t *testing.T) {
+func TestPasswordIsAddedToTheURL(t *testing.T) {
 	t.Parallel()
 	for url, want := range map[string]string{
 		"postgres://u@h/d":                "postgres://u@h/d?password=a%20b%2B%27%26",

@@ -10,7 +10,7 @@ import (
 	"plantstore/internal/readme"
 )
 
-func TestVersion(t *testing.T) {
+func TestVersionCommand(t *testing.T) {
 	t.Parallel()
 	out, _, code := command(t, "version")
 	flag, stderr, flagCode := command(t, "--version")
@@ -20,7 +20,7 @@ func TestVersion(t *testing.T) {
 }
 
 // Whatever names the version names that of the program.
-func TestOneVersion(t *testing.T) {
+func TestVersionIsTheSameEverywhere(t *testing.T) {
 	t.Parallel()
 	for file, pattern := range map[string]string{
 		"README.md":              `(?m)^\*\*Status:\*\* version (\S+)\. `,
@@ -40,7 +40,7 @@ func TestOneVersion(t *testing.T) {
 }
 
 // A release freezes its migrations, and leaves a database that later versions upgrade.
-func TestReleaseIsFrozen(t *testing.T) {
+func TestReleaseHasFrozenMigrationsAndADump(t *testing.T) {
 	t.Parallel()
 	if strings.HasSuffix(version, "-dev") {
 		return

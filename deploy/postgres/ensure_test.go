@@ -12,7 +12,7 @@ import (
 // The script runs on a machine without PostgreSQL: its PATH has only what is linked here,
 // and sh -f finds no folder by a pattern. A file that was just written could not safely be
 // executed.
-func TestEnsureSaysWhatItInstalls(t *testing.T) {
+func TestEnsureScriptNamesWhatItInstalls(t *testing.T) {
 	t.Parallel()
 	top := t.TempDir()
 	if err := errors.Join(os.MkdirAll(filepath.Join(top, "deploy/postgres"), 0o755), os.Mkdir(filepath.Join(top, ".ci"), 0o755), os.Mkdir(filepath.Join(top, "bin"), 0o755)); err != nil {

@@ -75,7 +75,7 @@ const (
 )
 
 // Whoever runs it, the roles can do their job afterwards, and running it again changes nothing.
-func TestRoles(t *testing.T) {
+func TestRolesFileGrantsWhatTheRolesNeed(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
 	for _, test := range []struct{ name, setUp, role string }{ // one after the other: the roles are the server's
@@ -103,7 +103,7 @@ func TestRoles(t *testing.T) {
 }
 
 // psql runs the file as it is, and the service's sessions have the settings.
-func TestSettings(t *testing.T) {
+func TestRolesFileSetsTheServicesSettings(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
 	s.reset(t, ``)

@@ -81,7 +81,7 @@ func TestDigestOfRejectsMistypedTokens(t *testing.T) {
 	}
 }
 
-func TestChecksumIsPinned(t *testing.T) {
+func TestTokenChecksumIsPinned(t *testing.T) {
 	t.Parallel()
 	// Issued tokens must stay good: the checksum may never change.
 	const token = "pst_0123456789abcdefghijABCDEFGHIJ"

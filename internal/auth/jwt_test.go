@@ -31,7 +31,7 @@ func verifierOf(p *authtest.Provider) *Verifier {
 	return newTestVerifier(&source{provider: p}, Issuer{URL: p.URL, Audiences: []string{authtest.Audience}, Claim: "sub"})
 }
 
-func TestGoodJWTs(t *testing.T) {
+func TestGoodJWTsAreAccepted(t *testing.T) {
 	t.Parallel()
 	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
@@ -97,7 +97,7 @@ func TestGoodJWTs(t *testing.T) {
 
 // The last key signs well, so what is wrong is what the name says. The error says it, too, for
 // the log.
-func TestBadJWTs(t *testing.T) {
+func TestBadJWTsAreRejected(t *testing.T) {
 	t.Parallel()
 	p := authtest.New(t)
 	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -193,7 +193,7 @@ func TestBadJWTs(t *testing.T) {
 }
 
 // Each token has the form of its provider's, and the settings are the manual's.
-func TestJWTsOfProviders(t *testing.T) {
+func TestJWTsOfKnownProvidersAreAccepted(t *testing.T) {
 	t.Parallel()
 	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
@@ -238,7 +238,7 @@ func TestJWTsOfProviders(t *testing.T) {
 }
 
 // The scope of another resource that is called like ours allows nothing.
-func TestScopeOfAnotherName(t *testing.T) {
+func TestScopeOfAnotherResourceAllowsNothing(t *testing.T) {
 	t.Parallel()
 	p := authtest.New(t)
 	v := newTestVerifier(&source{provider: p}, Issuer{URL: p.URL, Audiences: []string{authtest.Audience}, Claim: "sub", ScopeClaim: "roles", Scope: "ours/plants:delete"})
@@ -250,7 +250,7 @@ func TestScopeOfAnotherName(t *testing.T) {
 	}
 }
 
-func TestJWTsByAFileOfKeys(t *testing.T) {
+func TestJWTsWithKeysFromAFile(t *testing.T) {
 	t.Parallel()
 	p := authtest.New(t)
 	file := filepath.Join(t.TempDir(), "jwks.json")

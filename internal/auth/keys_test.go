@@ -101,7 +101,7 @@ func (v *Verifier) wantLater(t *testing.T, token string, want time.Duration) {
 	}
 }
 
-func TestAnUnknownKey(t *testing.T) {
+func TestUnknownKeyIsFetched(t *testing.T) {
 	simulate(t, func(t *testing.T, s *source, v *Verifier) {
 		forged := authtest.SignWith(t, authtest.NewKey(t, "forged"), s.provider.Claims("forger", nil), nil)
 		v.want(t, forged, ErrInvalidToken) // the issuer was asked
@@ -121,7 +121,7 @@ func TestAnUnknownKey(t *testing.T) {
 
 // An issuer that publishes each key a while before it signs with it is never asked in vain:
 // none of its JWTs waits, or is refused.
-func TestRotationsWithOverlap(t *testing.T) {
+func TestKeyRotationWithOverlapRejectsNoJWT(t *testing.T) {
 	for name, flood := range map[string]bool{"alone": false, "beside made-up keys": true} {
 		t.Run(name, func(t *testing.T) {
 			simulate(t, func(t *testing.T, s *source, v *Verifier) {
@@ -154,7 +154,7 @@ func TestRotationsWithOverlap(t *testing.T) {
 }
 
 // A key is for one algorithm if it says so (RFC 7517, 4.4).
-func TestKeyOfAnotherAlgorithm(t *testing.T) {
+func TestKeyOfAnotherAlgorithmIsNotUsed(t *testing.T) {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		t.Fatal(err)
@@ -171,7 +171,7 @@ func TestKeyOfAnotherAlgorithm(t *testing.T) {
 
 // An issuer may replace a key and keep its name. Good JWTs are refused for ten seconds at
 // the most then, forged ones always, and no more keys are fetched than for other names.
-func TestKeyReplacedUnderItsName(t *testing.T) {
+func TestKeyReplacedUnderItsNameIsFetched(t *testing.T) {
 	simulate(t, func(t *testing.T, s *source, v *Verifier) {
 		key := authtest.NewKey(t, "same")
 		forge := func() string { return authtest.SignWith(t, key, s.provider.Claims("forger", nil), nil) }
@@ -196,7 +196,7 @@ func TestKeyReplacedUnderItsName(t *testing.T) {
 	})
 }
 
-func TestIssuerDown(t *testing.T) {
+func TestKnownKeysOutliveAnOutageOfTheIssuer(t *testing.T) {
 	simulate(t, func(t *testing.T, s *source, v *Verifier) {
 		s.down.Store(true)
 		s.takes.Store(int64(time.Hour))
@@ -227,7 +227,7 @@ func TestIssuerDown(t *testing.T) {
 	})
 }
 
-func TestWithdrawnKeysEnd(t *testing.T) {
+func TestWithdrawnKeysExpire(t *testing.T) {
 	simulate(t, func(t *testing.T, s *source, v *Verifier) {
 		stolen := s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
 		s.provider.Rotate(t, "second")
@@ -246,7 +246,7 @@ func TestWithdrawnKeysEnd(t *testing.T) {
 
 // After a pause, keys that were withdrawn meanwhile are not used, not even for a moment. An
 // issuer that is down delays only the first JWT.
-func TestKeysWithdrawnInAPause(t *testing.T) {
+func TestKeysWithdrawnInAPauseAreNotUsed(t *testing.T) {
 	simulate(t, func(t *testing.T, s *source, v *Verifier) {
 		stolen := s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
 		s.provider.Rotate(t, "second")
@@ -284,7 +284,7 @@ func TestKeysWithdrawnInAPause(t *testing.T) {
 }
 
 // An issuer may withdraw its last key.
-func TestTheLastKeyIsWithdrawn(t *testing.T) {
+func TestIssuerMayWithdrawItsLastKey(t *testing.T) {
 	simulate(t, func(t *testing.T, s *source, v *Verifier) {
 		stolen := s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
 		v.want(t, stolen, nil)
@@ -312,7 +312,7 @@ func TestGoodJWTsFetchNoKeys(t *testing.T) {
 }
 
 // While a JWT is remembered, its signature is not checked.
-func TestJWTsAreRemembered(t *testing.T) {
+func TestVerifiedJWTsAreCached(t *testing.T) {
 	simulate(t, func(t *testing.T, s *source, v *Verifier) {
 		token := s.provider.Token(t, "shop")
 		last := s.provider.Sign(t, s.provider.Claims("shop", map[string]any{"exp": time.Now().Add(2*time.Second - leeway).Unix()}), nil)
@@ -347,7 +347,7 @@ func TestProblemsWithKeysAreLoggedOnce(t *testing.T) {
 }
 
 // No principal with a token of ours has the name of one with a JWT.
-func TestPrincipalNames(t *testing.T) {
+func TestPrincipalsOfJWTsAndTokensShareNoName(t *testing.T) {
 	t.Parallel()
 	migration, err := os.ReadFile("../../migrations/00003_principals.sql")
 	if err != nil {
@@ -386,7 +386,7 @@ func TestCheckURL(t *testing.T) {
 	}
 }
 
-func TestFetchOfKeys(t *testing.T) {
+func TestFetchedKeysAreValidated(t *testing.T) {
 	t.Parallel()
 	private := authtest.NewKey(t, "")
 	public := private.Public()
@@ -452,7 +452,7 @@ func TestFetchOfKeys(t *testing.T) {
 }
 
 // No error of a fetch or a setting has a part of a URL that may be secret.
-func TestErrorsHaveNoSecretOfAURL(t *testing.T) {
+func TestKeyErrorsLeaveOutSecretsOfTheURL(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {

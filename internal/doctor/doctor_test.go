@@ -33,7 +33,7 @@ type accident struct {
 
 // Each accident is found, and goes away with its remedy. It happens in a transaction that is
 // rolled back, so the order does not matter.
-func TestAccidents(t *testing.T) {
+func TestDoctorFindsAndRemediesAccidents(t *testing.T) {
 	t.Parallel()
 	const clerk = `CREATE ROLE clerk; `
 	const audit = `CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END'; `
@@ -309,7 +309,7 @@ var defaults = []accident{
 		"problem: a pooler in transaction mode is between service and server, and role plantstore_app lacks settings that the pooler cannot carry: client_min_messages is error, default_transaction_isolation is repeatable read, jit is on, lock_timeout is 0"}},
 }
 
-func TestSettingsOfRoles(t *testing.T) {
+func TestDoctorChecksSettingsOfRoles(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	super := pgtest.Connect(t, database.Super)
@@ -350,7 +350,7 @@ func TestSettingsOfRoles(t *testing.T) {
 }
 
 // The remedies build indexes concurrently, so they cannot be rolled back.
-func TestForeignKeysWithoutIndex(t *testing.T) {
+func TestDoctorFindsForeignKeysWithoutIndex(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	super, conn := pgtest.Connect(t, database.Super), pgtest.Connect(t, database.Owner)
@@ -386,7 +386,7 @@ func TestForeignKeysWithoutIndex(t *testing.T) {
 }
 
 // What takes settings of the server.
-func TestSettingsOfTheServer(t *testing.T) {
+func TestDoctorChecksSettingsOfTheServer(t *testing.T) {
 	t.Parallel()
 	s, err := localpg.Start(t.Context(), localpg.Options{Settings: map[string]string{"fsync": "off", "max_prepared_transactions": "5", "max_connections": "20"}})
 	if err != nil {
@@ -454,7 +454,7 @@ func TestSettingsOfTheServer(t *testing.T) {
 }
 
 // A migrated database has no problem, and the advice that its roles ask for.
-func TestDoctorRuns(t *testing.T) {
+func TestDoctorFindsNoProblemAfterMigration(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	app, owner, super := pgtest.Connect(t, database.App), pgtest.Connect(t, database.Owner), pgtest.Connect(t, database.Super)
@@ -506,7 +506,7 @@ func brief(findings []Finding) (all []string) {
 }
 
 // A check cannot change anything, and gives up soon.
-func TestLimitsOfACheck(t *testing.T) {
+func TestChecksAreReadOnlyAndLimited(t *testing.T) {
 	t.Parallel()
 	conn := pgtest.Connect(t, pgtest.Shared(t).Owner)
 	c := check{sql: `SELECT 'advice', concat_ws(' ', current_setting('transaction_read_only'), current_setting('statement_timeout'), current_setting('lock_timeout')), ''`}
@@ -523,7 +523,7 @@ type address struct {
 
 func (a address) RemoteAddr() net.Addr { return a.addr }
 
-func TestConnectionIsReadable(t *testing.T) {
+func TestUnencryptedConnectionIsReadable(t *testing.T) {
 	t.Parallel()
 	far := address{addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 7), Port: 5432}}
 	for _, test := range []struct {

@@ -30,7 +30,7 @@ func numbered(n int, format string) string {
 
 // Rows of the tables that stores have come back exactly, whatever settings the sessions have
 // that delete and restore them.
-func TestTablesOfAllKinds(t *testing.T) {
+func TestTablesOfAllKindsAreRestoredExactly(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	super, dba, owner := pgtest.Connect(t, db.Super), pgtest.Connect(t, db.Super), pgtest.Connect(t, db.Owner)

@@ -51,7 +51,7 @@ func cascaded(t *testing.T, conn *pgx.Conn) []string {
 }
 
 // What leaves or changes by itself is not recorded, also in the transaction of a deletion.
-func TestCascadesOfPlantsOnly(t *testing.T) {
+func TestOnlyCascadesOfPlantsAreRecorded(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	owner, app := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.App)
@@ -95,7 +95,7 @@ func TestCascadesOfPlantsOnly(t *testing.T) {
 }
 
 // The work of a large deletion and of its restore grows with the rows, not with their square.
-func TestLargeCascades(t *testing.T) {
+func TestLargeCascadesTakeLinearWork(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
 	execute(t, owner, watchedStore)
@@ -122,7 +122,7 @@ func TestLargeCascades(t *testing.T) {
 	}
 }
 
-func TestWatchRefusesTables(t *testing.T) {
+func TestWatchRefusesUnfitTables(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
 	const orders = `CREATE TABLE orders (id int PRIMARY KEY, plant_id bigint REFERENCES plants ON DELETE CASCADE); `
@@ -213,7 +213,7 @@ func TestWatchAndUnwatch(t *testing.T) {
 }
 
 // Deletions wait behind a watch that waits for its lock, so it gives up soon.
-func TestWatchOfALockedTable(t *testing.T) {
+func TestWatchGivesUpOnALockedTable(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	owner, other := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner)
@@ -230,7 +230,7 @@ func TestWatchOfALockedTable(t *testing.T) {
 
 // Foreign keys of other kinds may be there, or come later, and tables get other parents and
 // columns: the deletion goes on, and whoever asks is told what is not recorded.
-func TestWatchedTablesChange(t *testing.T) {
+func TestDeletionsContinueWhenWatchedTablesChange(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
 	execute(t, owner, `
@@ -276,7 +276,7 @@ func TestWatchedTablesChange(t *testing.T) {
 
 // Stores have foreign keys, partitions and triggers in many ways. Each case deletes plants and
 // restores some of them. A restore replaces only what the foreign key itself left in a column.
-func TestRestoreWholeCases(t *testing.T) {
+func TestRestoreWithCascades(t *testing.T) {
 	t.Parallel()
 	const two = `CREATE TABLE t (id int PRIMARY KEY, a bigint REFERENCES plants ON DELETE CASCADE, b bigint REFERENCES plants ON DELETE %s); SELECT plantstore.watch('t'); INSERT INTO t VALUES (1, 1, 2); `
 	const touched = `CREATE OR REPLACE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.n := OLD.n + 1; RETURN NEW; END $$;
@@ -353,7 +353,7 @@ func TestRestoreWholeCases(t *testing.T) {
 }
 
 // A restore names what is in its way, and does what flags allow.
-func TestRestoreWholeIsRefused(t *testing.T) {
+func TestRestoreWithCascadesIsRefused(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
 	execute(t, owner, watchedStore)

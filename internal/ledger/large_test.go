@@ -9,7 +9,7 @@ import (
 	"plantstore/internal/pgtest"
 )
 
-func TestALargeRow(t *testing.T) {
+func TestLargeRowIsRestored(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
 	execute(t, owner, `ALTER TABLE plants ADD data bytea;

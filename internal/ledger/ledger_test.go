@@ -69,7 +69,7 @@ func TestListAndGet(t *testing.T) {
 	}
 }
 
-func TestBy(t *testing.T) {
+func TestDeletionNamesWhoDeleted(t *testing.T) {
 	t.Parallel()
 	request := "r"
 	for want, d := range map[string]ledger.Deletion{
@@ -86,7 +86,7 @@ func TestBy(t *testing.T) {
 
 // However large the ledger is, and however many refusals a plant has, its entries are found by
 // a few reads.
-func TestReadsOfALargeLedger(t *testing.T) {
+func TestLargeLedgerTakesFewReads(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
 	execute(t, owner, `ALTER TABLE plantstore.deletions SET (autovacuum_enabled = off)`) // its reads count, too

@@ -169,7 +169,7 @@ func (s *randomStore) restore(ids []int64) bool {
 
 // Whatever a deletion takes from watched tables comes back with the plants, at once or plant
 // by plant. PLANTSTORE_TEST_SCHEMAS is how many stores are tried.
-func TestRandomStores(t *testing.T) {
+func TestRandomStoresAreRestored(t *testing.T) {
 	t.Parallel()
 	schemas, err := strconv.Atoi(cmp.Or(os.Getenv("PLANTSTORE_TEST_SCHEMAS"), "24"))
 	if err != nil {

@@ -40,7 +40,7 @@ func deletedFerns(t *testing.T, n int64, sql string) *pgx.Conn {
 }
 
 // The statement for psql in the DBA's manual does what it says.
-func TestStatementOfTheManual(t *testing.T) {
+func TestRestoreStatementOfTheManualWorks(t *testing.T) {
 	t.Parallel()
 	conn := deletedFerns(t, 3, "")
 	execute(t, conn, `INSERT INTO plants (id, name) VALUES (4, 'fern 4'); DELETE FROM plants`)
@@ -53,7 +53,7 @@ func TestStatementOfTheManual(t *testing.T) {
 }
 
 // A refusal prints SQL that restores all but a renamed column, and the manual adds it.
-func TestRenamedColumnOfTheManual(t *testing.T) {
+func TestManualRestoresARenamedColumn(t *testing.T) {
 	t.Parallel()
 	sql := manual(t, "(?s)```sql\n(BEGIN;\n[^`]*\"cost\".*?)\n```")
 	conn := deletedFerns(t, 3, `ALTER TABLE plants ADD price numeric; UPDATE plants SET price = 1.10`)
@@ -74,7 +74,7 @@ func TestRenamedColumnOfTheManual(t *testing.T) {
 }
 
 // Both manuals copy what is in the ledger. psql's \copy is a COPY to its standard output.
-func TestCopiesOfTheManual(t *testing.T) {
+func TestCopyCommandsOfTheManualsWork(t *testing.T) {
 	t.Parallel()
 	conn := deletedFerns(t, 6, `CREATE TABLE pots (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE, name text); SELECT plantstore.watch('pots'); INSERT INTO pots VALUES (1, 1, 'pot 1')`)
 	var got []string
@@ -95,7 +95,7 @@ func TestCopiesOfTheManual(t *testing.T) {
 }
 
 // The copy for a SIEM has one JSON object in each line.
-func TestJSONLinesOfTheManual(t *testing.T) {
+func TestCopyForASIEMHasOneObjectInEachLine(t *testing.T) {
 	t.Parallel()
 	conn := deletedFerns(t, 6, `ALTER TABLE plants ADD doc json; UPDATE plants SET name = E'say "a b" \\ \n new', doc = E'{"a":\n1}'`)
 	rows, _ := conn.Query(t.Context(), manual(t, `psql "\$URL" -XAtc "([^"]*)" >ledger.jsonl`), pgx.QueryExecModeSimpleProtocol)

@@ -214,7 +214,7 @@ func plantsOf(deletions []ledger.Deletion) (ids []int64) {
 
 // A restore waits for a transaction that is under way, and then either restores all plants or
 // changes nothing.
-func TestRestoreThatWaits(t *testing.T) {
+func TestRestoreWaitsForATransaction(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Shared(t)
 	super := pgtest.Connect(t, db.Super)
@@ -273,7 +273,7 @@ func (c *cutConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func TestRestoreWhoseCommitIsNotAnswered(t *testing.T) {
+func TestRestoreReportsALostAnswerToItsCommit(t *testing.T) {
 	t.Parallel()
 	db, id := pgtest.Shared(t), pgtest.IDs(t)
 	owner := pgtest.Connect(t, db.Owner)
@@ -292,7 +292,7 @@ func TestRestoreWhoseCommitIsNotAnswered(t *testing.T) {
 	}
 }
 
-func TestManyReasons(t *testing.T) {
+func TestRefusedErrorLimitsItsReasons(t *testing.T) {
 	t.Parallel()
 	reasons := make([]ledger.Reason, ledger.MaxListed+2)
 	for n := range reasons {
@@ -304,7 +304,7 @@ func TestManyReasons(t *testing.T) {
 	}
 }
 
-func TestScript(t *testing.T) {
+func TestScriptOfASelection(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
 	var script strings.Builder

@@ -18,7 +18,7 @@ import (
 )
 
 // One server goes through all, as each takes seconds to make.
-func TestLifeOfAServer(t *testing.T) {
+func TestServerStopsRestartsAndFailsOver(t *testing.T) {
 	t.Parallel()
 	dir := newDir(t)
 	s, err := Start(t.Context(), Options{Dir: dir, Settings: map[string]string{"fsync": "off", "application_name": "it's set", "synchronous_standby_names": "*", "synchronous_commit": "local"}})
@@ -32,8 +32,8 @@ func TestLifeOfAServer(t *testing.T) {
 	if version != s.Version() || name != "it's set" {
 		t.Errorf("got Version %q and application_name %q, want the server's %q and it's set", s.Version(), name, version)
 	}
-	t.Run("data survive every stop", func(t *testing.T) { stopAndStart(t, s) })
-	t.Run("standby", func(t *testing.T) { failOver(t, s) })
+	t.Run("data outlive every kind of stop", func(t *testing.T) { stopAndStart(t, s) })
+	t.Run("a standby takes over", func(t *testing.T) { failOver(t, s) })
 
 	if err := s.Start(t.Context()); err != nil {
 		t.Fatal(err)
@@ -114,7 +114,7 @@ func failOver(t *testing.T, primary *Server) {
 }
 
 // It runs itself as a process that is killed while its server runs.
-func TestNoServerIsLeftAfterKill(t *testing.T) {
+func TestKilledProcessLeavesNoServer(t *testing.T) {
 	t.Parallel()
 	const dirOf = "LOCALPG_TEST_KILLED"
 	if dir := os.Getenv(dirOf); dir != "" {
@@ -160,7 +160,7 @@ func TestNoServerIsLeftAfterKill(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-func TestStartIsCancelled(t *testing.T) {
+func TestStartOfAServerIsCancelled(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -172,7 +172,7 @@ func TestStartIsCancelled(t *testing.T) {
 }
 
 // Not parallel: PATH is this process's.
-func TestProgramsOnPathComeFirst(t *testing.T) {
+func TestPostgresProgramsOnPathComeFirst(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(newDir(t))
 	if err != nil {
 		t.Fatal(err)
@@ -188,7 +188,7 @@ func TestProgramsOnPathComeFirst(t *testing.T) {
 	}
 }
 
-func TestURL(t *testing.T) {
+func TestServerURL(t *testing.T) {
 	t.Parallel()
 	s := &Server{folder: &folder{path: "/a/b c"}}
 	if got, want := s.URL("shop", "plants"), "postgres://shop@/plants?host=/a/b%20c&port=5432"; got != want {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func TestProcess(t *testing.T) {
+func TestProcessReportsItsExit(t *testing.T) {
 	t.Parallel()
 	var log Tail
 	cmd := exec.Command("sh", "-c", "echo begun; read line; exit 3")
@@ -43,7 +43,7 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-func TestProcessKill(t *testing.T) {
+func TestKilledProcessIsGone(t *testing.T) {
 	t.Parallel()
 	p, err := StartProcess(exec.Command("sleep", "600"), syscall.SIGKILL)
 	if err != nil {
@@ -58,7 +58,7 @@ func TestProcessKill(t *testing.T) {
 	}
 }
 
-func TestEnviron(t *testing.T) {
+func TestEnvironLeavesOutVariables(t *testing.T) {
 	t.Setenv("LOCALPG_TEST_A", "a")
 	t.Setenv("LOCALPG_TEST_KEPT", "kept")
 	got := strings.Join(Environ("LOCALPG_TEST_A", "LOCALPG_TEST_B"), "\n")
@@ -67,7 +67,7 @@ func TestEnviron(t *testing.T) {
 	}
 }
 
-func TestTailKeepsTheEnd(t *testing.T) {
+func TestTailKeepsTheEndOfTheLog(t *testing.T) {
 	t.Parallel()
 	var passedOn strings.Builder
 	tail := &Tail{W: &passedOn}

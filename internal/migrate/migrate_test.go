@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
-func TestUpDownUp(t *testing.T) {
+func TestMigrateUpDownAndUpAgain(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Empty(t)
 	var messages []string
@@ -95,7 +95,7 @@ func TestDownRefusesToLoseRows(t *testing.T) {
 }
 
 // A Down that drops a table refuses before any other migration is rolled back.
-func TestLossesHaveEachTable(t *testing.T) {
+func TestLossesNameEachDroppedTable(t *testing.T) {
 	t.Parallel()
 	for _, m := range All() {
 		text, err := migrations.Files.ReadFile(m.Name)
@@ -109,7 +109,7 @@ func TestLossesHaveEachTable(t *testing.T) {
 	}
 }
 
-func TestDatabaseIsAhead(t *testing.T) {
+func TestNewerDatabaseIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	mustExec(t, pgtest.Connect(t, db.Owner), `INSERT INTO plantstore.goose_db_version (version_id, is_applied) VALUES (99, true)`)
@@ -138,7 +138,7 @@ func TestDatabaseIsAhead(t *testing.T) {
 
 // A blocker is named after each attempt, and a migration that did not get its lock is rolled
 // back. Those before it stay applied.
-func TestMigrationIsBlocked(t *testing.T) {
+func TestBlockedMigrationNamesItsBlocker(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Empty(t)
 	mustExec(t, pgtest.Connect(t, db.Owner), `CREATE TABLE plants (id bigint PRIMARY KEY); INSERT INTO plants VALUES (1)`)
@@ -190,7 +190,7 @@ func TestUnfitTableIsRefused(t *testing.T) {
 }
 
 // Another role's session is named without its times. Only Down waits for those who read.
-func TestBlockersOfOtherRoles(t *testing.T) {
+func TestBlockersOfOtherRolesAreNamed(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	mustExec(t, pgtest.Connect(t, db.Super), `BEGIN; LOCK TABLE plants IN ACCESS SHARE MODE`)
@@ -203,7 +203,7 @@ func TestBlockersOfOtherRoles(t *testing.T) {
 	}
 }
 
-func TestAnotherMigrationIsUnderWay(t *testing.T) {
+func TestMigrationWaitsForAnother(t *testing.T) {
 	t.Parallel()
 	const lock = "4097083626" // of goose
 	db := pgtest.New(t)
@@ -223,7 +223,7 @@ func TestAnotherMigrationIsUnderWay(t *testing.T) {
 	}
 }
 
-func TestMigrationThroughAPooler(t *testing.T) {
+func TestMigrationThroughAPoolerIsRefused(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Pooler(t, pgtest.Empty(t).Owner)
 	if _, err := Up(t.Context(), url, Options{}); !errors.Is(err, ErrPooler) {
@@ -239,7 +239,7 @@ func TestMigrationThroughAPooler(t *testing.T) {
 
 // A plan names what it would do to an adopted table. psql runs its script, and the result is
 // the same as that of the migrations. Down leaves the table and its rows.
-func TestPlan(t *testing.T) {
+func TestPlanAdoptsATable(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Empty(t)
 	owner := pgtest.Connect(t, db.Owner)
@@ -318,7 +318,7 @@ func TestPlanNamesTheSchemasOfTypes(t *testing.T) {
 // The whole life with one ordinary role that owns its database, on a server that has neither
 // of the service's roles, and with a table of another owner's. Each GRANT that is asked for
 // does. In the end NewStore makes both roles.
-func TestOneRole(t *testing.T) {
+func TestOneRoleMigratesAndServes(t *testing.T) {
 	t.Parallel()
 	s, err := localpg.Start(t.Context(), localpg.Options{Settings: pgtest.Settings()})
 	if err != nil {

@@ -10,11 +10,11 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(Main(m)) }
 
-func TestDroppedAtTheEndOfTheTest(t *testing.T) {
+func TestDatabaseIsDroppedAtTheEndOfItsTest(t *testing.T) {
 	t.Parallel()
 	other := Empty(t)
 	var name string
-	t.Run("user", func(t *testing.T) {
+	t.Run("a test with a database", func(t *testing.T) {
 		db := New(t)
 		name = db.Name
 		conn, err := pgx.Connect(t.Context(), db.App)
@@ -29,7 +29,7 @@ func TestDroppedAtTheEndOfTheTest(t *testing.T) {
 	}
 }
 
-func TestStartServerRefuses(t *testing.T) {
+func TestStartServerRejectsBadURLs(t *testing.T) {
 	t.Parallel()
 	for url, want := range map[string]string{
 		"host=/tmp dbname=postgres":                "TEST_DATABASE_URL: want a URL",

@@ -41,7 +41,7 @@ func TestBudgetsAreReadAsTheyAreWritten(t *testing.T) {
 	}
 }
 
-func TestTextsThatAreNoBudget(t *testing.T) {
+func TestParseBudgetRejectsBadTexts(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		"": "is not a deletion budget", "500": "is not a deletion budget", "500/": "is not a deletion budget", "/1h": "is not a deletion budget",

@@ -27,7 +27,7 @@ func (b *batcher) hold() (release func()) {
 
 // What waits makes up another batch beside those under way, as long as a slot is free, once it
 // is enough or has waited long enough.
-func TestWhoWaitsForABatch(t *testing.T) {
+func TestBatchBeginsWhenFullOrOld(t *testing.T) {
 	t.Parallel()
 	const (
 		beside  = 100 * time.Microsecond // a round trip to the database
@@ -94,7 +94,7 @@ func TestWhoWaitsForABatch(t *testing.T) {
 }
 
 // A request whose batch goes on with others' deletions returns with its own result.
-func TestARequestDoesNotWaitForTheRestOfItsBatch(t *testing.T) {
+func TestRequestDoesNotWaitForTheRestOfItsBatch(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := &batcher{db: &DB{limits: defaults}, slots: 3}
@@ -116,7 +116,7 @@ func TestARequestDoesNotWaitForTheRestOfItsBatch(t *testing.T) {
 
 // The parts of a batch with a refusal are tried for as long as a batch may take: the plant that
 // the error names and the others, or else halves. What is left then has to go alone.
-func TestABatchEnds(t *testing.T) {
+func TestPartsOfARefusedBatchAreRetried(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name   string
@@ -166,7 +166,7 @@ func TestABatchEnds(t *testing.T) {
 
 // A request that ends in the queue did nothing, and its deletion is never sent. One whose batch
 // has begun is lost.
-func TestARequestThatEndsInABatch(t *testing.T) {
+func TestRequestEndsInTheQueueOrItsBatch(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name    string

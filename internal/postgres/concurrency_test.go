@@ -43,7 +43,7 @@ func holder(t *testing.T, database pgtest.Database, sql string, args ...any) (pi
 
 // A deletion alone that ends while it waits for a lock is cancelled in the server: it did nothing,
 // and does nothing later.
-func TestADeletionThatEndsWhileItIsLocked(t *testing.T) {
+func TestLockedDeletionIsCancelledInTheServer(t *testing.T) {
 	t.Parallel()
 	l := patient
 	l.margin = 20 * time.Minute // for the server to say that it was cancelled
@@ -81,7 +81,7 @@ func hasty() *limits {
 }
 
 // A primary that is demoted and promoted again: no connection from between is kept.
-func TestADemotedPrimary(t *testing.T) {
+func TestConnectionsToADemotedPrimaryAreDropped(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	s := newStore(t, database)
@@ -97,7 +97,7 @@ func TestADemotedPrimary(t *testing.T) {
 }
 
 // The server knows what each pool waits for at most.
-func TestLimitsOfThePools(t *testing.T) {
+func TestEachPoolSetsItsLimits(t *testing.T) {
 	t.Parallel()
 	l := patient
 	l.batchLock, l.batchStatement, l.soloLock, l.soloStatement, l.control = time.Hour, 2*time.Hour, 3*time.Hour, 4*time.Hour, 5*time.Hour
@@ -127,7 +127,7 @@ func TestPoolsShareTheConnections(t *testing.T) {
 }
 
 // A principal's locked plants leave connections for the plants of others.
-func TestAPrincipalLeavesConnectionsToOthers(t *testing.T) {
+func TestPrincipalLeavesConnectionsToOthers(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	over, cancel := context.WithCancel(t.Context())
@@ -165,7 +165,7 @@ func as(t *testing.T, database, role, password string) string {
 	return u.String()
 }
 
-func TestThroughAPooler(t *testing.T) {
+func TestDeletionsThroughAPooler(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	s := newStore(t, database)
@@ -218,7 +218,7 @@ func TestThroughAPooler(t *testing.T) {
 
 // Vault makes roles that live for an hour. The file's role is read for each connection, and where
 // that fails the last one stays. One that is dropped fails each of its connections once.
-func TestARoleThatIsReplaced(t *testing.T) {
+func TestReplacedRoleIsReadForEachConnection(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	s := newStore(t, database)
@@ -275,7 +275,7 @@ func ownServer(t *testing.T) (*localpg.Server, pgtest.Database) {
 
 // A commit that did not wait for its synchronous standby to the end is not believed, nor is an
 // outcome that was read then.
-func TestACutShortWaitForTheStandby(t *testing.T) {
+func TestCommitWithoutItsStandbyIsNotTrusted(t *testing.T) {
 	t.Parallel()
 	_, database := ownServer(t)
 	s := newStore(t, database)

@@ -13,7 +13,7 @@ import (
 	"plantstore/internal/plant"
 )
 
-func TestADeletionIsRecordedAndReplayed(t *testing.T) {
+func TestDeletionIsRecordedAndReplayed(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	id := s.plant(t, 1)
@@ -42,7 +42,7 @@ func TestADeletionIsRecordedAndReplayed(t *testing.T) {
 // Each refusal is returned without a key, and with one it is final: it is returned again when its
 // cause is gone and the plant is there, until another key is sent. The log has what the server
 // said: its message, SQLSTATE and where it was raised.
-func TestRefusals(t *testing.T) {
+func TestRefusalsAreFinal(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	for _, c := range []struct {
@@ -105,7 +105,7 @@ func trigger(body string) string {
 }
 
 // What may be over soon, or somebody has to fix, is never a no, and nothing is recorded.
-func TestWhatIsNoRefusal(t *testing.T) {
+func TestTemporaryErrorsAreNotRecorded(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	for _, c := range []struct{ name, setup, undo string }{
@@ -131,7 +131,7 @@ func TestWhatIsNoRefusal(t *testing.T) {
 
 // Requests with one key get one answer, from two replicas and also where the cause of a refusal
 // goes meanwhile.
-func TestOneKeyAtOnce(t *testing.T) {
+func TestConcurrentRequestsWithOneKey(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, pgtest.New(t))
 	replicas := []*Plants{s.Plants, s.DB.Plants()}
@@ -170,7 +170,7 @@ func TestOneKeyAtOnce(t *testing.T) {
 
 // A batch of plants that go, were refused, are missing or take others along: each request gets its
 // own outcome. Two requests for a plant are never in one batch: both would be told that they deleted it.
-func TestABatchOfAllKinds(t *testing.T) {
+func TestBatchReturnsEachPlantsOutcome(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, pgtest.New(t))
 	first := s.plant(t, 12)
@@ -203,7 +203,7 @@ func TestABatchOfAllKinds(t *testing.T) {
 
 // A plant may have come back between an attempt that found none and the question why: the deletion
 // is tried again.
-func TestAPlantThatIsStillThere(t *testing.T) {
+func TestPlantThatCameBackIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, pgtest.New(t))
 	id := s.plant(t, 1)
@@ -259,7 +259,7 @@ func (s *store) cancel(t *testing.T, by uint32) {
 }
 
 // A locked plant leaves its batch, and takes along only its own principal.
-func TestABatchWithALockedPlant(t *testing.T) {
+func TestLockedPlantLeavesItsBatch(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	id := s.plant(t, 3)
@@ -292,7 +292,7 @@ func TestABatchWithALockedPlant(t *testing.T) {
 
 // A no for a client's key is recorded although the budget is used up: the plant may come
 // back, and the budget may be free again.
-func TestANoWithoutBudgetIsFinal(t *testing.T) {
+func TestRefusalWithoutBudgetIsFinal(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	id := s.plant(t, 2)

@@ -164,7 +164,7 @@ func TestEverySQLSTATEHasACase(t *testing.T) {
 }
 
 // A meaning whose code is not in plantstore.resolve would be tried until the deadline.
-func TestRefusalThatTheLedgerDoesNotRecord(t *testing.T) {
+func TestRefusalUnknownToTheLedgerIsAnError(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	d := s.sent(s.plant(t, 1), "key")
@@ -173,7 +173,7 @@ func TestRefusalThatTheLedgerDoesNotRecord(t *testing.T) {
 	}
 }
 
-func TestNotAcquired(t *testing.T) {
+func TestClassifyConnectionNotAcquired(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name string
@@ -193,7 +193,7 @@ func TestNotAcquired(t *testing.T) {
 }
 
 // A ledger that is locked is busy, not out of reach.
-func TestALockedLedgerIsBusy(t *testing.T) {
+func TestLockedLedgerIsBusy(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	l := *hasty()

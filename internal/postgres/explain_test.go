@@ -117,7 +117,7 @@ func afterSSLRequest(answer func(net.Conn)) func(net.Conn) {
 	}
 }
 
-func TestConnectExplainsWhatIsWrong(t *testing.T) {
+func TestConnectErrorsNameTheirCause(t *testing.T) {
 	t.Parallel()
 	web := httptest.NewTLSServer(nil) // its certificate is for 127.0.0.1 and example.com
 	t.Cleanup(web.Close)
@@ -199,7 +199,7 @@ func TestConnectExplainsWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestExplain(t *testing.T) {
+func TestExplainDatabaseErrors(t *testing.T) {
 	t.Parallel()
 	const pooler = "no (SQLSTATE %s): a pooler in transaction mode is between. Let it carry prepared statements (PgBouncer: max_prepared_statements, from 1.21 on), or add default_query_exec_mode=exec to DATABASE_URL"
 	for _, test := range []struct {
@@ -221,7 +221,7 @@ func TestExplain(t *testing.T) {
 }
 
 // Where TLS is preferred and not asked for, its absence is not the cause.
-func TestConnectWithoutTLSThatIsPreferred(t *testing.T) {
+func TestConnectErrorLeavesOutPreferredTLS(t *testing.T) {
 	t.Parallel()
 	host, port := answering(t, func(conn net.Conn) { _, _ = io.WriteString(conn, "HTTP/1.1 400 Bad Request\r\n\r\n") })
 	_, err := Connect(t.Context(), "DATABASE_URL", "user=u dbname=d sslmode=prefer host="+host+" port="+port)

@@ -29,7 +29,7 @@ import (
 // of both directions and each way to break there. After the answer every plant is planted
 // again and may be deleted; only then arrives what was held back. A sample of about 60 cases is
 // tried; PLANTSTORE_TEST_EVERY_FAULT=5 tries every fifth, and 1 all of them.
-func TestEveryFault(t *testing.T) {
+func TestEveryConnectionFault(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	setup := pgtest.Connect(t, database.Super)
@@ -348,7 +348,7 @@ func (s *stage) inspect(t *testing.T, p play, ids []int64) []sight {
 }
 
 // An outage shorter than a request costs it time, in a batch and alone. A longer one ends it.
-func TestAnOutage(t *testing.T) {
+func TestShortOutageOnlyDelaysDeletions(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	first := s.plant(t, 2)

@@ -24,7 +24,7 @@ func offline() *Plants {
 	return &Plants{db: db, batches: b, inFlight: semaphore.NewWeighted(1), memory: memory{limits: &db.limits}}
 }
 
-func TestOverload(t *testing.T) {
+func TestOverloadIsRejected(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := offline()
@@ -49,7 +49,7 @@ func TestOverload(t *testing.T) {
 
 // A principal with a budget has one attempt at a time, and none is under way while a deletion waits
 // for its plant.
-func TestABudgetIsFreeWhileAPlantIsWaitedFor(t *testing.T) {
+func TestBudgetIsFreeWhileARequestWaitsForItsPlant(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := offline()
@@ -79,7 +79,7 @@ func TestABudgetIsFreeWhileAPlantIsWaitedFor(t *testing.T) {
 
 // A slow deletion takes its principal out of batches after it was in one that took too long. The
 // way to the database does not count.
-func TestWhoMadeABatchSlow(t *testing.T) {
+func TestSlowDeletionTakesItsPrincipalOutOfBatches(t *testing.T) {
 	t.Parallel()
 	l := patient
 	l.batchStatement = 0 // any time in the database is too long

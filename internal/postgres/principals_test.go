@@ -50,7 +50,7 @@ func states(p Principal) (all []string) {
 	return all
 }
 
-func TestTokensOfAPrincipal(t *testing.T) {
+func TestPrincipalsTokensRotateAndExpire(t *testing.T) {
 	t.Parallel()
 	ctx, conn, name := t.Context(), pgtest.Connect(t, pgtest.Shared(t).Owner), fmt.Sprint("client-", pgtest.IDs(t))
 	budget := plant.Budget{Most: 500, Period: 90 * time.Minute}
@@ -110,7 +110,7 @@ func TestTokensOfAPrincipal(t *testing.T) {
 	}
 }
 
-func TestRejectedPrincipals(t *testing.T) {
+func TestBadPrincipalNamesAreRejected(t *testing.T) {
 	t.Parallel()
 	ctx, conn := t.Context(), pgtest.Connect(t, pgtest.Shared(t).Owner)
 	missing := fmt.Sprint("client-", pgtest.IDs(t))
@@ -133,7 +133,7 @@ func TestRejectedPrincipals(t *testing.T) {
 	}
 }
 
-func TestBudgets(t *testing.T) {
+func TestBudgetsAreSetAndReset(t *testing.T) {
 	t.Parallel()
 	ctx, conn, name := t.Context(), pgtest.Connect(t, pgtest.New(t).Owner), "jwt:shop" // nobody else moves the version
 	hourly, daily := plant.Budget{Most: 5, Period: time.Hour}, plant.Budget{Most: 7, Period: 24 * time.Hour}
@@ -176,7 +176,7 @@ func (c cutConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-func TestALostAnswerToACommit(t *testing.T) {
+func TestLostAnswerToANewTokenIsReported(t *testing.T) {
 	t.Parallel()
 	database, name := pgtest.Shared(t), fmt.Sprint("client-", pgtest.IDs(t))
 	config, err := pgx.ParseConfig(database.Owner)

@@ -9,7 +9,7 @@ import (
 	"plantstore/internal/pgtest"
 )
 
-func TestReady(t *testing.T) {
+func TestReadyNamesWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
 	s := newStore(t, database)
@@ -56,7 +56,7 @@ func TestReady(t *testing.T) {
 }
 
 // The schema's owner and a superuser can serve, too.
-func TestOneRoleServes(t *testing.T) {
+func TestOwnerAndSuperuserCanServe(t *testing.T) {
 	t.Parallel()
 	database := pgtest.Shared(t)
 	for _, url := range []string{database.Owner, database.Super} {

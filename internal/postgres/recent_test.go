@@ -9,7 +9,7 @@ import (
 )
 
 // Plants and principals keep out of batches for as long as they would harm others there.
-func TestWhoKeepsOutOfBatches(t *testing.T) {
+func TestHarmfulPlantsAndPrincipalsLeaveBatches(t *testing.T) {
 	t.Parallel()
 	type step struct {
 		plant plant.ID // 0: one that nobody asked for yet
@@ -77,7 +77,7 @@ func TestWhoKeepsOutOfBatches(t *testing.T) {
 	}
 }
 
-func TestRecent(t *testing.T) {
+func TestRecentValuesExpire(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var r recent[int, string]

@@ -60,7 +60,7 @@ func name(t *testing.T) string { return fmt.Sprint("token-", pgtest.IDs(t)) }
 
 const onePoll = time.Second + time.Millisecond // polls that somebody waits for are a second apart
 
-func TestTokensAreFollowed(t *testing.T) {
+func TestTokenChangesAreNoticed(t *testing.T) {
 	t.Parallel()
 	withTokens(t, pgtest.Shared(t), func(t *testing.T, db *DB, l *link, owner *pgx.Conn) {
 		authenticate(t, db, "unknown, and there is none", auth.NewToken(), onePoll, auth.ErrInvalidToken)
@@ -103,7 +103,7 @@ func TestTokensAreFollowed(t *testing.T) {
 
 // Unknown tokens cost one poll a second, however many they are. Without them a poll comes
 // every two seconds.
-func TestPollsAreRare(t *testing.T) {
+func TestTokenPollsAreRare(t *testing.T) {
 	t.Parallel()
 	withTokens(t, pgtest.Shared(t), func(t *testing.T, db *DB, l *link, owner *pgx.Conn) {
 		authenticate(t, db, "unknown", auth.NewToken(), onePoll, auth.ErrInvalidToken)
@@ -123,7 +123,7 @@ func TestPollsAreRare(t *testing.T) {
 
 // A database that is away never makes a token invalid. A snapshot that was not confirmed for
 // a while authenticates nobody.
-func TestTokensWithoutDatabase(t *testing.T) {
+func TestTokensDuringADatabaseOutage(t *testing.T) {
 	t.Parallel()
 	withTokens(t, pgtest.Shared(t), func(t *testing.T, db *DB, l *link, owner *pgx.Conn) {
 		token := create(t, owner, name(t), time.Time{}, plant.Budget{})
@@ -147,7 +147,7 @@ func TestTokensWithoutDatabase(t *testing.T) {
 	})
 }
 
-func TestLastUseIsNoted(t *testing.T) {
+func TestLastUseOfATokenIsRecorded(t *testing.T) {
 	t.Parallel()
 	withTokens(t, pgtest.New(t), func(t *testing.T, db *DB, l *link, owner *pgx.Conn) {
 		used := create(t, owner, "used", time.Time{}, plant.Budget{})
@@ -177,7 +177,7 @@ func TestLastUseIsNoted(t *testing.T) {
 
 // A process that was stopped after a poll does not take its answer for stale: the token would
 // be called invalid.
-func TestAPollAnswersHoweverLateItIsSeen(t *testing.T) {
+func TestLateTokenPollStillCounts(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		tokens := newTokens(&DB{limits: defaults})

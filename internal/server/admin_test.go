@@ -21,7 +21,7 @@ func adminAnswer(s *Server, method, target string) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-func TestOperatorsPages(t *testing.T) {
+func TestPagesOfTheOperatorsListener(t *testing.T) {
 	t.Parallel()
 	profiled := testConfig()
 	profiled.Profiles = true

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestDocsLoadFromHereOnly(t *testing.T) {
+func TestDocsLoadOwnFilesOnly(t *testing.T) {
 	t.Parallel()
 	s := New(testConfig())
 	page, described := s.ask(t, request{method: "GET", target: "/docs"}), s.ask(t, request{method: "GET", target: "/openapi.yaml"})
@@ -70,7 +70,7 @@ func TestDocsLoadFromHereOnly(t *testing.T) {
 }
 
 // A browser that has a page gets a 304.
-func TestPagesThatAreKnown(t *testing.T) {
+func TestCachedDocsGet304(t *testing.T) {
 	t.Parallel()
 	s := New(testConfig())
 	tags := make(map[string]string)

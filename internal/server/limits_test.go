@@ -32,7 +32,7 @@ func (s *Server) wantRejected(t *testing.T, reason string, want int) {
 
 // Good tokens of both kinds pass beside any number of bad ones from the same address, and
 // bad ones are rejected without a pause.
-func TestFailuresAreLimitedForEachAddress(t *testing.T) {
+func TestFailedAuthenticationsAreLimitedForEachAddress(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := testConfig()
@@ -80,7 +80,7 @@ func TestFailuresAreLimitedForEachAddress(t *testing.T) {
 	})
 }
 
-func TestAddressesOfClients(t *testing.T) {
+func TestClientAddressesBehindProxies(t *testing.T) {
 	t.Parallel()
 	proxies := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8:ffff::1/128")}
 	const direct, proxy = "192.0.2.1:1111", "10.0.0.1:1111"
@@ -167,7 +167,7 @@ func TestRateLimitOfAPrincipal(t *testing.T) {
 
 // At the limit, connections wait until one is closed, and the end does not wait for them.
 // Slow deletions are answered.
-func TestMaxConnections(t *testing.T) {
+func TestConnectionsAreLimited(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const slow = 28 * time.Second // more than net/http has for reading

@@ -75,7 +75,7 @@ func TestMetricsCountRequests(t *testing.T) {
 }
 
 // A first 504 is a rise only after a 0.
-func TestMetricsAreThereFromTheStart(t *testing.T) {
+func TestMetricsBeginAtZero(t *testing.T) {
 	t.Parallel()
 	s := New(testConfig())
 	for _, prefix := range []string{"plantstore_http_requests_total", "plantstore_deletions_total", "plantstore_deletion_duration_seconds_count",
@@ -93,7 +93,7 @@ func TestMetricsAreThereFromTheStart(t *testing.T) {
 }
 
 // The last two buckets tell a request that took all of its timeout from longer ones.
-func TestBucketsReachTheTimeout(t *testing.T) {
+func TestLatencyBucketsReachTheTimeout(t *testing.T) {
 	t.Parallel()
 	for timeout, want := range map[time.Duration]string{10 * time.Second: "[0.0001 5 10 11]", 45 * time.Second: "[0.0001 30 45 46]", 10 * time.Minute: "[0.0001 300 600 601]"} {
 		got := buckets(timeout)
@@ -175,7 +175,7 @@ func TestEveryMetricCounts(t *testing.T) {
 }
 
 // Principals that choose their own names, and those beyond a number, get no label.
-func TestPrincipalsWithLabels(t *testing.T) {
+func TestMetricsLabelLimitedPrincipals(t *testing.T) {
 	t.Parallel()
 	s := New(testConfig())
 	s.metrics.principal(auth.JWTPrefix + "mallory").Inc()

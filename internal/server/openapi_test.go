@@ -86,7 +86,7 @@ var causes = map[string]error{
 	"unknown":               fmt.Errorf("%w: %w", plant.ErrUnknown, plant.ErrUnavailable),
 }
 
-func TestOpenAPIHasTheCatalogue(t *testing.T) {
+func TestOpenAPIHasEveryErrorCode(t *testing.T) {
 	t.Parallel()
 	documented, catalogued := make(map[string]errorBody), make(map[string]errorBody)
 	for _, response := range deletion().Responses.Map() {
@@ -126,7 +126,7 @@ func errorOf(t *testing.T, example any) errorBody {
 }
 
 // A deletion that is tried can end with every error but these.
-func TestOutcomesOfDeletionsAreCounted(t *testing.T) {
+func TestMetricsHaveEveryOutcomeOfADeletion(t *testing.T) {
 	t.Parallel()
 	before := []string{"malformed_credentials", "bad_id", "bad_key", "no_credentials", "invalid_token", "scope_missing", "no_route", "bad_method",
 		"precondition_failed", "body_too_large", "too_many_failures", "too_fast", "keys_unknown"}
@@ -167,7 +167,7 @@ func TestOpenAPIHasTheAnswersOfNetHTTP(t *testing.T) {
 }
 
 // README.md has each code with its status, in order.
-func TestREADMEHasTheCatalogue(t *testing.T) {
+func TestREADMEHasEveryErrorCode(t *testing.T) {
 	t.Parallel()
 	var want, got []string
 	for _, r := range catalogue {

@@ -22,7 +22,7 @@ func slowPlants(d time.Duration) fakePlants {
 	}
 }
 
-func TestEndIsGraceful(t *testing.T) {
+func TestShutdownIsGraceful(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := testConfig()
@@ -76,7 +76,7 @@ func TestEndIsGraceful(t *testing.T) {
 	})
 }
 
-func TestEndDoesNotWaitForEver(t *testing.T) {
+func TestShutdownDoesNotWaitForEver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := testConfig()
@@ -123,7 +123,7 @@ func TestServeReportsALostListener(t *testing.T) {
 
 // A client that says nothing, sends its body bit by bit, never reads its answer or has no
 // further request loses its connection after a while.
-func TestSlowClientsAreCut(t *testing.T) {
+func TestSlowClientsAreDisconnected(t *testing.T) {
 	t.Parallel()
 	const head = " HTTP/1.1\r\nHost: plants.example\r\n"
 	for _, tt := range []struct {

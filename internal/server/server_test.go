@@ -16,7 +16,7 @@ import (
 	"plantstore/internal/plant"
 )
 
-func TestAnswersToOutcomes(t *testing.T) {
+func TestEachOutcomeHasItsAnswer(t *testing.T) {
 	t.Parallel()
 	deletedAt := time.Date(2026, 11, 20, 10, 30, 0, 0, time.FixedZone("CET", 3600))
 	midnight := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // in a synctest bubble
@@ -116,7 +116,7 @@ func TestAuthentication(t *testing.T) {
 	}
 }
 
-func TestOrderOfChecks(t *testing.T) {
+func TestRequestChecksRunInOrder(t *testing.T) {
 	t.Parallel()
 	// Each request has every fault that a later one has.
 	const badKey, badLength, badMatch = "Idempotency-Key: a b", "Content-Length: 5000", `If-Match: "v7"`
@@ -160,7 +160,7 @@ func recorder() (Config, <-chan plant.Deletion) {
 	return c, deletions
 }
 
-func TestPreconditions(t *testing.T) {
+func TestPreconditionHeaders(t *testing.T) {
 	t.Parallel()
 	for headers, want := range map[string]int{
 		`If-Match: "v7"`: 41200, `If-Match: W/"v7"`: 41200, `If-Match: "v7", "v8"`: 41200, "If-Match: *\r\nIf-Match: \"v7\"": 41200, "If-Match:": 41200, "If-Match: v7": 41200,
@@ -175,7 +175,7 @@ func TestPreconditions(t *testing.T) {
 	}
 }
 
-func TestDeletionHasWhatTheRequestSaid(t *testing.T) {
+func TestDeletionHasTheRequestsValues(t *testing.T) {
 	t.Parallel()
 	c, deletions := recorder()
 	s := New(c)
@@ -197,7 +197,7 @@ func TestDeletionHasWhatTheRequestSaid(t *testing.T) {
 }
 
 // What the router makes of a path is no other id than the one that was written there.
-func TestIDInThePath(t *testing.T) {
+func TestPlantIDInThePath(t *testing.T) {
 	t.Parallel()
 	s := New(testConfig())
 	for id, want := range map[string]int{ // plant.ParseID has its own test
@@ -210,7 +210,7 @@ func TestIDInThePath(t *testing.T) {
 	}
 }
 
-func TestIdempotencyKey(t *testing.T) {
+func TestIdempotencyKeyHeader(t *testing.T) {
 	t.Parallel()
 	long, visible := strings.Repeat("k", 255), "!#$%&'()*+,-./09:;<=>?@AZ[\\]^_az{|}~\""
 	for sent, want := range map[string]string{ // empty: 40002
@@ -232,7 +232,7 @@ func TestIdempotencyKey(t *testing.T) {
 
 var uuidV7 = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
 
-func TestRequestID(t *testing.T) {
+func TestRequestIDHeader(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("r", 128)
 	c, deletions := recorder()
@@ -256,7 +256,7 @@ func TestRequestID(t *testing.T) {
 	}
 }
 
-func TestRoutes(t *testing.T) {
+func TestRoutesAndMethods(t *testing.T) {
 	t.Parallel()
 	s := New(testConfig())
 	for want, requests := range map[string][]string{
@@ -279,7 +279,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-func TestBodyOfARequest(t *testing.T) {
+func TestRequestBodyIsLimited(t *testing.T) {
 	t.Parallel()
 	s := New(testConfig())
 	for _, tt := range []struct {

@@ -119,7 +119,7 @@ func deleteOver(t *testing.T, c *http.Client, body io.Reader) (*http.Response, e
 	return answer, nil
 }
 
-func TestTLS(t *testing.T) {
+func TestTLSVersionsOfClients(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name    string

@@ -29,7 +29,7 @@ func TestChangedSourceIsBuilt(t *testing.T) {
 	}
 }
 
-func TestOverlay(t *testing.T) {
+func TestOverlayHasTheEdits(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	if err := os.WriteFile(filepath.Join(root, "a.go"), []byte("one two two three"), 0o600); err != nil {

@@ -18,8 +18,8 @@ func start(t *testing.T, script string) *Program {
 	return p
 }
 
-// TestUntilProgramExits waits for a program that has exited: that fails at once, with its log.
-func TestUntilProgramExits(t *testing.T) {
+// TestUntilEndsWhenTheProgramExits waits for a program that has exited: that fails at once, with its log.
+func TestUntilEndsWhenTheProgramExits(t *testing.T) {
 	t.Parallel()
 	p := start(t, "echo cannot raise FD limit; exit 3")
 	<-p.Done()
@@ -32,7 +32,7 @@ func TestUntilProgramExits(t *testing.T) {
 	}
 }
 
-func TestEndOfProgram(t *testing.T) {
+func TestProgramEnd(t *testing.T) {
 	t.Parallel()
 	if err := start(t, "exec sleep 600").End(syscall.SIGKILL, time.Minute); err != nil {
 		t.Errorf("SIGKILL: got error %v, want none", err)

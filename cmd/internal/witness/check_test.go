@@ -28,8 +28,8 @@ func without(n int) Entry {
 	return Entry{By: principal, Key: "made-by-the-server", Request: RequestID(1, n)}
 }
 
-// TestCheck goes through histories of plant 1 in a store that had plants 1 and 2.
-func TestCheck(t *testing.T) {
+// TestCheckHistoriesOfAPlant goes through histories of plant 1 in a store that had plants 1 and 2.
+func TestCheckHistoriesOfAPlant(t *testing.T) {
 	t.Parallel()
 	const keyless = true
 	for _, test := range []struct {
@@ -105,8 +105,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCheckPlantsThatNobodyAskedFor is about everything but a client's plants.
-func TestCheckPlantsThatNobodyAskedFor(t *testing.T) {
+// TestCheckPlantsWithoutARequest is about everything but a client's plants.
+func TestCheckPlantsWithoutARequest(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name  string

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 
 // The server ends with the command, also where the reader of the output goes away, as a
 // pager does that is ended.
-func TestNothingIsLeftBehind(t *testing.T) {
+func TestRunLeavesNoServer(t *testing.T) {
 	t.Parallel()
 	for _, isRead := range []bool{true, false} {
 		t.Run(fmt.Sprint("with somebody who reads: ", isRead), func(t *testing.T) {

@@ -117,7 +117,7 @@ func TestUnfitTablesAreNamed(t *testing.T) {
 	}
 }
 
-// What a stolen password of the service can do, and can't.
+// A stolen password of the service allows these statements, and no others.
 func TestRightsOfTheService(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)

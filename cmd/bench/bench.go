@@ -40,7 +40,7 @@ type contender struct {
 
 const plantstore, otherBuild, bareName = "plantstore", "the other build", "bare handler"
 
-// A row is one of the table, and what was measured for it.
+// A row is a row of the table, with its measurements.
 type row struct {
 	name, title   string
 	delay, commit time.Duration // of a round trip to the database; of each commit
@@ -193,7 +193,8 @@ func (b *bench) measureRow(ctx context.Context, r *row) error {
 	return nil
 }
 
-// referredTrials has rates as shares of those with no plant referred to.
+// referredTrials returns trials with referred-to plants. Their rates are shares of the rates
+// without any such plant.
 func referredTrials(contenders []*contender, clients int) (trials []*trial) {
 	if clients != 8 && clients != 32 {
 		return nil

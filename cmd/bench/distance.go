@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A piece is what a client sent at once.
+// A piece is the bytes that a client sent with one write.
 type piece struct {
 	due  time.Time
 	to   net.Conn
 	data []byte // nil: the client hung up
 }
 
-// serveDistance is a network between the contenders and their database: what clients of the
-// listener send reaches the socket target a delay later. What the server sends reaches them at
-// once: a client can't distinguish that from half of the delay each way.
+// serveDistance is a network between the contenders and their database. Bytes from clients of
+// the listener reach the socket target a delay later. Bytes from the server reach the clients
+// at once: a client can't distinguish that from half of the delay each way.
 func serveDistance(listener net.Listener, target string, delay time.Duration) {
 	// All pieces have the same delay, so they are due in the order in which they came.
 	pieces := make(chan piece, 4096)

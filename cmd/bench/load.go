@@ -15,7 +15,7 @@ import (
 //go:embed load.lua
 var script []byte
 
-// A load is what wrk measured.
+// A load is a measurement of wrk.
 type load struct {
 	Requests, Microseconds, P50, P99 int64
 	Refused, Broken                  int64 // answers from 400 on; requests without an answer

@@ -30,7 +30,7 @@ func cpuTime(pid int) (total time.Duration) {
 	return total
 }
 
-// resetPeakMemory makes peakMemory start again from what is resident now.
+// resetPeakMemory makes peakMemory start again from the present resident memory.
 func resetPeakMemory(pid int) error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
 }
@@ -41,7 +41,7 @@ func peakMemory(pid int) float64 {
 	return kb / 1024
 }
 
-// match returns what the group of a pattern has in a file, or "?".
+// match returns the text in a file that the group of a pattern matches, or "?".
 func match(file, pattern string) string {
 	b, _ := os.ReadFile(file)
 	found := append(regexp.MustCompile(pattern).FindStringSubmatch(string(b)), "", "")

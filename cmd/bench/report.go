@@ -36,7 +36,7 @@ func (r *row) find(fits func(*trial) bool) *trial {
 	return nil
 }
 
-// markdown writes the table of shares, and what is behind each row.
+// markdown writes the table of shares, and the measurements of each row.
 func markdown(rows []*row, clients []int) string {
 	var b strings.Builder
 	line := func(title string, cell func(clients int) string) {

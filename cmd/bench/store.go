@@ -105,7 +105,7 @@ func (s *store) addItems(ctx context.Context, watched bool) error {
 
 const firstReferred = 50
 
-// refer has one plant in so many referred to, or none. It is one in so many of any walk, too.
+// refer makes rows refer to one plant in every, or to none. Any walk meets them as often.
 func (s *store) refer(ctx context.Context, every int64) error {
 	err := s.execute(ctx, `CREATE TABLE IF NOT EXISTS public.orders (plant_id bigint PRIMARY KEY REFERENCES public.plants)`, `TRUNCATE public.orders`)
 	if err != nil || every == 0 {
@@ -114,7 +114,7 @@ func (s *store) refer(ctx context.Context, every int64) error {
 	return s.execute(ctx, fmt.Sprintf(`INSERT INTO public.orders SELECT id FROM public.plants WHERE id %% %d = %d`, every, firstReferred), `ANALYZE public.orders`)
 }
 
-// url is what a contender connects with, through the socket in folder if that is not empty.
+// url returns a contender's database URL, through the socket in folder if that is not empty.
 func (s *store) url(folder string) string {
 	direct := s.server.URL("plantstore_app", s.name)
 	if folder == "" {

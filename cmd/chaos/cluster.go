@@ -25,8 +25,8 @@ import (
 // any moment without losing one. Commits that were not acknowledged may survive or be lost,
 // and may be read before that is decided: the service has to cope with it.
 //
-// fsync is off: killed processes lose nothing that they wrote. What a power failure does is
-// not tested here.
+// fsync is off: killed processes lose nothing that they wrote. Power failures are not tested
+// here.
 type cluster struct {
 	log   io.Writer
 	nodes []*node
@@ -176,8 +176,7 @@ func (c *cluster) failover(ctx context.Context, silently bool) error {
 }
 
 // loseUnreplicated stops the standby, cancels the waits for it for a while, and then fails
-// over to it: what was committed meanwhile is lost. It reports false when there was no wait to
-// cancel.
+// over to it. The commits meanwhile are lost. It returns false if there was no wait to cancel.
 func (c *cluster) loseUnreplicated(ctx context.Context, d time.Duration) (bool, error) {
 	c.mu.Lock()
 	standby := c.nodes[1-c.primary].server

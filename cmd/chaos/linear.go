@@ -34,7 +34,7 @@ const (
 	present  reference = "present"
 )
 
-// A final is what the database holds of the plant in the end. It is the last operation.
+// A final is the state of the plant in the database in the end. It is the last operation.
 type final struct {
 	there     bool
 	deletions int
@@ -183,7 +183,7 @@ func (o op) endless() bool {
 // linearTimeout limits the search for an order. Scenarios are short: it takes milliseconds.
 const linearTimeout = time.Minute
 
-// order looks for an order of a scenario's operations that ends with what the database holds.
+// order looks for an order of a scenario's operations that ends in the state of the database.
 func order(t *scenario, end final) porcupine.CheckResult {
 	var operations []porcupine.Operation
 	for _, o := range t.ops {
@@ -197,7 +197,7 @@ func order(t *scenario, end final) porcupine.CheckResult {
 	return porcupine.CheckOperationsTimeout(contract(), operations, linearTimeout)
 }
 
-// finalOf is what the database holds of a plant.
+// finalOf returns the final state of a plant in the database.
 func finalOf(s witness.State, plant int64) final {
 	l := final{there: s.Plants[plant], deletions: len(s.Ledger[plant])}
 	for _, e := range slices.Concat(s.Ledger[plant], s.Refusals[plant]) {

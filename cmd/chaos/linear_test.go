@@ -32,7 +32,8 @@ func made(do action) op    { return op{Do: do, Made: true} }
 func notMade(do action) op { return op{Do: do} }
 func lostOp(do action) op  { return op{Do: do, Lost: true} }
 
-// TestCheckerOrdersSequentialOperations goes through histories of one plant whose operations follow each other.
+// TestCheckerOrdersSequentialOperations has histories of one plant with one operation after the
+// other.
 func TestCheckerOrdersSequentialOperations(t *testing.T) {
 	t.Parallel()
 	// ends has a plant's deletions, and outcomes by key.
@@ -114,8 +115,8 @@ func TestCheckerOrdersSequentialOperations(t *testing.T) {
 	}
 }
 
-// TestCheckerOrdersOverlappingOperations has two operations that can only be in the order in which
-// they did not begin.
+// TestCheckerOrdersOverlappingOperations has two operations whose only possible order is not
+// the order of their starts.
 func TestCheckerOrdersOverlappingOperations(t *testing.T) {
 	t.Parallel()
 	end := final{deletions: 1, outcomes: [scenarioKeys + 1]int{1: 204, 3: 40402}}
@@ -130,7 +131,7 @@ func TestCheckerOrdersOverlappingOperations(t *testing.T) {
 	}
 }
 
-// TestCheckerFindsALateDeletion has a refusal, after which an attempt that came late deleted the plant.
+// TestCheckerFindsALateDeletion has a refusal. Afterwards a late attempt deleted the plant.
 func TestCheckerFindsALateDeletion(t *testing.T) {
 	t.Parallel()
 	e := events{scenarios: []scenario{{plant: 1, ops: []op{

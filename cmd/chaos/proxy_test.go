@@ -98,8 +98,8 @@ func TestProxyCutsConnections(t *testing.T) {
 	}
 }
 
-// TestProxyDeliversHeldBytesAfterAClose checks that what was kept back arrives afterwards, though its sender has
-// closed the connection.
+// TestProxyDeliversHeldBytesAfterAClose checks that held bytes arrive afterwards, though their
+// sender has closed the connection.
 func TestProxyDeliversHeldBytesAfterAClose(t *testing.T) {
 	t.Parallel()
 	for name, keepBack := range map[string]func(*proxy) (end func()){

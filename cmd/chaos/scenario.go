@@ -235,8 +235,8 @@ func (h *actor) try(ctx context.Context, do action) (made bool, err error) {
 		}
 		return len(done.Plants) > 0, err
 	}
-	// What was seen without being changed may not be on the standby: the commit of a message
-	// waits for all that came before it.
+	// A change that this transaction only saw may not be on the standby yet. The commit of a
+	// message waits until it is.
 	const message = `SELECT pg_logical_emit_message(true, 'chaos', '')`
 	var changes pgx.Batch
 	changes.Queue(statement, h.plant)

@@ -30,7 +30,8 @@ func TestKubernetesHasTheAlertRules(t *testing.T) {
 	}
 }
 
-// Failed are all 5xx but locks and unknown keys. Good are 204, and what is final about a plant.
+// The rule counts all 5xx as failed but locks and unknown keys. It counts 204 and the final
+// refusals as good.
 func TestAvailabilityRuleHasEveryErrorCode(t *testing.T) {
 	t.Parallel()
 	var failed []string

@@ -133,8 +133,8 @@ func TestKubernetesSettingsAreValid(t *testing.T) {
 	}
 }
 
-// What a variable names as a file is mounted from a Secret, and so is what the
-// operator reads the same role's password from.
+// Each file that a variable names is mounted from a Secret. The database operator reads the
+// role's password from the same Secret.
 func TestKubernetesMountsItsSecrets(t *testing.T) {
 	t.Parallel()
 	all, pods, _ := manifests(t)
@@ -203,8 +203,8 @@ func TestKubernetesConnectionsAndTimeoutsFit(t *testing.T) {
 	}
 }
 
-// Pods are what the Pod Security Standard "restricted" wants, and more. Ports have the numbers
-// that the program listens on, and everything else names them.
+// Pods meet the Pod Security Standard "restricted". Container ports have the numbers that the
+// program listens on. Probes, services and policies refer to the ports by name.
 func TestKubernetesPortsProbesAndRightsFit(t *testing.T) {
 	t.Parallel()
 	all, pods, settings := manifests(t)

@@ -180,8 +180,8 @@ func changed(parsed *kong.Context) (settings []any) {
 	return settings
 }
 
-// A service is what the settings of serve or dev ask for. What is no setting, such as the log
-// and the repositories, is missing.
+// A service has the configurations from the settings of serve or dev. Fields that are no
+// settings, such as the log and the repositories, are empty.
 type service struct {
 	database postgres.Config
 	server   server.Config

@@ -39,7 +39,7 @@ func restored(t *testing.T, dump string) pgtest.Database {
 }
 
 // This version migrates a database of each released version, answers its keys, and restores
-// what it recorded. So it does beside a later version, whose migration it does not know.
+// its deletions. It also does so beside a later version, whose migration it does not know.
 func TestUpgradeFromReleasedVersions(t *testing.T) {
 	t.Parallel()
 	dumps, err := filepath.Glob("testdata/database-*.sql")

@@ -19,7 +19,7 @@ func TestVersionCommand(t *testing.T) {
 	}
 }
 
-// Whatever names the version names that of the program.
+// All files that name the version name that of the program.
 func TestVersionIsTheSameEverywhere(t *testing.T) {
 	t.Parallel()
 	for file, pattern := range map[string]string{

@@ -74,7 +74,8 @@ const (
 	adopted  = `CREATE TABLE plants (id bigint PRIMARY KEY, name text); INSERT INTO plants VALUES (1, 'fern'); ALTER TABLE plants OWNER TO `
 )
 
-// Whoever runs it, the roles can do their job afterwards, and running it again changes nothing.
+// After any permitted role runs the file, both roles can do their job. Running it again changes
+// nothing.
 func TestRolesFileGrantsWhatTheRolesNeed(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
@@ -169,8 +170,8 @@ func TestKubernetesMakesTheRoles(t *testing.T) {
 	}
 }
 
-// A managedRole is a role as CloudNativePG keeps it. What is not said is false, but for
-// inherit, which is true: so it has to be said.
+// A managedRole is a role in CloudNativePG's manifest. An attribute without a value is false,
+// except inherit, which is true. So the manifest has to set inherit.
 type managedRole struct {
 	Name                                                    string
 	Login, Inherit                                          bool

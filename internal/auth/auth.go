@@ -13,7 +13,7 @@ import (
 // ScopeDelete allows deleting plants.
 const ScopeDelete = "plants:delete"
 
-// A Principal is a client, whichever of its tokens it sends.
+// A Principal is a client. All of its tokens have the same principal.
 type Principal struct {
 	Name   string
 	Scopes []string

@@ -237,7 +237,7 @@ func TestJWTsOfKnownProvidersAreAccepted(t *testing.T) {
 	}
 }
 
-// The scope of another resource that is called like ours allows nothing.
+// A scope of another resource allows nothing, even if it has the same name.
 func TestScopeOfAnotherResourceAllowsNothing(t *testing.T) {
 	t.Parallel()
 	p := authtest.New(t)

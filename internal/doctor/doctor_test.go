@@ -385,7 +385,7 @@ func TestDoctorFindsForeignKeysWithoutIndex(t *testing.T) {
 	}
 }
 
-// What takes settings of the server.
+// These accidents need other settings of the server, so they have a server of their own.
 func TestDoctorChecksSettingsOfTheServer(t *testing.T) {
 	t.Parallel()
 	s, err := localpg.Start(t.Context(), localpg.Options{Settings: map[string]string{"fsync": "off", "max_prepared_transactions": "5", "max_connections": "20"}})

@@ -1,7 +1,7 @@
 package doctor
 
-// What migration 00006 grants. The catalogue is read without names, which a role without USAGE
-// on a schema could not resolve.
+// rights compares the service's rights with the grants of migration 00006. It reads the
+// catalogue without names, which a role without USAGE on a schema could not resolve.
 const rights = `
 	WITH missing AS (
 		SELECT w.privilege, 'SCHEMA ' || w.name AS object FROM (VALUES ('USAGE', 'public'), ('USAGE', 'plantstore')) w (privilege, name)

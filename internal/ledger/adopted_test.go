@@ -28,8 +28,8 @@ func numbered(n int, format string) string {
 	return strings.Join(parts, ", ")
 }
 
-// Rows of the tables that stores have come back exactly, whatever settings the sessions have
-// that delete and restore them.
+// Rows of common kinds of tables are restored exactly, with any settings in the sessions that
+// delete and restore them.
 func TestTablesOfAllKindsAreRestoredExactly(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)

@@ -50,7 +50,8 @@ func cascaded(t *testing.T, conn *pgx.Conn) []string {
 	return all
 }
 
-// What leaves or changes by itself is not recorded, also in the transaction of a deletion.
+// Rows that leave or change without their plant are not recorded, even in the transaction of a
+// deletion.
 func TestOnlyCascadesOfPlantsAreRecorded(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
@@ -229,7 +230,7 @@ func TestWatchGivesUpOnALockedTable(t *testing.T) {
 }
 
 // Foreign keys of other kinds may be there, or come later, and tables get other parents and
-// columns: the deletion goes on, and whoever asks is told what is not recorded.
+// columns. Deletions continue, and Watched names what is not recorded.
 func TestDeletionsContinueWhenWatchedTablesChange(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
@@ -275,7 +276,7 @@ func TestDeletionsContinueWhenWatchedTablesChange(t *testing.T) {
 }
 
 // Stores have foreign keys, partitions and triggers in many ways. Each case deletes plants and
-// restores some of them. A restore replaces only what the foreign key itself left in a column.
+// restores some of them. A restore replaces only values that the foreign key left in a column.
 func TestRestoreWithCascades(t *testing.T) {
 	t.Parallel()
 	const two = `CREATE TABLE t (id int PRIMARY KEY, a bigint REFERENCES plants ON DELETE CASCADE, b bigint REFERENCES plants ON DELETE %s); SELECT plantstore.watch('t'); INSERT INTO t VALUES (1, 1, 2); `
@@ -352,7 +353,7 @@ func TestRestoreWithCascades(t *testing.T) {
 	}
 }
 
-// A restore names what is in its way, and does what flags allow.
+// A restore names each obstacle, and continues if a flag allows it.
 func TestRestoreWithCascadesIsRefused(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)

@@ -33,7 +33,7 @@ func (f *failure) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQ
 
 func (f *failure) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// Whichever statement fails, its error is returned, and not that of a later one.
+// Each statement that fails returns its own error, not that of a later statement.
 func TestFailedStatementsReturnTheirOwnErrors(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)

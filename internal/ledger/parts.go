@@ -88,8 +88,8 @@ func (p *part) join() string {
 	return strings.Join(same, " AND ")
 }
 
-// parts reads what is to come back with plants: plants first, then other rows in the order in
-// which a table or column was first recorded. The tables keep their columns from now on.
+// parts reads the rows to restore: plants first, then other rows in the order in which a table
+// or column was first recorded. From now on, nobody can change the tables' columns.
 func (r *restore) parts(ctx context.Context, plants []Deletion) (inserted, changed []*part, err error) {
 	several, err := r.keys(ctx, `SELECT format('%s: %s', relation, key) FROM plantstore.recorded WHERE deletion_id = ANY ($1) AND ($2 OR types IS NOT NULL)
 		GROUP BY relation, key, changed HAVING count(DISTINCT CASE WHEN changed IS NULL THEN literal ELSE `+readable("content")+` ->> changed END) > 1 ORDER BY 1`, idsOf(plants), !r.options.PlantsOnly)
@@ -374,8 +374,8 @@ func (r *restore) compare(ctx context.Context, p *part) error {
 	return err
 }
 
-// update is SQL that gives a changed column its value back, where it still has what the foreign
-// key left. A later deletion may have left the same.
+// update returns SQL that gives a changed column its earlier value, if it still has the value
+// that the foreign key left. A later deletion may have left the same value.
 func (p *part) update(c column, ids string) string {
 	unchanged := fmt.Sprintf("p.%s IS NOT DISTINCT FROM (%s)", c.quoted(), p.became)
 	const newest = "NOT EXISTS (SELECT FROM plantstore.cascaded l WHERE l.key = e.key AND l.relation = e.relation AND l.changed = e.changed AND l.deletion_id > e.deletion_id)"

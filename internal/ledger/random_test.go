@@ -167,8 +167,8 @@ func (s *randomStore) restore(ids []int64) bool {
 	return !ok
 }
 
-// Whatever a deletion takes from watched tables comes back with the plants, at once or plant
-// by plant. PLANTSTORE_TEST_SCHEMAS is how many stores are tried.
+// Rows of watched tables that leave with plants come back with them, all at once or plant by
+// plant. PLANTSTORE_TEST_SCHEMAS is the number of random stores.
 func TestRandomStoresAreRestored(t *testing.T) {
 	t.Parallel()
 	schemas, err := strconv.Atoi(cmp.Or(os.Getenv("PLANTSTORE_TEST_SCHEMAS"), "24"))

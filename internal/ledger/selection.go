@@ -49,8 +49,8 @@ func (r *restore) lockEntries(ctx context.Context, s Selection) (entries []Delet
 	return entries, deletedAgain, cmp.Or(err, r.refused())
 }
 
-// selected returns the ids of a selection. What the criteria select is without plants that came
-// back and were deleted again later, by anybody.
+// selected returns the ids of a selection. Criteria leave out plants that came back and were
+// deleted again later, by anybody.
 func (r *restore) selected(ctx context.Context, s Selection) (ids []int64, deletedAgain int, err error) {
 	ids = slices.Clone(s.IDs)
 	if len(s.IDs)+len(s.Plants) > 0 {

@@ -16,7 +16,7 @@ func Watch(ctx context.Context, conn *pgx.Conn, table string) ([]string, error) 
 }
 
 // Unwatch ends the watch of a table and of those that are watched through it, and returns
-// them. What was recorded stays.
+// them. Their records stay.
 func Unwatch(ctx context.Context, conn *pgx.Conn, table string) ([]string, error) {
 	return change(ctx, conn, `SELECT t::text FROM plantstore.unwatch($1::oid::regclass) t ORDER BY 1`, table)
 }

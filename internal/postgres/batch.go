@@ -33,8 +33,8 @@ type batchResult struct {
 	queued  time.Duration
 }
 
-// A batcher deletes plants in batches, each one statement and one transaction. Nobody waits
-// for a batch to fill: what comes while batches are under way makes up the next.
+// A batcher deletes plants in batches, each one statement and one transaction. No deletion
+// waits for a batch to fill: those that arrive while batches are under way form the next one.
 type batcher struct {
 	db      *DB
 	slots   int                // batches that may be under way
@@ -122,7 +122,7 @@ func (b *batcher) next() []*batchItem {
 	return batch
 }
 
-// run makes a batch, and has another goroutine go on with what came meanwhile.
+// run executes a batch. Another goroutine then executes the deletions that arrived meanwhile.
 func (b *batcher) run(batch []*batchItem) {
 	b.execute(batch)
 	b.mu.Lock()
@@ -140,7 +140,7 @@ func (b *batcher) run(batch []*batchItem) {
 	}()
 }
 
-// another makes a batch of what waits, if one may begin.
+// another executes a batch of the waiting deletions, if one may begin.
 func (b *batcher) another() {
 	b.mu.Lock()
 	batch := b.next()
@@ -150,7 +150,7 @@ func (b *batcher) another() {
 	}
 }
 
-// transact makes a batch on a connection of the pool, and gives each item its result.
+// transact executes a batch on a connection of the pool, and gives each item its result.
 func (b *batcher) transact(items []*batchItem) {
 	ctx, cancel := context.WithTimeout(context.Background(), b.db.limits.batch)
 	conn, err := b.db.batch.Acquire(ctx)
@@ -169,9 +169,9 @@ func (b *batcher) transact(items []*batchItem) {
 	b.attempt(items, time.Now().Add(b.db.limits.batch), func(items []*batchItem) ([]int64, error) { return b.send(conn.Conn(), items) })
 }
 
-// attempt deletes the plants of items in one transaction. After a refusal its parts are tried
-// until end, down to each item alone. After a wait that was too long, the items have to find
-// out by themselves which of them it was.
+// attempt deletes the plants of items in one transaction. After a refusal it tries parts of the
+// batch until end, down to each item alone. After a wait that was too long, each item has to
+// try alone: nobody knows which one caused the wait.
 func (b *batcher) attempt(items []*batchItem, end time.Time, send func([]*batchItem) (gone []int64, err error)) {
 	if time.Now().After(end) {
 		b.answer(items, batchBusy, context.DeadlineExceeded)

@@ -25,8 +25,8 @@ func (b *batcher) hold() (release func()) {
 	}
 }
 
-// What waits makes up another batch beside those under way, as long as a slot is free, once it
-// is enough or has waited long enough.
+// Waiting deletions form another batch beside those under way if a slot is free, and if they
+// are many or have waited long enough.
 func TestBatchBeginsWhenFullOrOld(t *testing.T) {
 	t.Parallel()
 	const (
@@ -114,8 +114,8 @@ func TestRequestDoesNotWaitForTheRestOfItsBatch(t *testing.T) {
 	})
 }
 
-// The parts of a batch with a refusal are tried for as long as a batch may take: the plant that
-// the error names and the others, or else halves. What is left then has to go alone.
+// The parts of a refused batch are tried until the batch's time is over: the plant that the
+// error names and the others, or else halves. The remaining deletions then go alone.
 func TestPartsOfARefusedBatchAreRetried(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -80,7 +80,7 @@ func hasty() *limits {
 	return &l
 }
 
-// A primary that is demoted and promoted again: no connection from between is kept.
+// A primary is demoted and promoted again. No connection from the time between is kept.
 func TestConnectionsToADemotedPrimaryAreDropped(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
@@ -96,7 +96,7 @@ func TestConnectionsToADemotedPrimaryAreDropped(t *testing.T) {
 	s.expect(t, s.of(id, "key"), "deleted")
 }
 
-// The server knows what each pool waits for at most.
+// Each pool's sessions have its limits as their settings.
 func TestEachPoolSetsItsLimits(t *testing.T) {
 	t.Parallel()
 	l := patient
@@ -216,8 +216,8 @@ func TestDeletionsThroughAPooler(t *testing.T) {
 	}
 }
 
-// Vault makes roles that live for an hour. The file's role is read for each connection, and where
-// that fails the last one stays. One that is dropped fails each of its connections once.
+// Vault makes roles that live for an hour. The service reads the role from the file for each
+// connection. If that fails, it uses the last one. A dropped role fails each connection once.
 func TestReplacedRoleIsReadForEachConnection(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
@@ -273,15 +273,15 @@ func ownServer(t *testing.T) (*localpg.Server, pgtest.Database) {
 	return server, pgtest.Database{Super: server.URL("postgres", "plantstore"), App: server.URL("plantstore_app", "plantstore")}
 }
 
-// A commit that did not wait for its synchronous standby to the end is not believed, nor is an
-// outcome that was read then.
+// If a commit does not wait for its synchronous standby to the end, the service does not trust
+// it. Neither does it trust an outcome that was read then.
 func TestCommitWithoutItsStandbyIsNotTrusted(t *testing.T) {
 	t.Parallel()
 	_, database := ownServer(t)
 	s := newStore(t, database)
 	id := s.plant(t, 1)
-	// When the setting is seen the checkpointer has been told, too, which tells commits to
-	// wait, and has looked when a checkpoint begins.
+	// Only the checkpointer makes commits wait. It has read the setting when it begins a
+	// checkpoint.
 	require := func(standby string) {
 		s.exec(t, `ALTER SYSTEM SET synchronous_standby_names = '`+standby+`'`)
 		s.exec(t, `SELECT pg_reload_conf()`)

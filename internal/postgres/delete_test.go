@@ -39,9 +39,8 @@ func TestDeletionIsRecordedAndReplayed(t *testing.T) {
 	}
 }
 
-// Each refusal is returned without a key, and with one it is final: it is returned again when its
-// cause is gone and the plant is there, until another key is sent. The log has what the server
-// said: its message, SQLSTATE and where it was raised.
+// Requests with and without a key get each refusal. A key's refusal is final, even after its
+// cause is gone and the plant is there. The log has the server's message, SQLSTATE and context.
 func TestRefusalsAreFinal(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
@@ -104,7 +103,8 @@ func trigger(body string) string {
 		CREATE TRIGGER rule BEFORE DELETE ON public.plants FOR EACH ROW EXECUTE FUNCTION public.rule()`
 }
 
-// What may be over soon, or somebody has to fix, is never a no, and nothing is recorded.
+// An error that may be over soon, or that an operator has to fix, is no refusal and is not
+// recorded.
 func TestTemporaryErrorsAreNotRecorded(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
@@ -168,8 +168,8 @@ func TestConcurrentRequestsWithOneKey(t *testing.T) {
 	}
 }
 
-// A batch of plants that go, were refused, are missing or take others along: each request gets its
-// own outcome. Two requests for a plant are never in one batch: both would be told that they deleted it.
+// A batch has plants that are deleted, refused, missing or that take others along. Each request
+// gets its own outcome. Two requests for one plant are never in one batch: both would get a 204.
 func TestBatchReturnsEachPlantsOutcome(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, pgtest.New(t))
@@ -228,7 +228,7 @@ func (s *store) together(deletions ...plant.Deletion) []<-chan string {
 	return results
 }
 
-// begin sends a deletion. Its result is what made attempts fail, and the outcome.
+// begin sends a deletion. Its result has the reasons of failed attempts, and the outcome.
 func (s *store) begin(ctx context.Context, d plant.Deletion) <-chan string {
 	result := make(chan string, 1)
 	go func() {

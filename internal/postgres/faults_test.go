@@ -21,13 +21,13 @@ import (
 	"plantstore/internal/plant"
 )
 
-// Wherever the connection breaks in a deletion's exchange with the database, no answer lies:
-// not by what the database has then, not by what arrives later, and not by what the same key
-// is answered afterwards.
+// The connection may break at any message between a deletion and the database, and yet the
+// answer is true: it agrees with the database, with late statements, and with the key's later
+// answers.
 //
-// Each play is given once unbroken, which counts its messages, and then once for each message
-// of both directions and each way to break there. After the answer every plant is planted
-// again and may be deleted; only then arrives what was held back. A sample of about 60 cases is
+// The test runs each play once unbroken to count its messages. Then it runs it once for each
+// message of both directions and each way to break there. After the answer every plant is
+// planted again and may be deleted. Only then do held bytes arrive. A sample of about 60 cases is
 // tried; PLANTSTORE_TEST_EVERY_FAULT=5 tries every fifth, and 1 all of them.
 func TestEveryConnectionFault(t *testing.T) {
 	t.Parallel()
@@ -177,8 +177,8 @@ func newStage(t *testing.T, database pgtest.Database) *stage {
 
 const patience = 10 * time.Second // of a request, simulated
 
-// give gives a play, and returns how many messages passed, how many breaches did not come
-// about, and what was a lie.
+// give runs a play. It returns how many messages passed, how many breaches did not happen, and
+// which answers were wrong.
 func (s *stage) give(t *testing.T, p play, b *breach) (passed [2]int, missed int, lies []string) {
 	t.Helper()
 	ids := make([]int64, len(p.want))
@@ -310,7 +310,7 @@ func (s *stage) request(t *testing.T, p play, ids []int64, name string, keySent 
 	return results
 }
 
-// A sight is what the database has of a plant and its key.
+// A sight is the state of a plant and its key in the database.
 type sight struct {
 	there   bool
 	by      string // the request that deleted it under the key

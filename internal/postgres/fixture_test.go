@@ -56,13 +56,13 @@ func limitedStore(t *testing.T, l limits, in ...pgtest.Database) *store {
 	return s.on(opened(t, Config{URL: s.url, limits: &l}))
 }
 
-// on is the store as another service has it.
+// on returns the same store with another service.
 func (s store) on(db *DB) *store {
 	s.DB, s.Plants = db, db.Plants()
 	return &s
 }
 
-// opened opens a service with what a test's configuration leaves open.
+// opened opens a service with a test's configuration and defaults for the fields it leaves empty.
 func opened(t *testing.T, c Config) *DB {
 	t.Helper()
 	c.limits = cmp.Or(c.limits, &patient)

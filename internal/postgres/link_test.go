@@ -55,8 +55,8 @@ const (
 
 func (d direction) String() string { return [...]string{"request", "answer"}[d] }
 
-// A breach hits the connection that passes a number of messages in one direction. What
-// follows them does not arrive.
+// A breach hits the connection that passes a number of messages in one direction. Later
+// messages do not arrive.
 type breach struct {
 	direction direction
 	after     int
@@ -151,7 +151,7 @@ func (l *link) pids() (pids []int32) {
 	return pids
 }
 
-// finish has all that was held arrive and ends the connections that fell silent.
+// finish delivers all held bytes and ends the connections that fell silent.
 func (l *link) finish() {
 	l.mu.Lock()
 	mute := l.mute
@@ -248,8 +248,8 @@ func (c *linkConn) completed(d direction) bool {
 	return false
 }
 
-// meet is what a breach does to the server's side. What arrived is executed before it returns,
-// unless the server is left in the dark.
+// meet breaks the server's side. The server first executes what arrived, unless it does not
+// learn of the breach.
 func (c *linkConn) meet() {
 	switch {
 	case c.broken.mute():
@@ -270,7 +270,7 @@ func (c *linkConn) drain() {
 	c.Conn.Close()
 }
 
-// deliver has what was held arrive.
+// deliver sends the held bytes to the server.
 func (c *linkConn) deliver() {
 	c.deliverOnce.Do(func() {
 		c.link.mu.Lock()
@@ -282,7 +282,7 @@ func (c *linkConn) deliver() {
 	})
 }
 
-// deliverDue has arrive what is due now.
+// deliverDue delivers the held bytes that are due now.
 func (l *link) deliverDue(exchangeEnded bool) {
 	l.mu.Lock()
 	var due []*linkConn
@@ -367,8 +367,8 @@ func (c *linkConn) Read(b []byte) (int, error) {
 	}
 }
 
-// SetDeadline sets what nobody keeps, in simulated time. A connection that works has no
-// deadline that a stalled machine could miss.
+// SetDeadline sets a deadline in simulated time, which only a silent connection keeps. A
+// stalled machine could miss the deadline of one that works.
 func (c *linkConn) SetDeadline(t time.Time) error {
 	_ = c.Conn.SetDeadline(overOrNone(t)) // it may be closed already
 	return c.nobody.SetDeadline(t)

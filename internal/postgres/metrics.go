@@ -4,7 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics count what deletions meet in the database. The server counts their outcomes.
+// metrics count the attempts and batches of deletions. The server counts their outcomes.
 type metrics struct {
 	failed  *prometheus.CounterVec // by a meaning's word
 	size    prometheus.Histogram

@@ -11,7 +11,7 @@ import (
 	"plantstore/internal/pgtest"
 )
 
-// What deletions meet in the database is counted, and Collect shows it.
+// Failed attempts, retries and waits of deletions are counted, and Collect shows them.
 func TestEveryMetricCounts(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)

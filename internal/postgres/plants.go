@@ -22,7 +22,7 @@ type Plants struct {
 	inFlight  *semaphore.Weighted       // deletions in batches or waiting for one
 	onePlant  slots[plant.ID]           // one request for a plant at a time
 	oneBudget slots[string]             // one attempt at a time for a principal with a budget
-	memory    memory                    // of what would harm the batches of others
+	memory    memory                    // of plants and principals that would harm others' batches
 	usedUp    recent[string, time.Time] // budgets of principals, with the end of the period
 }
 
@@ -55,7 +55,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 	return e.result, err
 }
 
-// An execution is one deletion with what is known of it so far.
+// An execution is the state of one deletion while it runs.
 type execution struct {
 	plants   *Plants
 	deletion plant.Deletion
@@ -91,7 +91,7 @@ func (e *execution) run(ctx context.Context) error {
 	}
 }
 
-// try makes one attempt, and remembers what would harm the batches of others.
+// try makes one attempt. It remembers a plant or principal that would harm others' batches.
 func (e *execution) try(ctx context.Context) (m meaning, err error) {
 	p, d := e.plants, &e.deletion
 	if e.limited {
@@ -166,7 +166,8 @@ func (e *execution) tryAlone(ctx context.Context, pool *pgxpool.Pool, timeout, l
 	began = time.Now()
 	m, err := deleteOne(ctx, conn, &e.deletion, lock)
 	if took := time.Since(began) - time.Duration(p.db.roundTrip.Load()); e.suspect && took > p.db.limits.batchStatement/8 {
-		// It made its batch slow, as where a foreign key has no index, and would the next.
+		// The deletion made its batch slow, as a foreign key without an index does, and would make
+		// the next one slow.
 		p.memory.slow(e.deletion.Principal)
 	}
 	return m, err
@@ -226,7 +227,7 @@ func (e *execution) refusal(m meaning, cause error) error {
 	}
 	p, principal := e.plants, e.deletion.Principal
 	pg, ok := errors.AsType[*pgconn.PgError](cause)
-	if !ok { // from memory
+	if !ok { // usedUp rejected the attempt, not the database
 		until, _ := p.usedUp.get(principal)
 		return &plant.OverBudgetError{Until: until}
 	}

@@ -36,7 +36,7 @@ type Principal struct {
 	Tokens    []Token      // newest first; none for a principal of JWTs
 }
 
-// A Token is what is stored of a token. The token itself is not.
+// A Token has the stored facts about a token. The token itself is not stored.
 type Token struct {
 	Scopes     []string
 	CreatedAt  time.Time
@@ -143,8 +143,8 @@ func RevokeTokens(ctx context.Context, conn *pgx.Conn, name string) (revoked int
 }
 
 // SetBudget sets a principal's deletion budget. Zero removes it: a principal of JWTs then has
-// the service's default. What was used of the period counts, unless the new period is shorter
-// than what is left of it. A principal of JWTs need not exist; for others SetBudget returns
+// the service's default. Deletions in the present period count, unless the new period is
+// shorter than the rest of it. A principal of JWTs need not exist; for others SetBudget returns
 // ErrNoPrincipal.
 func SetBudget(ctx context.Context, conn *pgx.Conn, name string, budget plant.Budget) error {
 	return inTx(ctx, conn, func(tx pgx.Tx) error {

@@ -18,14 +18,14 @@ const (
 	onSoloPool        // likewise, with time to wait for a lock or a slow trigger
 )
 
-// A memory has what would harm the batches of others, for a short time.
+// A memory has the plants and principals that would harm others' batches, for a short time.
 type memory struct {
 	plants     recent[plant.ID, route] // that were locked, slow or refused
 	principals recent[string, conduct]
 	limits     *limits
 }
 
-// A conduct is how a principal's last deletions went.
+// A conduct has the results of a principal's last deletions.
 type conduct struct {
 	refused uint8     // of the last eight, a bit for each
 	slow    time.Time // until then, one that was locked or slow keeps the principal out of batches
@@ -83,7 +83,8 @@ type timed[V any] struct {
 	until time.Time
 }
 
-// maxRecent limits how many keys are remembered. What is not remembered is learned again.
+// maxRecent limits how many keys are remembered. A forgotten key is added again after the next
+// failure.
 const maxRecent = 10_000
 
 // add remembers a value until a time, or until the key's earlier value ends if that is later.

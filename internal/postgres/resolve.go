@@ -12,7 +12,7 @@ import (
 	"plantstore/internal/plant"
 )
 
-// A resolution is what the ledger knows of a deletion.
+// A resolution is the ledger's answer about a deletion.
 type resolution struct {
 	code int
 	at   time.Time

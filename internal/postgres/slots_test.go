@@ -6,7 +6,7 @@ import (
 	"testing/synctest"
 )
 
-// Each key has its own slots, first come, first served. Who gives up keeps nobody waiting.
+// Each key has its own slots, first come, first served. A request that gives up blocks no other.
 func TestSlotsAreFirstComeFirstServed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

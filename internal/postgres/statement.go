@@ -10,9 +10,9 @@ import (
 	"plantstore/internal/plant"
 )
 
-// Conditions of every deletion, beside the set_config that tells the trigger who requests. They
-// are evaluated once, before the trigger, and prove that it will record the deletion: it is
-// enabled, and it was found after the table was locked.
+// Conditions of every deletion, beside the set_config that names the requests for the trigger.
+// They are evaluated once, before the trigger, and prove that it will record the deletion: it
+// is enabled, and it was found after the table was locked.
 const conditions = `
 	AND EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'public.plants'::regclass AND tgname = 'record_deletion' AND tgenabled IN ('O', 'A'))
 	AND current_setting('transaction_isolation') = 'read committed' AND current_setting('session_replication_role') <> 'replica'`
@@ -77,8 +77,8 @@ func deleteMany(ctx context.Context, conn *pgx.Conn, deletions []*plant.Deletion
 	return gone, err
 }
 
-// requests is the setting plantstore.requests, see migrations/00004_record_deletions.sql. Who has a
-// budget deletes alone.
+// requests is the setting plantstore.requests, see migrations/00004_record_deletions.sql.
+// Deletions of a principal with a budget go alone.
 func requests(deletions ...*plant.Deletion) string {
 	b := append(make([]byte, 0, 160*len(deletions)), '{')
 	row := func(value func(*plant.Deletion) []byte) {

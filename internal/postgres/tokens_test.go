@@ -41,7 +41,7 @@ func create(t *testing.T, owner *pgx.Conn, name string, expires time.Time, budge
 	return token
 }
 
-// authenticate checks what comes of a token, and how long that takes at most.
+// authenticate checks the result of a token, and how long that takes at most.
 func authenticate(t *testing.T, db *DB, what, token string, within time.Duration, want error) auth.Principal {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
@@ -153,7 +153,7 @@ func TestLastUseOfATokenIsRecorded(t *testing.T) {
 		used := create(t, owner, "used", time.Time{}, plant.Budget{})
 		create(t, owner, "unused", time.Time{}, plant.Budget{})
 		authenticate(t, db, "used", used, onePoll, nil)
-		// What cannot be recorded at first is recorded later, by a commit that waits for no standby.
+		// A last use that cannot be recorded is recorded later, by a commit that waits for no standby.
 		execute(t, owner, `ALTER TABLE plantstore.tokens ADD CONSTRAINT unused CHECK (last_used_at IS NULL)`)
 		time.Sleep(defaults.noteUses + defaults.poll)
 		synctest.Wait()

@@ -134,7 +134,7 @@ func TestMetricsCountDeletions(t *testing.T) {
 	}
 }
 
-// What is never counted here may be counted nowhere.
+// A metric that stays at zero in this test may be counted nowhere.
 func TestEveryMetricCounts(t *testing.T) {
 	t.Parallel()
 	c := testConfig()

@@ -1,7 +1,7 @@
 // Package server is the HTTP side: it makes a plant.Deletion of a request, and an answer of
 // its outcome. Every error answer of the public listener is written by one function, from
-// one table (errors.go). What net/http rejects by itself, such as a request that is not
-// HTTP, gets plain text.
+// one table (errors.go). Requests that net/http rejects by itself, such as those
+// that are not HTTP, get plain text.
 package server
 
 import (

@@ -196,7 +196,7 @@ func TestDeletionHasTheRequestsValues(t *testing.T) {
 	}
 }
 
-// What the router makes of a path is no other id than the one that was written there.
+// The router must not turn a path into another id than the one in it.
 func TestPlantIDInThePath(t *testing.T) {
 	t.Parallel()
 	s := New(testConfig())

@@ -33,7 +33,7 @@ func ledgerOf(t *testing.T) (owner *pgx.Conn, expect func(code int, stdout, stde
 
 func TestDeletionsListAndShow(t *testing.T) {
 	t.Parallel()
-	_, expect := ledgerOf(t)
+	owner, expect := ledgerOf(t)
 	expect(0, `ID  PLANT  NAME       DELETED AT            BY                     REQUEST  STATE
 4   14     Fern <14>  2026-07-01T16:00:00Z  shop                   r-4      deleted
 3   13     Fern <13>  2026-07-01T15:00:00Z  role plantstore_owner  -        deleted
@@ -70,17 +70,11 @@ created_at  timestamp with time zone  "2026-01-01T00:00:00\+00:00"
 	expect(0, `.*refused +40401\nrefused at +20\S+Z\nasked by +shop\nrequest +r-5\n.*`, "", "deletions", "show", "5")
 	expect(0, `\{\n  "id": 4,\n.*"literal": "\(14,\\"Fern <14>\\",\\"2026-01-01 00:00:00\+00\\"\)",\n.*\}\n`, "", "deletions", "show", "4", "--json")
 	expect(1, "", `plantstore: there is no deletion 9: see 'plantstore deletions list'\n`, "deletions", "show", "9")
-	expecting(t, pgtest.Empty(t).Owner)(1, "", `plantstore: ERROR: relation "plantstore.deletions" does not exist .*'plantstore migrate up'\n`, "deletions", "list")
-}
 
-// What a terminal would obey or hide is escaped in values as in names.
-func TestDeletionsShowEscapesValues(t *testing.T) {
-	t.Parallel()
-	database := pgtest.New(t)
-	owner := pgtest.Connect(t, database.Owner)
-	execute(t, owner, `ALTER TABLE plants ADD j json; INSERT INTO plants (id, name, j) VALUES (1, E'ä \u0085\u009b31m \u202e \u2066 \U000e0001', E'{"a":\n1}'); DELETE FROM plants`)
-	expect := expecting(t, database.Owner)
-	expect(0, `.*\nname +text +"ä \\u0085\\u009b31m \\u202e \\u2066 \\udb40\\udc01"\n.*\nj +json +\{"a": 1\}\n`, "", "deletions", "show", "1")
+	// What a terminal would obey or hide is escaped in values as in names.
+	execute(t, owner, `ALTER TABLE plants ADD j json; INSERT INTO plants (id, name, j) VALUES (1, E'ä \u0085\u009b31m \u202e \u2066 \U000e0001', E'{"a":\n1}'); DELETE FROM plants`, pgx.QueryExecModeSimpleProtocol)
+	expect(0, `.*\nname +text +"ä \\u0085\\u009b31m \\u202e \\u2066 \\udb40\\udc01"\n.*\nj +json +\{"a": 1\}\n`, "", "deletions", "show", "6")
+	expecting(t, pgtest.Empty(t).Owner)(1, "", `plantstore: ERROR: relation "plantstore.deletions" does not exist .*'plantstore migrate up'\n`, "deletions", "list")
 }
 
 // A command whose output cannot be written, from its beginning or at its end, does not succeed.

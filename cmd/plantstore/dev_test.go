@@ -79,15 +79,16 @@ func TestDevEndsWhenInterruptedBeforeItServes(t *testing.T) {
 	}
 }
 
-// dev uses any port where the usual one is taken, unless the port was asked for.
-func TestListenOrAny(t *testing.T) {
+// dev uses any port where the usual one is taken, unless the port was asked for. serve never does.
+func TestServeAndDevReportAPortInUse(t *testing.T) {
 	t.Parallel()
-	taken, err := listen("--addr", "127.0.0.1:0")
+	l, err := listen("--addr", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer taken.Close()
-	free, err := listenOrAny("--addr", "", taken.Addr().String())
+	defer l.Close()
+	taken := l.Addr().String()
+	free, err := listenOrAny("--addr", "", taken)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,8 +96,10 @@ func TestListenOrAny(t *testing.T) {
 	if host, _, _ := net.SplitHostPort(free.Addr().String()); host != "127.0.0.1" {
 		t.Errorf("got %s, want a port of 127.0.0.1", free.Addr())
 	}
-	if l, err := listenOrAny("--addr", taken.Addr().String(), "127.0.0.1:0"); err == nil {
-		l.Close()
-		t.Errorf("got %s, want an error", l.Addr())
+	want := "plantstore: --addr (PLANTSTORE_ADDR): listen tcp " + taken + ": bind: address already in use\n"
+	for _, args := range [][]string{{"serve", "--database-url=host=h"}, {"dev"}} {
+		if _, stderr, code := command(t, append(args, "--addr="+taken)...); code != 1 || !strings.HasSuffix(stderr, want) {
+			t.Errorf("%s: got exit code %d, %q; want 1, %q", args[0], code, stderr, want)
+		}
 	}
 }

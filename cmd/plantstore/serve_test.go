@@ -75,19 +75,6 @@ func TestServeWaitsForMigrationThenDeletes(t *testing.T) {
 	}
 }
 
-func TestServeReportsAPortInUse(t *testing.T) {
-	t.Parallel()
-	l, err := listen("--addr", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, stderr, code := command(t, "serve", "--database-url=host=h", "--addr="+l.Addr().String())
-	if want := "plantstore: --addr (PLANTSTORE_ADDR): listen tcp " + l.Addr().String() + ": bind: address already in use\n"; code != 1 || stderr != want {
-		t.Errorf("got exit code %d, %q; want 1, %q", code, stderr, want)
-	}
-}
-
 // The reader of the log may end, as journald does when it crashes: the service goes on.
 func TestServeOutlivesTheReaderOfItsLog(t *testing.T) {
 	t.Parallel()
@@ -123,16 +110,7 @@ func TestServeSendsTraces(t *testing.T) {
 		if err != nil || r.URL.Path != "/v1/traces" {
 			t.Errorf("the collector got %s, %v", r.URL.Path, err)
 		}
-		for _, spans := range request.ResourceSpans {
-			for _, a := range spans.Resource.Attributes {
-				arrived <- a.Key + "=" + a.Value.GetStringValue()
-			}
-			for _, scope := range spans.ScopeSpans {
-				for _, span := range scope.Spans {
-					arrived <- span.Name
-				}
-			}
-		}
+		arrived <- strings.Join(strings.Fields(request.String()), " ") // its blanks vary
 	}))
 	t.Cleanup(collector.Close)
 	s := serving(t, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.URL, "OTEL_RESOURCE_ATTRIBUTES=deployment.environment=test"},
@@ -143,35 +121,20 @@ func TestServeSendsTraces(t *testing.T) {
 	send(t, http.MethodGet, s.public+"/plants/1", "")
 	s.stop(t, syscall.SIGTERM) // the last spans are sent before the end
 	close(arrived)
-	got := map[string]bool{}
-	for a := range arrived {
-		got[a] = true
+	got := ""
+	for request := range arrived {
+		got += request
 	}
-	for _, want := range []string{"service.name=plantstore", "deployment.environment=test", "GET /plants/:id"} {
-		if !got[want] {
-			t.Errorf("the collector got %v, want %s among it", got, want)
+	for _, want := range []string{`key:"service.name" value:{string_value:"plantstore"}`, `key:"deployment.environment" value:{string_value:"test"}`, `name:"GET /plants/:id"`} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the collector got %s, want %s in it", got, want)
 		}
 	}
 }
 
 func TestServeReportsTracesItCannotSend(t *testing.T) {
 	t.Parallel()
-	secret := "OTEL_EXPORTER_OTLP_HEADERS=authorization=secret"
-	for variables, want := range map[string]string{
-		"OTEL_TRACES_EXPORTER=pigeon":                                                          `OTEL_TRACES_EXPORTER is "pigeon": traces are sent with otlp only`,
-		"OTEL_EXPORTER_OTLP_ENDPOINT=http://c OTEL_EXPORTER_OTLP_PROTOCOL=grpc":                `OTEL_EXPORTER_OTLP_PROTOCOL is "grpc": traces are sent with http/protobuf only`,
-		"OTEL_EXPORTER_OTLP_ENDPOINT=http://c OTEL_EXPORTER_OTLP_CERTIFICATE=/nonexistent":     "read tls ca cert file",
-		"OTEL_EXPORTER_OTLP_ENDPOINT=http://c OTEL_EXPORTER_OTLP_HEADERS=authorization%secret": "parse headers",
-		"OTEL_EXPORTER_OTLP_ENDPOINT=http://c OTEL_TRACES_SAMPLER=pigeon":                      "unsupported sampler: pigeon",
-		"OTEL_EXPORTER_OTLP_ENDPOINT=localhost:4318":                                           "OTEL_EXPORTER_OTLP_ENDPOINT is not a URL such as http://collector:4318",
-		"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=127.0.0.1:4318/secret":                             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is not a URL such as http://collector:4318",
-	} {
-		stderr, code := runProgram(t, append([]string{secret}, strings.Fields(variables)...), "serve", "--database-url=host=/nonexistent", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0")
-		if code != exitUsage || !strings.HasPrefix(stderr, "plantstore: OTEL_") || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 || strings.Contains(stderr, "secret") {
-			t.Errorf("%s: got exit code %d, %q; want %d and one line with %q and no secret", variables, code, stderr, exitUsage, want)
-		}
-	}
-	s := serving(t, []string{secret, "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1"}, "--database-url=host=/nonexistent")
+	s := serving(t, []string{"OTEL_EXPORTER_OTLP_HEADERS=authorization=secret", "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1"}, "--database-url=host=/nonexistent")
 	send(t, http.MethodGet, s.public+"/nowhere", "")
 	s.stop(t, syscall.SIGTERM)
 	if log := s.output(); !strings.Contains(log, `"level":"WARN","msg":"traces were not sent"`) || strings.Contains(log, "secret") {

@@ -10,21 +10,35 @@ import (
 	"plantstore/internal/readme"
 )
 
+// A bad variable ends the start with one line, which shows no secret.
 func TestBadVariablesAreRejected(t *testing.T) {
 	t.Parallel()
-	for variable, want := range map[string]string{
-		"PLANTSTORE_REQUEST_TIMEOUT=soon":      `plantstore: --request-timeout: expected duration but got "soon": time: invalid duration "soon" (from envar PLANTSTORE_REQUEST_TIMEOUT="soon")`,
-		"PLANTSTORE_LOG_LEVEL=loud":            `plantstore: --log-level: slog: level string "loud": unknown name (from envar PLANTSTORE_LOG_LEVEL="loud")`,
-		"DATABASE_URL=host=h\npassword=x":      `plantstore: DATABASE_URL has a line break or another control character in it: a database URL is one line`,
-		"DATABASE_URL_FILE=/nonexistent":       `plantstore: DATABASE_URL_FILE cannot be read: open /nonexistent: no such file or directory`,
-		"DATABASE_URL_FILE=/dev/null":          `plantstore: DATABASE_URL_FILE: the file /dev/null is empty`,
-		"DATABASE_URL=host=h keepalives=1":     `plantstore: DATABASE_URL sets keepalives, a parameter of libpq that this program does not support: remove it`,
-		"DATABASE_URL=host=h pool_max_conns=3": `plantstore: pool_max_conns is 3: the service needs at least 4 connections`,
+	const collector = "OTEL_EXPORTER_OTLP_ENDPOINT=http://c|"
+	for variables, want := range map[string]string{
+		"PLANTSTORE_REQUEST_TIMEOUT=soon":                             `--request-timeout: expected duration but got "soon": time: invalid duration "soon" (from envar PLANTSTORE_REQUEST_TIMEOUT="soon")`,
+		"PLANTSTORE_LOG_LEVEL=loud":                                   `--log-level: slog: level string "loud": unknown name (from envar PLANTSTORE_LOG_LEVEL="loud")`,
+		"DATABASE_URL=host=h\npassword=secret":                        `DATABASE_URL has a line break or another control character in it: a database URL is one line`,
+		"DATABASE_URL_FILE=/nonexistent":                              `DATABASE_URL_FILE cannot be read: open /nonexistent: no such file or directory`,
+		"DATABASE_URL_FILE=/dev/null":                                 `DATABASE_URL_FILE: the file /dev/null is empty`,
+		"DATABASE_URL=host=h keepalives=1":                            `DATABASE_URL sets keepalives, a parameter of libpq that this program does not support: remove it`,
+		"DATABASE_URL=host=h pool_max_conns=3":                        `pool_max_conns is 3: the service needs at least 4 connections`,
+		"OTEL_TRACES_EXPORTER=pigeon":                                 `OTEL_TRACES_EXPORTER is "pigeon": traces are sent with otlp only`,
+		collector + "OTEL_EXPORTER_OTLP_PROTOCOL=grpc":                `OTEL_EXPORTER_OTLP_PROTOCOL is "grpc": traces are sent with http/protobuf only`,
+		collector + "OTEL_EXPORTER_OTLP_CERTIFICATE=/nonexistent":     `OTEL_* variables: read tls ca cert file`,
+		collector + "OTEL_EXPORTER_OTLP_HEADERS=authorization%secret": `OTEL_* variables: parse headers`,
+		collector + "OTEL_TRACES_SAMPLER=pigeon":                      `OTEL_* variables: unsupported sampler: pigeon`,
+		"OTEL_EXPORTER_OTLP_ENDPOINT=localhost:4318":                  `OTEL_EXPORTER_OTLP_ENDPOINT is not a URL such as http://collector:4318`,
+		"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=127.0.0.1:4318/secret":    `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is not a URL such as http://collector:4318`,
 	} {
-		t.Run(variable, func(t *testing.T) {
+		t.Run(variables, func(t *testing.T) {
 			t.Parallel()
-			if stderr, code := runProgram(t, []string{variable}, "serve", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0"); code != exitUsage || stderr != want+"\n" {
-				t.Errorf("got exit code %d, %q\nwant          %d, %q and no more", code, stderr, exitUsage, want)
+			all := append([]string{"OTEL_EXPORTER_OTLP_HEADERS=authorization=secret"}, strings.Split(variables, "|")...)
+			if !strings.Contains(variables, "DATABASE_URL") {
+				all = append(all, "DATABASE_URL=host=/nonexistent")
+			}
+			stderr, code := runProgram(t, all, "serve", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0")
+			if code != exitUsage || !strings.HasPrefix(stderr, "plantstore: "+want) || strings.Count(stderr, "\n") != 1 || strings.Contains(stderr, "secret") {
+				t.Errorf("got exit code %d, %q\nwant          %d, one line with %q and no secret", code, stderr, exitUsage, want)
 			}
 		})
 	}

@@ -40,9 +40,11 @@ func TestOverloadIsRejected(t *testing.T) {
 		}
 		time.Sleep(defaults.queue)
 		synctest.Wait()
-		if p.batches.running != 1 || len(p.batches.queue) != 0 {
-			t.Errorf("%d batches, and %d deletions wait for another; want 1 and none", p.batches.running, len(p.batches.queue))
+		p.batches.mu.Lock()
+		if n := len(p.batches.queue); p.batches.running != 1 || n != 0 {
+			t.Errorf("%d batches, and %d deletions wait for another; want 1 and none", p.batches.running, n)
 		}
+		p.batches.mu.Unlock()
 		time.Sleep(time.Hour)
 	})
 }

@@ -220,8 +220,15 @@ func TestTokensComeFromAPrimary(t *testing.T) {
 	}
 	behind := standby.URL("plantstore_app", "plantstore")
 	lagging := opened(t, Config{URL: behind}).Tokens()
-	if err := lagging.poll(t.Context()); !errors.Is(err, errNoVersion) {
-		t.Errorf("a poll of the standby: %v; want %v", err, errNoVersion)
+	var known snapshot // from when it was the primary
+	if err := onStandby.QueryRow(t.Context(), `SELECT version FROM plantstore.tokens_version`).Scan(&known.version); err != nil {
+		t.Fatal(err)
+	}
+	for _, last := range []*snapshot{nil, &known} {
+		lagging.snapshot.Store(last)
+		if err := lagging.poll(t.Context()); !errors.Is(err, errNoVersion) {
+			t.Errorf("a poll of the standby after the snapshot %v: %v; want %v", last, err, errNoVersion)
+		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -217,7 +217,6 @@ func plantsOf(deletions []ledger.Deletion) (ids []int64) {
 func TestRestoreWaitsForATransaction(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Shared(t)
-	super := pgtest.Connect(t, db.Super)
 	for _, test := range []struct {
 		name, holds string // SQL of the other transaction, about plant #
 		cut         bool   // the connection of the restore ends
@@ -229,7 +228,7 @@ func TestRestoreWaitsForATransaction(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			owner, other, id := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner), pgtest.IDs(t)
+			owner, other, super, id := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Super), pgtest.IDs(t)
 			numbered := strings.NewReplacer("#", fmt.Sprint(id+1)).Replace
 			execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%[1]d, 'old'), (%[1]d + 1, 'old'); DELETE FROM plants WHERE id IN (%[1]d, %[1]d + 1)`, id))
 			execute(t, other, `BEGIN; `+numbered(test.holds))

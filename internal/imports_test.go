@@ -14,8 +14,8 @@ import (
 
 const module = "plantstore/"
 
-// mayImport is what each package may import of this module, outside its tests.
-// A package that is not here may not exist.
+// mayImport has the packages of this module that each package may import, outside its tests.
+// Every package has to be in the list.
 var mayImport = map[string][]string{
 	"cmd/plantstore":         {"internal/auth", "internal/doctor", "internal/ledger", "internal/localpg", "internal/migrate", "internal/plant", "internal/postgres", "internal/server"},
 	"cmd/chaos":              {"cmd/internal/programs", "cmd/internal/witness", "internal/ledger", "internal/localpg", "internal/migrate"},

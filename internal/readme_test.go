@@ -20,7 +20,7 @@ func exists(t *testing.T, name string) bool {
 
 var fence = regexp.MustCompile("(?ms)^ *```.*?^ *```$")
 
-// codeOf returns what a manual has marked as code: spans in sentences, and lines of blocks.
+// codeOf returns the code in a manual: spans in sentences, and lines of blocks.
 func codeOf(text string) []string {
 	var code []string
 	for _, block := range fence.FindAllString(text, -1) {

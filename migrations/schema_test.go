@@ -182,7 +182,7 @@ func TestRightsOfTheService(t *testing.T) {
 	)
 }
 
-// deletionFields is what a record says, without times.
+// deletionFields are the fields of a record, without times.
 const deletionFields = `SELECT format('%s by %s, request %s, key %s', plant_id, deleted_by, coalesce(request_id, '-'), coalesce(idempotency_key, '-')) FROM plantstore.deletions ORDER BY id`
 
 func TestLedgerRecordsPrincipalOrRole(t *testing.T) {

@@ -36,7 +36,7 @@ const (
 	lanes        // how many there are
 )
 
-// triggerOff is the kind of fault in which 50304 is right.
+// triggerOff is the only kind of fault during which 50304 is a right answer.
 const triggerOff = "trigger-off"
 
 // kinds returns all there are.
@@ -86,7 +86,7 @@ type injector struct {
 	faults []fault
 }
 
-// A fault is one that happened.
+// A fault is a record of a fault that happened.
 type fault struct {
 	kind string
 	witness.Span
@@ -95,10 +95,10 @@ type fault struct {
 // strikeTimeout limits one fault. None takes that long.
 const strikeTimeout = 3 * time.Minute
 
-// run makes faults of one lane's kinds happen for the run's duration, and on until each of
-// them has happened. The end of ctx ends it early. It returns when the last fault is over:
-// everything runs then. Each kind has its turn as often as the others, in random order. After
-// a fault the lane rests for half as long as it took, so that something works, too.
+// run makes faults of one lane's kinds happen until the run's duration is over and each of them
+// has happened. The end of ctx ends it early. It returns when the last fault is over and
+// everything runs. All kinds happen equally often, in random order. After a fault the lane
+// rests for half of the fault's time, so that requests also succeed.
 func (in *injector) run(ctx context.Context, kinds []kind, random *rand.Rand) error {
 	turn := in.every / time.Duration(len(kinds))
 	var rest time.Duration
@@ -178,8 +178,8 @@ func blackHole(ctx context.Context, in *injector, random *rand.Rand) (bool, erro
 	return true, nil
 }
 
-// lateBytes holds back what goes to the primary on the connections that are open now.
-// New connections work.
+// lateBytes holds back the bytes to the primary on the connections that are open now. New
+// connections work.
 func lateBytes(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
 	release := in.cluster.atPrimary().proxy.hold()
 	programs.Sleep(ctx, heldBack(random))

@@ -117,7 +117,7 @@ func (s plantState) change(o op) []plantState {
 		ok = o.Lost || o.Made != s.there
 		s.there = true
 	case restoreIt:
-		// A failover may also lose what prevented it.
+		// A failover may also lose the row that prevented the change.
 		ok = o.Lost || !o.Made || !s.there && s.deletions > 0
 		s.there = s.there || o.Lost || o.Made
 	case refer:
@@ -213,7 +213,7 @@ func finalOf(s witness.State, plant int64) final {
 	return l
 }
 
-// events are what happened in a run.
+// events has the deletions, scenarios and faults of a run.
 type events struct {
 	history   []witness.Deletion
 	scenarios []scenario

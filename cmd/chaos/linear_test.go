@@ -10,7 +10,7 @@ import (
 	"plantstore/cmd/internal/witness"
 )
 
-// Answers, by what they are.
+// Answers of the service.
 var (
 	yes         = witness.Answer{Status: 204}
 	replay      = witness.Answer{Status: 204, Replayed: true}
@@ -153,7 +153,7 @@ func TestCheckerFindsALateDeletion(t *testing.T) {
 	}
 }
 
-// TestCheckerAllows50304OnlyWithoutTheTrigger is about rule f and the code 50304.
+// TestCheckerAllows50304OnlyWithoutTheTrigger checks rule f for the code 50304.
 func TestCheckerAllows50304OnlyWithoutTheTrigger(t *testing.T) {
 	t.Parallel()
 	e := events{history: []witness.Deletion{{Plant: 1, Key: "key-1", Answers: []witness.Answer{

@@ -74,9 +74,8 @@ func (p *proxy) setTarget(target address) {
 	p.target = target
 }
 
-// cutAfter cuts every connection, open or new, once as many more bytes went in the direction
-// as left returns for it, until end is called. Those bytes still arrive. There is one cutAfter
-// at a time.
+// cutAfter cuts every connection, open or new, until end is called. left returns for each how
+// many more bytes still arrive in the direction. There is one cutAfter at a time.
 func (p *proxy) cutAfter(d direction, left func() int64) (end func()) {
 	set := func(draw func() *cut) {
 		p.mu.Lock()
@@ -102,9 +101,9 @@ func (p *proxy) blackHole() (end func()) {
 	return p.silent.Unlock
 }
 
-// hold keeps back what goes to the server on the connections that are open now, until release
-// is called. Then it arrives, also from a client that has closed its side and gone elsewhere.
-// release returns how often something was kept back. There is one hold at a time.
+// hold keeps back the bytes to the server on the connections that are open now, until release
+// is called. Then the bytes arrive, even if their client has closed its side. release returns
+// how often bytes were kept back. There is one hold at a time.
 func (p *proxy) hold() (release func() int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -116,7 +116,7 @@ func TestProxyDeliversHeldBytesAfterAClose(t *testing.T) {
 			if name == "hold" {
 				p.connect(t) // a new connection works
 			}
-			// If it is too short for something to come, the test only proves less.
+			// If this time is too short for bytes to arrive, the test proves less but does not fail.
 			if err := server.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
 				t.Fatal(err)
 			}

@@ -15,7 +15,7 @@ import (
 	"plantstore/cmd/internal/witness"
 )
 
-// A config says what a run is like.
+// A config has the flags of a run.
 type config struct {
 	duration time.Duration
 	seed     uint64

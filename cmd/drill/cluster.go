@@ -176,8 +176,8 @@ func urlOf(n *node, user, database string) string {
 	return fmt.Sprintf("postgres://%s@%s:5432/%s?connect_timeout=2&sslmode=disable", user, n.IP, database)
 }
 
-// makeStore makes the store's database, its roles and schema, and returns when all nodes
-// have them: where a standby has no such database yet, pgx asks no other server.
+// makeStore makes the store's database, its roles and schema. It returns when all nodes have
+// them: if a standby lacks the database, pgx asks no other server.
 func (c *cluster) makeStore(ctx context.Context) error {
 	primary, err := c.primary(ctx)
 	if err != nil {

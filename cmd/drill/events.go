@@ -19,7 +19,7 @@ import (
 	"plantstore/cmd/internal/witness"
 )
 
-// A drill is all that an event can happen to.
+// A drill has the cluster, the replicas and the clients of a drill.
 type drill struct {
 	*cluster
 	*front

@@ -47,7 +47,7 @@ func main() {
 	}
 }
 
-// A config says what a drill is like.
+// A config has the flags of a drill.
 type config struct {
 	events      []event
 	synchronous bool

@@ -73,7 +73,7 @@ func (m *machine) unplug(ctx context.Context) error {
 	return m.network.ip(ctx, "", "link set "+m.Name+" down")
 }
 
-// plug puts it back in.
+// plug connects the machine to the network again.
 func (m *machine) plug(ctx context.Context) error {
 	return m.network.ip(ctx, "", "link set "+m.Name+" up")
 }

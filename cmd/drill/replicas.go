@@ -51,7 +51,7 @@ type haproxyValues struct {
 	Replicas             []*replica
 }
 
-// startFront starts the replicas of this release, and HAProxy, and returns when all is ready.
+// startFront starts the replicas of this release and HAProxy. It returns when all are ready.
 func startFront(ctx context.Context, c *cluster) (*front, error) {
 	f := &front{cluster: c}
 	if err := f.setPassword(ctx, "first"); err != nil {

@@ -57,7 +57,7 @@ func startPrometheus(t *testing.T, admin string) watcher {
 	return watcher{"http://" + address}
 }
 
-// until asks Prometheus, which tells nobody by itself, until the answer is yes.
+// until polls Prometheus, which announces nothing, until the answer is yes.
 func (w watcher) until(t *testing.T, yes func() bool) {
 	t.Helper()
 	for !yes() {
@@ -69,7 +69,7 @@ func (w watcher) until(t *testing.T, yes func() bool) {
 	}
 }
 
-// get returns a part of what the API says.
+// get returns a part of the API's answer.
 func (w watcher) get(t *testing.T, path string, into any) {
 	if _, body, _, err := trySend(t.Context(), http.MethodGet, w.url+path, "", ""); err == nil {
 		_ = json.Unmarshal([]byte(body), into) // what is missing is asked for again
@@ -113,8 +113,8 @@ func (w watcher) wait(t *testing.T, fire bool, alerts ...string) {
 	})
 }
 
-// Alerts fire in a real Prometheus when a real service is in that trouble, and clear when it
-// is over. Each query of the dashboard finds something.
+// Alerts fire in a real Prometheus when a real service has the problem, and clear when it is
+// over. Each query of the dashboard has a result.
 func TestAlertsFire(t *testing.T) {
 	t.Parallel()
 	pg, err := localpg.Start(t.Context(), localpg.Options{Settings: pgtest.Settings()})

@@ -120,7 +120,7 @@ func (c *deletionsList) Run(ctx context.Context, console *console) error {
 	})
 }
 
-// writeElement writes the nth element of a JSON array, with what comes before it.
+// writeElement writes the nth element of a JSON array, with the bracket or comma before it.
 func writeElement(w io.Writer, n int, v any) error {
 	before := ",\n  "
 	if n == 1 {

@@ -78,7 +78,7 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 					return err
 				}
 			}
-			selection = ledger.Selection{} // what was agreed to
+			selection = ledger.Selection{} // the plants that the operator agreed to
 			for _, d := range planned.Plants {
 				selection.IDs = append(selection.IDs, d.ID)
 			}
@@ -94,7 +94,7 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 	})
 }
 
-// printPlants lists plants and what a person has to know of them.
+// printPlants lists plants, and warnings about them.
 func printPlants(w io.Writer, r ledger.Restored) error {
 	var lines []string
 	list := func(plants []ledger.Deletion, format string) {

@@ -71,13 +71,13 @@ created_at  timestamp with time zone  "2026-01-01T00:00:00\+00:00"
 	expect(0, `\{\n  "id": 4,\n.*"literal": "\(14,\\"Fern <14>\\",\\"2026-01-01 00:00:00\+00\\"\)",\n.*\}\n`, "", "deletions", "show", "4", "--json")
 	expect(1, "", `plantstore: there is no deletion 9: see 'plantstore deletions list'\n`, "deletions", "show", "9")
 
-	// What a terminal would obey or hide is escaped in values as in names.
+	// Characters that a terminal would obey or hide are escaped in values and in names.
 	execute(t, owner, `ALTER TABLE plants ADD j json; INSERT INTO plants (id, name, j) VALUES (1, E'ä \u0085\u009b31m \u202e \u2066 \U000e0001', E'{"a":\n1}'); DELETE FROM plants`, pgx.QueryExecModeSimpleProtocol)
 	expect(0, `.*\nname +text +"ä \\u0085\\u009b31m \\u202e \\u2066 \\udb40\\udc01"\n.*\nj +json +\{"a": 1\}\n`, "", "deletions", "show", "6")
 	expecting(t, pgtest.Empty(t).Owner)(1, "", `plantstore: ERROR: relation "plantstore.deletions" does not exist .*'plantstore migrate up'\n`, "deletions", "list")
 }
 
-// A command whose output cannot be written, from its beginning or at its end, does not succeed.
+// If a command can't write all of its output, it fails.
 func TestCommandsFailWhenOutputFails(t *testing.T) {
 	t.Parallel()
 	owner, _ := ledgerOf(t)

@@ -5,7 +5,7 @@ import "log/slog"
 // devAddr and devAdminAddr are where dev listens by default.
 const devAddr, devAdminAddr = "127.0.0.1:8080", "127.0.0.1:9090"
 
-// A devCommand has the same flags on every system. On some it only says what it would need.
+// A devCommand has the same flags on every system. Where dev can't run, it prints the reason.
 type devCommand struct {
 	Addr       string     `env:"PLANTSTORE_ADDR" help:"Address of the public listener. Default: ${dev_addr}, or any free port when that is taken."`
 	AdminAddr  string     `env:"PLANTSTORE_ADMIN_ADDR" help:"Address of the operators' listener. Default: ${dev_admin_addr}, or any free port when that is taken."`

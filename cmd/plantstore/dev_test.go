@@ -18,7 +18,8 @@ import (
 	"plantstore/internal/pgtest"
 )
 
-// What dev prints works when pasted, and nothing is left when the terminal is closed.
+// The commands that dev prints work when pasted. When the terminal is closed, dev leaves
+// nothing behind.
 func TestDevServesAndCleansUp(t *testing.T) {
 	t.Parallel()
 	folder, err := os.MkdirTemp("", "dev test-") // PostgreSQL's account has to be able to enter it

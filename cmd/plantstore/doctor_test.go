@@ -25,7 +25,7 @@ func TestDoctorCommand(t *testing.T) {
 	expect(0, "problems: 0, advice: 0\n", "", urls...)
 	expect(0, "[]\n", "", append(urls, "--json")...)
 
-	// A name that means something to a terminal is quoted.
+	// A name with a terminal's control characters is quoted.
 	execute(t, super, "CREATE TABLE \"a\x1b[2J\" (plant bigint UNIQUE REFERENCES plants ON DELETE CASCADE); ALTER TABLE plants DISABLE TRIGGER record_deletion")
 	const trigger = "problem: ledger-trigger: trigger record_deletion of public.plants is disabled: plants leave without a record, and the service deletes nothing\n" +
 		"    ALTER TABLE public.plants ENABLE TRIGGER record_deletion;\n"

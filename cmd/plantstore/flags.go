@@ -79,7 +79,7 @@ func (f *ownerFlags) connect(ctx context.Context) (*pgx.Conn, error) {
 	return postgres.Connect(ctx, f.owner.setting, f.owner.url)
 }
 
-// explained adds to an error of the owner's database what an operator can do about it.
+// explained adds advice for an operator to an error of the owner's database.
 func (f *ownerFlags) explained(err error) error {
 	_, connecting := errors.AsType[*pgconn.ConnectError](err)
 	pg, answered := errors.AsType[*pgconn.PgError](err)
@@ -167,7 +167,8 @@ func (n network) String() string { return netip.Prefix(n).String() }
 // An origin is a web page's origin on the command line.
 type origin string
 
-// UnmarshalText reads an origin, as browsers send it: nothing else would ever fit.
+// UnmarshalText reads an origin in the form that browsers send. Any other form would never
+// match.
 func (o *origin) UnmarshalText(text []byte) error {
 	s := strings.TrimSpace(string(text))
 	u, err := url.Parse(s)

@@ -21,10 +21,10 @@ import (
 	"plantstore/internal/readme"
 )
 
-// A part is of an object in deploy/kubernetes, or all of it.
+// A part is an object in deploy/kubernetes, or a piece of one.
 type part struct{ any }
 
-// at returns what is under keys and indexes, as "spec.ports.0".
+// at returns the part at a path of keys and indexes, such as "spec.ports.0".
 func (p part) at(path string) part {
 	for key := range strings.SplitSeq(path, ".") {
 		switch inside := p.any.(type) {

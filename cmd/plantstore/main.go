@@ -1,6 +1,6 @@
-// Command plantstore deletes plants over HTTP, and has what running that takes: migrations,
-// tokens, the ledger of deletions, a doctor, and a private database for trying it out. It is
-// wiring: one file a command, with the command's flags and output.
+// Command plantstore deletes plants over HTTP. It also has commands for migrations, tokens, the
+// ledger of deletions, a doctor, and a private database for trying it out. Each command has a
+// file with its flags and output.
 package main
 
 import (

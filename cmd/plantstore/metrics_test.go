@@ -23,7 +23,7 @@ import (
 // metricsManual is where the table of metrics is.
 const metricsManual = "deploy/docs/metrics.md"
 
-// The manual, the rules and the dashboard name what a service shows that has deleted a plant.
+// The manual, the rules and the dashboard name metrics that a service shows after a deletion.
 func TestMetricNamesMatchManualRulesAndDashboard(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)

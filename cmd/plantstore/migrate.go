@@ -107,7 +107,7 @@ type migratePlan struct {
 	JSON       bool `name:"json" xor:"form" help:"Print JSON."`
 }
 
-// Run shows what up would do.
+// Run shows the migrations that up would apply, and problems that prevent them.
 func (c *migratePlan) Run(ctx context.Context, console *console) error {
 	plan, err := migrate.Plan(ctx, c.owner.url)
 	if err != nil {

@@ -45,7 +45,7 @@ func TestManualListsEverySetting(t *testing.T) {
 }
 
 // A command is named as code: in a sentence, or in a block that shows a shell.
-// Named alone it has to exist; with flags or arguments it has to be right.
+// Without flags or arguments the command has to exist. With them, they have to be valid.
 func TestCommandsInManualsAreValid(t *testing.T) {
 	t.Parallel()
 	command := regexp.MustCompile("(?m)(?:`|^ *|\\$ |migrate )plantstore ([a-z][^`\n]*)|compose run (?:--rm|-T| )*migrate ([a-z][^`\n]*)")

@@ -23,8 +23,8 @@ import (
 	"plantstore/internal/pgtest"
 )
 
-// A service that is newer than its database waits for the migration, and then deletes plants for
-// principals with tokens of both kinds, as an operator sees it.
+// A service that is newer than its database waits for the migration. Then it deletes plants for
+// principals with tokens of both kinds.
 func TestServeWaitsForMigrationThenDeletes(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)
@@ -75,7 +75,7 @@ func TestServeWaitsForMigrationThenDeletes(t *testing.T) {
 	}
 }
 
-// The reader of the log may end, as journald does when it crashes: the service goes on.
+// If the reader of the log ends, as when journald crashes, the service goes on.
 func TestServeOutlivesTheReaderOfItsLog(t *testing.T) {
 	t.Parallel()
 	cmd := program(t, nil, "serve", "--database-url=host=127.0.0.1 port=1", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0", "--drain-delay=0s")

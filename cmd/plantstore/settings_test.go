@@ -23,8 +23,8 @@ import (
 	"plantstore/internal/server"
 )
 
-// Each setting of serve changes what it should and nothing else, and no field of the
-// configurations is without a setting. Settings of JWTs need an issuer.
+// Each setting of serve changes its own fields only. Each field of the configurations has a
+// setting. Settings of JWTs need an issuer.
 func TestServeSettingsReachTheirFields(t *testing.T) {
 	t.Parallel()
 	const (
@@ -105,7 +105,7 @@ func TestServeSettingsReachTheirFields(t *testing.T) {
 	}
 }
 
-// A number or a duration below zero is nothing that a setting can mean.
+// No setting accepts a number or a duration below zero.
 func TestServeRejectsNegativeSettings(t *testing.T) {
 	t.Parallel()
 	for _, flag := range serveFlags(t) {
@@ -119,7 +119,7 @@ func TestServeRejectsNegativeSettings(t *testing.T) {
 	}
 }
 
-// serviceOf returns what a command line of serve asks for.
+// serviceOf returns the service that a command line of serve configures.
 func serviceOf(t *testing.T, flags string) service {
 	t.Helper()
 	parsed, err := commandLine(t).Parse(append([]string{"serve"}, strings.Fields(flags)...))

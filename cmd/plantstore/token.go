@@ -146,7 +146,7 @@ func (c *tokenRotate) Run(ctx context.Context, console *console) error {
 	})
 }
 
-// inEffect says when services know of a change.
+// inEffect returns a sentence about when services notice a change.
 const inEffect = "services know within 5 seconds"
 
 type tokenRevoke struct {

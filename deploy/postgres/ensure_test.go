@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// The script runs on a machine without PostgreSQL: its PATH has only what is linked here,
-// and sh -f finds no folder by a pattern. A file that was just written could not safely be
-// executed.
+// The script sees no PostgreSQL: its PATH has only the programs that the test links, and sh -f
+// finds no folder by a pattern. The test links programs, as executing a file that was just
+// written may fail.
 func TestEnsureScriptNamesWhatItInstalls(t *testing.T) {
 	t.Parallel()
 	top := t.TempDir()

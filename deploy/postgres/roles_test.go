@@ -16,8 +16,8 @@ import (
 	"plantstore/internal/pgtest"
 )
 
-// A server of a test's own, as roles are a server's. It has none of the service's, but owner,
-// who may create roles and owns the database store, and shop.
+// A server of the test's own, as roles belong to a server. It has none of the service's roles.
+// Its role owner may create roles and owns the database store. It also has a role shop.
 type server struct{ *localpg.Server }
 
 func newServer(t *testing.T) server {

@@ -1,5 +1,5 @@
-// Package auth has bearer tokens: how they are made, how they arrive in a request, and what
-// they allow. It verifies the JWTs of an identity provider. It stores nothing.
+// Package auth makes bearer tokens, reads them from requests, and knows their scopes. It
+// verifies the JWTs of an identity provider. It stores nothing.
 package auth
 
 import (

@@ -112,7 +112,7 @@ func rejected(format string, args ...any) error {
 	return fmt.Errorf("%w: JWT: %s", ErrInvalidToken, fmt.Sprintf(format, args...))
 }
 
-// maxShown limits what is logged of a claim, in bytes.
+// maxShown limits the logged text of a claim, in bytes.
 const maxShown = 200
 
 // shown returns a claim, or a value of the header, for the log.

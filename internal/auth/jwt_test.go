@@ -95,8 +95,8 @@ func TestGoodJWTsAreAccepted(t *testing.T) {
 	}
 }
 
-// The last key signs well, so what is wrong is what the name says. The error says it, too, for
-// the log.
+// The last key signs each JWT correctly, except where the case's name says otherwise. The error
+// names the fault, for the log.
 func TestBadJWTsAreRejected(t *testing.T) {
 	t.Parallel()
 	p := authtest.New(t)
@@ -192,7 +192,7 @@ func TestBadJWTsAreRejected(t *testing.T) {
 	}
 }
 
-// Each token has the form of its provider's, and the settings are the manual's.
+// Each JWT has the form of a real provider's. The settings are those in the manual.
 func TestJWTsOfKnownProvidersAreAccepted(t *testing.T) {
 	t.Parallel()
 	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)

@@ -30,7 +30,7 @@ const (
 	maxAge = 5 * time.Minute
 	// fetchTimeout limits one fetch.
 	fetchTimeout = 5 * time.Second
-	// maxKeys limits what is read of an issuer's answer, in bytes.
+	// maxKeys limits how many bytes of an issuer's answer are read.
 	maxKeys = 1 << 20
 )
 
@@ -212,8 +212,7 @@ func (i issuersKeys) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
 	return keys, nil
 }
 
-// ShownURL returns what can be logged of a URL: not the user, the password or the query,
-// which may be secrets.
+// ShownURL returns a URL for the log, without user, password and query, which may be secrets.
 func ShownURL(text string) string {
 	u, err := url.Parse(text)
 	if err != nil {

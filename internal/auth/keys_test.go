@@ -119,8 +119,8 @@ func TestUnknownKeyIsFetched(t *testing.T) {
 	})
 }
 
-// An issuer that publishes each key a while before it signs with it is never asked in vain:
-// none of its JWTs waits, or is refused.
+// An issuer publishes each key a while before it signs with it. None of its JWTs has to wait
+// for keys, and none is rejected.
 func TestKeyRotationWithOverlapRejectsNoJWT(t *testing.T) {
 	for name, flood := range map[string]bool{"alone": false, "beside made-up keys": true} {
 		t.Run(name, func(t *testing.T) {
@@ -169,8 +169,8 @@ func TestKeyOfAnotherAlgorithmIsNotUsed(t *testing.T) {
 	})
 }
 
-// An issuer may replace a key and keep its name. Good JWTs are refused for ten seconds at
-// the most then, forged ones always, and no more keys are fetched than for other names.
+// An issuer may replace a key and keep its name. Then good JWTs are rejected for at most ten
+// seconds, and forged ones always. The keys are not fetched more often than usual.
 func TestKeyReplacedUnderItsNameIsFetched(t *testing.T) {
 	simulate(t, func(t *testing.T, s *source, v *Verifier) {
 		key := authtest.NewKey(t, "same")
@@ -269,7 +269,7 @@ func TestKeysWithdrawnInAPauseAreNotUsed(t *testing.T) {
 			time.Sleep(fetchEvery)
 		}
 
-		// That it was down is no reason to believe old keys once it is up.
+		// Once the issuer is up again, its earlier outage does not make old keys valid.
 		s.down.Store(false)
 		stolen = s.provider.Sign(t, s.provider.Claims("thief", nil), nil)
 		s.provider.Rotate(t, "third")
@@ -297,8 +297,8 @@ func TestIssuerMayWithdrawItsLastKey(t *testing.T) {
 	})
 }
 
-// An issuer is not asked for keys because JWTs are good: only now and then, for those
-// that it took back.
+// Good JWTs alone cause no fetch of keys. Keys are only fetched now and then, as the issuer may
+// withdraw some.
 func TestGoodJWTsFetchNoKeys(t *testing.T) {
 	simulate(t, func(t *testing.T, s *source, v *Verifier) {
 		for range 2 * refreshEvery / fetchEvery {
@@ -346,7 +346,7 @@ func TestProblemsWithKeysAreLoggedOnce(t *testing.T) {
 	})
 }
 
-// No principal with a token of ours has the name of one with a JWT.
+// A principal with one of our tokens can't have the name of a principal with a JWT.
 func TestPrincipalsOfJWTsAndTokensShareNoName(t *testing.T) {
 	t.Parallel()
 	migration, err := os.ReadFile("../../migrations/00003_principals.sql")
@@ -364,7 +364,7 @@ func TestPrincipalsOfJWTsAndTokensShareNoName(t *testing.T) {
 	}
 }
 
-// CheckURL refuses to fetch keys where they could be replaced on their way.
+// CheckURL rejects a URL if others could replace the keys on their way.
 func TestCheckURL(t *testing.T) {
 	t.Parallel()
 	https, both := []string{"https"}, []string{"https", "file"}
@@ -451,7 +451,7 @@ func TestFetchedKeysAreValidated(t *testing.T) {
 	}
 }
 
-// No error of a fetch or a setting has a part of a URL that may be secret.
+// Errors of a fetch or a setting leave out the parts of a URL that may be secret.
 func TestKeyErrorsLeaveOutSecretsOfTheURL(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -1,5 +1,5 @@
-// Package doctor looks for accidents in a database: what an owner, a DBA or a script changed
-// without meaning to. Each check is one query. Nothing is changed.
+// Package doctor looks for accidents in a database: changes that an owner, a DBA or a script
+// made by mistake. Each check is one query. It changes nothing.
 package doctor
 
 import (
@@ -15,7 +15,7 @@ import (
 	"plantstore/internal/postgres"
 )
 
-// A Level is how serious a finding is.
+// A Level is the severity of a finding.
 type Level string
 
 // The levels.
@@ -24,7 +24,7 @@ const (
 	Advice  Level = "advice"  // it works, and may be meant to be so
 )
 
-// A Finding is what a check found.
+// A Finding is a fault that a check found.
 type Finding struct {
 	Check   string `json:"check"`
 	Level   Level  `json:"level"`
@@ -34,7 +34,7 @@ type Finding struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
-// Input is what an examination needs.
+// Input has the connections and values that the checks need.
 type Input struct {
 	Service *pgx.Conn // as the service connects; nil where it cannot, or its URL is not known
 	Owner   *pgx.Conn // as the schema's owner connects; nil: the service's role is the owner
@@ -45,7 +45,7 @@ type Input struct {
 	Skip                 []string
 }
 
-// A Check is the name of a check, and what it looks at.
+// A Check is the name of a check, and a description of it.
 type Check struct{ Name, About string }
 
 // Checks returns all checks in the order in which they run.
@@ -75,7 +75,7 @@ const (
 	both = service | owner
 )
 
-// schemaCheck is the check without which those that follow it make no sense.
+// schemaCheck is the check for pending migrations. If it fails, the later checks are not run.
 const schemaCheck = "schema"
 
 func checks() []check {

@@ -21,10 +21,10 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
-// An accident happens to a migrated database.
+// An accident is a mistaken change to a migrated database.
 type accident struct {
 	check string
-	sql   string        // what a superuser did
+	sql   string        // the mistake of a superuser
 	as    string        // the role that looks, unless it is plantstore_owner or, for checks of the service, plantstore_app
 	with  pgx.NamedArgs // instead of the usual arguments
 	want  []string      // the findings, as level: message
@@ -214,7 +214,7 @@ func (a accident) try(t *testing.T, conn *pgx.Conn, database string) {
 	}
 	arguments := Input{Versions: migrate.Versions()}.arguments(conn)
 	maps.Copy(arguments, a.with)
-	// examine returns the findings without what varies, and their remedies.
+	// examine returns the findings without the parts that vary, and their remedies.
 	examine := func(name string) (found, remedies []string) {
 		t.Helper()
 		c := checkNamed(t, name)
@@ -490,7 +490,7 @@ func TestDoctorFindsNoProblemAfterMigration(t *testing.T) {
 		t.Errorf("without an owner: got %q, %v, want %q and an error with %q", got, err, blind, want)
 	}
 
-	// Nothing else makes sense where migrations are pending.
+	// If migrations are pending, doctor reports nothing else.
 	empty := pgtest.Empty(t)
 	found, err = Run(t.Context(), Input{Service: pgtest.Connect(t, empty.App), Owner: pgtest.Connect(t, empty.Owner), Versions: migrate.Versions()})
 	if got, want := brief(found), []string{blind, "problem schema"}; err != nil || !cmp.Equal(got, want) || found[1].Message != "no migration is applied" {
@@ -505,7 +505,7 @@ func brief(findings []Finding) (all []string) {
 	return all
 }
 
-// A check cannot change anything, and gives up soon.
+// A check can't change the database, and it gives up soon.
 func TestChecksAreReadOnlyAndLimited(t *testing.T) {
 	t.Parallel()
 	conn := pgtest.Connect(t, pgtest.Shared(t).Owner)

@@ -38,7 +38,7 @@ const watchedStore = `
 
 const watchAll = `SELECT plantstore.watch('pictures'), plantstore.watch('stock'), plantstore.watch('sales'), plantstore.watch('"Odd %s"')`
 
-// cascaded returns what is recorded, as deleted plant, table, changed column and key, sorted. It
+// cascaded returns the recorded rows as deleted plant, table, changed column and key, sorted. It
 // leaves out what has no literal.
 func cascaded(t *testing.T, conn *pgx.Conn) []string {
 	t.Helper()

@@ -84,8 +84,7 @@ func TestDeletionNamesWhoDeleted(t *testing.T) {
 	}
 }
 
-// However large the ledger is, and however many refusals a plant has, its entries are found by
-// a few reads.
+// A plant's entries are found by a few reads, even in a large ledger and beside many refusals.
 func TestLargeLedgerTakesFewReads(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)

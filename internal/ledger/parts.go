@@ -144,7 +144,7 @@ func array(ids []int64) string {
 	return "'{" + strings.Trim(strings.ReplaceAll(fmt.Sprint(ids), " ", ","), "[]") + "}'"
 }
 
-// byHand is SQL that restores from the JSON what today's columns can take.
+// byHand returns SQL that restores from the JSON the values that today's columns can hold.
 func (p *part) byHand() string {
 	if p.today == nil {
 		return ""

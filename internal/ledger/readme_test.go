@@ -16,7 +16,7 @@ import (
 	"plantstore/internal/readme"
 )
 
-// manual returns what the first group of a pattern matches in the DBA's manual.
+// manual returns the text in the DBA's manual that the first group of a pattern matches.
 func manual(t *testing.T, pattern string) string {
 	t.Helper()
 	match := regexp.MustCompile(pattern).FindStringSubmatch(readme.Read(t, "migrations/README.md"))
@@ -39,7 +39,7 @@ func deletedFerns(t *testing.T, n int64, sql string) *pgx.Conn {
 	return conn
 }
 
-// The statement for psql in the DBA's manual does what it says.
+// The statement for psql in the DBA's manual restores plants.
 func TestRestoreStatementOfTheManualWorks(t *testing.T) {
 	t.Parallel()
 	conn := deletedFerns(t, 3, "")
@@ -73,7 +73,7 @@ func TestManualRestoresARenamedColumn(t *testing.T) {
 	}
 }
 
-// Both manuals copy what is in the ledger. psql's \copy is a COPY to its standard output.
+// The commands of both manuals copy the ledger. psql's \copy is a COPY to its standard output.
 func TestCopyCommandsOfTheManualsWork(t *testing.T) {
 	t.Parallel()
 	conn := deletedFerns(t, 6, `CREATE TABLE pots (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE, name text); SELECT plantstore.watch('pots'); INSERT INTO pots VALUES (1, 1, 'pot 1')`)

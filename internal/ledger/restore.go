@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Options accept what a restore refuses otherwise.
+// Options allow restores that are refused without them.
 type Options struct {
 	SkipExisting bool // leave out plants whose ids are taken, and changed columns that have another value since
 	FireTriggers bool // the store's triggers on INSERT and UPDATE fire
@@ -183,7 +183,7 @@ func (r *restore) refused() error {
 	return &RefusedError{r.reasons, r.notices, r.byHand}
 }
 
-// run restores done.Plants with what left with them, and marks their entries.
+// run restores done.Plants with the rows that left with them, and marks their entries.
 func (r *restore) run(ctx context.Context, done *Restored) error {
 	inserted, changed, err := r.parts(ctx, done.Plants)
 	if err != nil {

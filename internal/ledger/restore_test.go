@@ -78,7 +78,7 @@ func TestRestoreAfterTheTableChanged(t *testing.T) {
 	}
 }
 
-// The SQL by hand restores what the tables can take, also beside JSON that PostgreSQL can't read
+// The SQL by hand restores the values that the tables can hold, even beside unreadable JSON
 // and in a session with settings of its own.
 func TestRestoreByHand(t *testing.T) {
 	t.Parallel()

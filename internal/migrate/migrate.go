@@ -1,5 +1,5 @@
-// Package migrate applies the service's migrations, rolls them back, and says beforehand what
-// they would do to a database. The stock goose command runs the same files.
+// Package migrate applies the service's migrations, rolls them back, and previews their effect
+// on a database. The stock goose command runs the same files.
 package migrate
 
 import (
@@ -23,7 +23,7 @@ import (
 	"plantstore/migrations"
 )
 
-// table is where goose records what is applied. Its schema has to exist before goose runs.
+// table is goose's table of applied migrations. Its schema has to exist before goose runs.
 const table = "plantstore.goose_db_version"
 
 // Limits of one attempt. Clients may have to wait behind a migration that waits for a lock.
@@ -108,7 +108,7 @@ func (e *AheadError) Error() string {
 	return fmt.Sprintf("the database is at version %d, ahead of this plantstore at %d: only the newer plantstore can roll back", e.Version, e.Binary)
 }
 
-// An UnmetError lists what has to be done before Up can succeed.
+// An UnmetError lists the problems that prevent Up or Down.
 type UnmetError struct{ Problems []string }
 
 func (e *UnmetError) Error() string { return strings.Join(e.Problems, "\n") }
@@ -184,7 +184,7 @@ func Down(ctx context.Context, databaseURL string, to int64, o Options) ([]Migra
 	return run(ctx, conn, work, false, o)
 }
 
-// losses are queries for why the Down of a migration would refuse.
+// losses has queries by migration. Each returns the reasons why the migration's Down would refuse.
 var losses = map[int64]string{
 	5: `SELECT 'plantstore.cascaded has rows, and they cannot be restored without it. To go on: TRUNCATE plantstore.cascaded' WHERE EXISTS (SELECT FROM plantstore.cascaded)`,
 	3: `SELECT 'plantstore.tokens has tokens, and clients would be locked out. To go on: DELETE FROM plantstore.tokens' WHERE EXISTS (SELECT FROM plantstore.tokens)

@@ -72,7 +72,8 @@ func schema(t *testing.T, db pgtest.Database) []string {
 		ORDER BY 1`)
 }
 
-// Nothing is rolled back then: without the trigger, plants would leave without a record.
+// If one Down would lose rows, none is rolled back: without the trigger, plants would leave
+// without a record.
 func TestDownRefusesToLoseRows(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
@@ -169,7 +170,7 @@ func TestBlockedMigrationNamesItsBlocker(t *testing.T) {
 	}
 }
 
-// An unfit table is refused by all that look: the plan, Up, and the file itself.
+// The plan, Up and the migration file itself refuse an unfit table.
 func TestUnfitTableIsRefused(t *testing.T) {
 	t.Parallel()
 	const want = "public.plants has row level security: a hidden plant would be answered as missing"
@@ -189,7 +190,7 @@ func TestUnfitTableIsRefused(t *testing.T) {
 	}
 }
 
-// Another role's session is named without its times. Only Down waits for those who read.
+// A blocker of another role is named without its times. Only Down waits for sessions that read.
 func TestBlockersOfOtherRolesAreNamed(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
@@ -237,8 +238,8 @@ func TestMigrationThroughAPoolerIsRefused(t *testing.T) {
 	}
 }
 
-// A plan names what it would do to an adopted table. psql runs its script, and the result is
-// the same as that of the migrations. Down leaves the table and its rows.
+// A plan names its changes to an adopted table. psql runs its script, with the same result as
+// the migrations. Down leaves the table and its rows.
 func TestPlanAdoptsATable(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Empty(t)
@@ -315,9 +316,9 @@ func TestPlanNamesTheSchemasOfTypes(t *testing.T) {
 	}
 }
 
-// The whole life with one ordinary role that owns its database, on a server that has neither
-// of the service's roles, and with a table of another owner's. Each GRANT that is asked for
-// does. In the end NewStore makes both roles.
+// One ordinary role owns its database, migrates it and serves, on a server that has neither of
+// the service's roles. The table may have another owner: then the GRANTs that the plan asks for
+// are enough. In the end NewStore makes both roles.
 func TestOneRoleMigratesAndServes(t *testing.T) {
 	t.Parallel()
 	s, err := localpg.Start(t.Context(), localpg.Options{Settings: pgtest.Settings()})

@@ -12,7 +12,7 @@ import (
 	"plantstore/migrations"
 )
 
-// A Preview is what Up would do to a database.
+// A Preview has the effects of Up on a database, without running it.
 type Preview struct {
 	Database string    `json:"database"`
 	Role     string    `json:"role"`    // applies the migrations, and owns what they create
@@ -34,7 +34,7 @@ type Pending struct {
 	SQL   string `json:"sql"`
 }
 
-// Plan says what Up would do. It changes nothing, and works on a standby and through a pooler.
+// Plan previews Up. It changes nothing, and works on a standby and through a pooler.
 func Plan(ctx context.Context, databaseURL string) (*Preview, error) {
 	conn, err := connect(ctx, databaseURL)
 	if err != nil {
@@ -128,7 +128,7 @@ func (p *Preview) Summary() string {
 	return b.String()
 }
 
-// SQL returns a script for psql that does what Up does, except that it tries once.
+// SQL returns a script for psql with the effect of Up, except that it tries only once.
 func (p *Preview) SQL() string {
 	var b strings.Builder
 	for line := range strings.Lines(p.Summary()) {
@@ -158,7 +158,7 @@ INSERT INTO %[1]s (version_id, is_applied) VALUES (0, true);
 	return b.String()
 }
 
-// problems returns what prevents Up, one sentence each.
+// problems returns the problems that prevent Up, one sentence each.
 func problems(ctx context.Context, conn *pgx.Conn) ([]string, error) {
 	found := []string{}
 	pooled, err := isPooled(ctx, conn)
@@ -223,7 +223,7 @@ const rights = `
 			HAVING count(*) > 0
 	) v (remedy) WHERE remedy IS NOT NULL`
 
-// owner finds that the role that migrates is not the one that should.
+// owner finds that the wrong role migrates.
 const owner = `
 	SELECT format(advice, current_user) FROM (VALUES
 		((SELECT rolsuper FROM pg_roles WHERE rolname = current_user), 'role %I is a superuser, and so are the functions that it creates: migrate as an ordinary role'),

@@ -22,10 +22,10 @@ import (
 	"plantstore/internal/localpg"
 )
 
-// timeout ends what would otherwise hang forever.
+// timeout limits each wait, so that no test hangs forever.
 const timeout = 5 * time.Minute
 
-// process is what the tests of this process share. Tests have nothing else in common.
+// process has the server that the tests of this process share. They share nothing else.
 var process struct {
 	inMain bool
 	start  sync.Once

@@ -1,5 +1,5 @@
-// Package plant is the domain: which plant is to be deleted, for whom, and the outcome. It
-// knows neither HTTP nor SQL.
+// Package plant is the domain: a deletion of a plant for a principal, and its outcome. It knows
+// neither HTTP nor SQL.
 package plant
 
 import (

@@ -93,7 +93,7 @@ func TestBatchBeginsWhenFullOrOld(t *testing.T) {
 	}
 }
 
-// A request whose batch goes on with others' deletions returns with its own result.
+// A request returns with its own result, even if its batch goes on with others' deletions.
 func TestRequestDoesNotWaitForTheRestOfItsBatch(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -164,8 +164,8 @@ func TestPartsOfARefusedBatchAreRetried(t *testing.T) {
 	}
 }
 
-// A request that ends in the queue did nothing, and its deletion is never sent. One whose batch
-// has begun is lost.
+// If a request ends in the queue, its deletion is never sent. If it ends after its batch began,
+// the outcome is unknown.
 func TestRequestEndsInTheQueueOrItsBatch(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -41,8 +41,8 @@ func holder(t *testing.T, database pgtest.Database, sql string, args ...any) (pi
 	}
 }
 
-// A deletion alone that ends while it waits for a lock is cancelled in the server: it did nothing,
-// and does nothing later.
+// If a lone deletion ends while it waits for a lock, it is cancelled in the server. It did
+// nothing, and does nothing later.
 func TestLockedDeletionIsCancelledInTheServer(t *testing.T) {
 	t.Parallel()
 	l := patient

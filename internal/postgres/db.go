@@ -1,5 +1,5 @@
 // Package postgres deletes plants, authenticates tokens and tells whether the database can
-// serve. It is the one place that knows what an error of the driver means for a deletion.
+// serve. Only this package knows the meaning of a driver's error for a deletion.
 package postgres
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Config says where the database is and what a request may take.
+// Config has the database's address and the limits of a request.
 type Config struct {
 	URL            string        // libpq URL or DSN
 	File           string        // or a file that holds it, which is read again for each connection
@@ -35,7 +35,7 @@ type Config struct {
 	dial   pgconn.DialFunc // likewise
 }
 
-// limits bound what the service waits for.
+// limits bound the service's waits.
 type limits struct {
 	batchLock, batchStatement time.Duration // of a batch, by the server
 	batch                     time.Duration // of a batch with its commit, by us

@@ -129,8 +129,8 @@ func TestTemporaryErrorsAreNotRecorded(t *testing.T) {
 	}
 }
 
-// Requests with one key get one answer, from two replicas and also where the cause of a refusal
-// goes meanwhile.
+// Concurrent requests with one key get the same answer from two replicas, even if the cause of a
+// refusal goes away meanwhile.
 func TestConcurrentRequestsWithOneKey(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, pgtest.New(t))
@@ -201,8 +201,8 @@ func TestBatchReturnsEachPlantsOutcome(t *testing.T) {
 	}
 }
 
-// A plant may have come back between an attempt that found none and the question why: the deletion
-// is tried again.
+// A plant may come back after an attempt found no row, and before the ledger is asked why. Then
+// the deletion is tried again.
 func TestPlantThatCameBackIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, pgtest.New(t))
@@ -258,7 +258,7 @@ func (s *store) cancel(t *testing.T, by uint32) {
 	s.exec(t, `SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`, int32(by))
 }
 
-// A locked plant leaves its batch, and takes along only its own principal.
+// A locked plant leaves its batch. Only its own principal's deletions leave with it.
 func TestLockedPlantLeavesItsBatch(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -290,7 +290,7 @@ func TestLockedPlantLeavesItsBatch(t *testing.T) {
 	}
 }
 
-// A no for a client's key is recorded although the budget is used up: the plant may come
+// A refusal of a client's key is recorded even if the budget is used up: the plant may come
 // back, and the budget may be free again.
 func TestRefusalWithoutBudgetIsFinal(t *testing.T) {
 	t.Parallel()

@@ -24,7 +24,7 @@ const (
 	budgetUsedUp          = "PSB01" // plantstore.charge
 )
 
-// A meaning is what an attempt's result means for its deletion.
+// A meaning is an attempt's result, as its deletion has to treat it.
 type meaning int
 
 const (
@@ -44,7 +44,7 @@ const (
 	numMeanings   = iota
 )
 
-// A next says what follows an attempt.
+// A next is the step that follows an attempt.
 type next int
 
 const (
@@ -56,7 +56,7 @@ const (
 	resolve      // only the ledger knows what became of the deletion
 )
 
-// An effect is what a deletion does to the others of its batch.
+// An effect is the effect of a deletion on the others of its batch.
 type effect int
 
 const (
@@ -65,7 +65,7 @@ const (
 	rollsBack        // they have to be tried again
 )
 
-// meanings has all that follows from a meaning.
+// meanings has the consequences of each meaning.
 var meanings = [numMeanings]struct {
 	word    string // for logs and metrics; empty where no attempt failed
 	next    next
@@ -88,7 +88,7 @@ var meanings = [numMeanings]struct {
 	overloaded:    {next: giveUp, err: plant.ErrOverloaded},
 }
 
-// classify returns what a statement's error means. Only an ERROR of the server proves that
+// classify returns the meaning of a statement's error. Only an ERROR of the server proves that
 // the transaction was rolled back. After anything else, such as a lost connection, the commit
 // may have happened.
 func classify(err error) meaning {
@@ -128,8 +128,8 @@ func classify(err error) meaning {
 	return storeRule
 }
 
-// notAcquired is what an error of Acquire means: all connections were in use, or none could
-// be made. Nothing was sent.
+// notAcquired returns the meaning of an error of Acquire: all connections were in use, or none
+// could be made. Nothing was sent.
 func notAcquired(err error) meaning {
 	_, refused := errors.AsType[*pgconn.ConnectError](err)
 	waited := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
@@ -150,8 +150,8 @@ const (
 	codeTriggerOff     = 50304
 )
 
-// refused is the error of a refusal that the ledger records. The cause is the server's error,
-// if the refusal is that of this very attempt.
+// refused returns the error of a refusal that the ledger records. The cause is the server's
+// error, if this attempt was refused.
 func refused(code int, at time.Time, cause error) error {
 	pg, ok := errors.AsType[*pgconn.PgError](cause)
 	switch {

@@ -19,7 +19,7 @@ import (
 	"plantstore/internal/readme"
 )
 
-// Each meaning has a row, and what its row needs.
+// Each meaning has a row, and the row has all values that it needs.
 func TestEveryMeaningHasARow(t *testing.T) {
 	t.Parallel()
 	_, constants, _ := strings.Cut(source(t, "errors.go"), "\ntype meaning int\n\nconst (")
@@ -61,7 +61,7 @@ func source(t *testing.T, name string) string {
 	return string(text)
 }
 
-// The codes that plantstore.resolve records are those that have an error.
+// Each code that plantstore.resolve records has an error, and no other code has one.
 func TestEveryRefusalHasAnError(t *testing.T) {
 	t.Parallel()
 	codes := value[[]int](t, newStore(t), `SELECT array_agg(DISTINCT m[1]::int ORDER BY m[1]::int)
@@ -91,7 +91,7 @@ func TestEveryRefusalHasAnError(t *testing.T) {
 	}
 }
 
-// A no is final, so only what is certain to stay refused may be one.
+// A recorded refusal is final, so only an error with a lasting cause may be one.
 func TestClassify(t *testing.T) {
 	t.Parallel()
 	for want, codes := range map[meaning]string{
@@ -192,7 +192,7 @@ func TestClassifyConnectionNotAcquired(t *testing.T) {
 	}
 }
 
-// A ledger that is locked is busy, not out of reach.
+// A locked ledger makes a deletion busy, not the database unreachable.
 func TestLockedLedgerIsBusy(t *testing.T) {
 	t.Parallel()
 	database := pgtest.New(t)

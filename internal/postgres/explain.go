@@ -160,7 +160,7 @@ var notDriven = []string{"fallback_application_name", "gssdelegation", "gssencmo
 	"requirepeer", "requiressl", "scram_client_key", "scram_server_key", "ssl_max_protocol_version", "ssl_min_protocol_version", "sslcompression",
 	"sslcrl", "sslcrldir", "sslkeylogfile", "tcp_user_timeout"}
 
-// unescaped matches what ends a URL's user and password too early.
+// unescaped matches characters that end a URL's user and password too early.
 var unescaped = regexp.MustCompile(`[/@ ]|%(?:$|[^0-9A-Fa-f]|.$|.[^0-9A-Fa-f])`)
 
 var parameterName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.]*$`)

@@ -220,7 +220,7 @@ func TestExplainDatabaseErrors(t *testing.T) {
 	}
 }
 
-// Where TLS is preferred and not asked for, its absence is not the cause.
+// With sslmode=prefer, a server without TLS is not the cause of an error.
 func TestConnectErrorLeavesOutPreferredTLS(t *testing.T) {
 	t.Parallel()
 	host, port := answering(t, func(conn net.Conn) { _, _ = io.WriteString(conn, "HTTP/1.1 400 Bad Request\r\n\r\n") })

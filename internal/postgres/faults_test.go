@@ -77,8 +77,8 @@ func TestEveryConnectionFault(t *testing.T) {
 	}
 }
 
-// A play is a request for the deletion of plants, with what precedes it. SQL has {id} for
-// each plant, {first} and {last}.
+// A play is a request to delete plants, with its preparations. SQL has {id} for each plant,
+// {first} and {last}.
 type play struct {
 	name      string
 	before    string   // SQL
@@ -133,7 +133,7 @@ func plays() []play {
 	}
 }
 
-// A faultCase is a play and where it breaks.
+// A faultCase is a play with its breach.
 type faultCase struct {
 	play   play
 	breach breach
@@ -160,7 +160,7 @@ func casesOf(p play, messages [2]int) (cases []faultCase) {
 	return cases
 }
 
-// A stage gives plays, one after the other.
+// A stage runs plays, one after the other.
 type stage struct {
 	*DB
 	link  *link
@@ -281,8 +281,7 @@ func (s *stage) give(t *testing.T, p play, b *breach) (passed [2]int, missed int
 	return passed, missed, lies
 }
 
-// isOpen asks whether an attempt on a silent connection has done something that is not
-// committed.
+// isOpen reports whether an attempt on a silent connection has uncommitted changes.
 const isOpen = `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = ANY ($1) AND backend_xid IS NOT NULL)`
 
 // request has a principal of its own ask for plants in one batch, by a replica of its own,

@@ -129,7 +129,7 @@ func (s *store) sent(id plant.ID, key string) plant.Deletion {
 	return d
 }
 
-// lives reports whether a plant is there.
+// lives reports whether the plant exists.
 func (s *store) lives(t testing.TB, id plant.ID) bool {
 	t.Helper()
 	return value[bool](t, s, `SELECT EXISTS (SELECT FROM public.plants WHERE id = $1)`, int64(id))

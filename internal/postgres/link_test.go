@@ -132,8 +132,8 @@ func (l *link) arm(preparing bool, breaches ...breach) {
 	l.armed, l.preparing, l.breaches, l.passed = true, preparing, breaches, [2]int{}
 }
 
-// disarm returns how many messages passed since the last breach, and how many breaches did
-// not come about.
+// disarm returns how many messages passed since the last breach, and how many breaches did not
+// happen.
 func (l *link) disarm() ([2]int, int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -166,8 +166,8 @@ func (l *link) finish() {
 type linkConn struct {
 	net.Conn
 	link *link
-	// nobody is one end of a pipe, and nobody is at the other: it is read once the connection
-	// is silent, and keeps deadlines in simulated time.
+	// nobody is one end of a pipe whose other end is unused. A silent connection reads from it,
+	// and so keeps deadlines in simulated time.
 	nobody net.Conn
 
 	deliverOnce sync.Once

@@ -173,7 +173,7 @@ func (e *execution) tryAlone(ctx context.Context, pool *pgxpool.Pool, timeout, l
 	return m, err
 }
 
-// settle reads from the ledger what became of the deletion, and reports whether that is final.
+// settle reads the deletion's outcome from the ledger, and reports whether it is final.
 // While another attempt of the key may be committed, a refusal is final only when the ledger
 // has recorded it: from then on, none can be.
 func (e *execution) settle(ctx context.Context, m meaning, cause error) (settled bool, err error) {
@@ -213,8 +213,8 @@ func (e *execution) settle(ctx context.Context, m meaning, cause error) (settled
 	return true, refused(r.code, r.at, cause)
 }
 
-// maxStillThere is how often a plant may be there after an attempt found no row, before that
-// counts as a rule of the store's. It may have come back.
+// maxStillThere limits how often an attempt may find no row although the plant is there: it may
+// have come back. After that, a rule of the store keeps it.
 const maxStillThere = 3
 
 var errTriggerOff = errors.New("the trigger record_deletion on public.plants does not run: see 'plantstore doctor'")
@@ -237,7 +237,7 @@ func (e *execution) refusal(m meaning, cause error) error {
 	return &plant.OverBudgetError{Until: until, First: until.Sub(last).Abs() > time.Second}
 }
 
-// fail returns an error that means "nothing was done", unless an attempt was lost.
+// fail returns ErrUnknown if an attempt was lost. Otherwise it returns err: nothing was done.
 func (e *execution) fail(err, cause error) error {
 	if e.lost {
 		err = plant.ErrUnknown

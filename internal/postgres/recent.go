@@ -9,7 +9,7 @@ import (
 	"plantstore/internal/plant"
 )
 
-// A route is how an attempt at a deletion is made.
+// A route is the pool and the transaction of an attempt: with a batch, or alone.
 type route int
 
 const (
@@ -31,7 +31,7 @@ type conduct struct {
 	slow    time.Time // until then, one that was locked or slow keeps the principal out of batches
 }
 
-// route returns how a plant is to be deleted.
+// route returns the route of a plant's next attempt.
 func (m *memory) route(d *plant.Deletion) route {
 	if r, ok := m.plants.get(d.Plant); ok {
 		return r
@@ -42,8 +42,8 @@ func (m *memory) route(d *plant.Deletion) route {
 	return inBatch
 }
 
-// note remembers how an attempt went, as the database said. A plant that is remembered harms no
-// batch, so it says nothing of its principal.
+// note remembers the result of an attempt. A remembered plant goes alone and harms no batch, so
+// its result does not count for its principal.
 func (m *memory) note(d *plant.Deletion, result meaning) {
 	now := time.Now()
 	_, known := m.plants.get(d.Plant)
@@ -93,7 +93,7 @@ func (r *recent[K, V]) add(key K, value V, until time.Time) (last V) {
 	return r.change(key, until, func(V) V { return value })
 }
 
-// change is add with a value made of the one that is remembered.
+// change is like add. change makes the new value from the remembered one.
 func (r *recent[K, V]) change(key K, until time.Time, change func(V) V) (last V) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

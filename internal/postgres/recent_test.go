@@ -8,7 +8,7 @@ import (
 	"plantstore/internal/plant"
 )
 
-// Plants and principals keep out of batches for as long as they would harm others there.
+// Plants and principals go without batches for a time after they harmed one.
 func TestHarmfulPlantsAndPrincipalsLeaveBatches(t *testing.T) {
 	t.Parallel()
 	type step struct {

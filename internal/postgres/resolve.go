@@ -21,9 +21,9 @@ type resolution struct {
 	again bool
 }
 
-// resolve reads from the ledger what became of a deletion. With refuse, the code of a refusal,
-// it records that, see migrations/00004_record_deletions.sql. It tries until the deadline, and
-// returns an error of package plant then, or ErrMisconfigured.
+// resolve reads a deletion's outcome from the ledger. If refuse is the code of a refusal, it
+// records that refusal, see migrations/00004_record_deletions.sql. It tries until the deadline.
+// Then it returns an error of package plant. It returns ErrMisconfigured at once.
 func (db *DB) resolve(ctx context.Context, d *plant.Deletion, refuse int) (r resolution, err error) {
 	for pause, again := firstPause, false; ; again = true {
 		if r, err = db.resolveOnce(ctx, d, refuse); err == nil {

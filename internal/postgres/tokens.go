@@ -15,7 +15,7 @@ import (
 	"plantstore/internal/plant"
 )
 
-// Tokens knows all tokens from memory. It polls for changes.
+// Tokens has all tokens in memory. It polls the database for changes.
 type Tokens struct {
 	db       *DB
 	snapshot atomic.Pointer[snapshot]
@@ -25,7 +25,7 @@ type Tokens struct {
 	demand chan struct{} // somebody waits for a poll
 }
 
-// A snapshot is what the database had when it was last confirmed.
+// A snapshot has the tokens in the database at the time of the last successful poll.
 type snapshot struct {
 	version   [16]byte
 	tokens    map[auth.Digest]*knownToken
@@ -90,7 +90,7 @@ func (s *snapshot) find(d auth.Digest) (auth.Principal, bool) {
 	return token.principal, true
 }
 
-// age is how long ago the tokens were confirmed.
+// age returns the time since the tokens were confirmed.
 func (t *Tokens) age() time.Duration {
 	if s := t.snapshot.Load(); s != nil {
 		return time.Since(s.confirmed)

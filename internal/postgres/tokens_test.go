@@ -175,8 +175,8 @@ func TestLastUseOfATokenIsRecorded(t *testing.T) {
 	})
 }
 
-// A process that was stopped after a poll does not take its answer for stale: the token would
-// be called invalid.
+// If a process is stopped just after a poll, the poll's answer still counts afterwards. Otherwise
+// a good token would be rejected as invalid.
 func TestLateTokenPollStillCounts(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -201,8 +201,8 @@ func TestLateTokenPollStillCounts(t *testing.T) {
 	})
 }
 
-// A standby may lag behind a revocation, so its tokens authenticate nobody. Of several servers, the
-// primary is taken.
+// A standby may lag behind a revocation, so its tokens authenticate nobody. With several servers
+// in the URL, the service uses the primary.
 func TestTokensComeFromAPrimary(t *testing.T) {
 	t.Parallel()
 	primary, database := ownServer(t)

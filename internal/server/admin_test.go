@@ -84,14 +84,14 @@ func TestReadiness(t *testing.T) {
 		if diff := cmp.Diff([]string{`plantstore_not_ready{reason="shutting_down"} 1`}, counted(t, s.Server, "plantstore_not_ready")); diff != "" {
 			t.Errorf("metrics after the end (-want +got):\n%s", diff)
 		}
-		// Each change once. The same text is the same reason.
+		// Each change is logged once. Errors with the same text count as the same reason.
 		if no, yes := strings.Count(log.String(), `msg="not ready"`), strings.Count(log.String(), "msg=ready"); no != 1 || yes != 2 {
 			t.Errorf("the log has %d lines of not ready and %d of ready, want 1 and 2:\n%s", no, yes, &log)
 		}
 	})
 }
 
-// One check at a time, however many probes there are, and no probe waits for it.
+// Any number of probes cause one check at a time, and no probe waits for it.
 func TestReadinessChecksAreLimited(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

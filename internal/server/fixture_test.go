@@ -40,7 +40,7 @@ func (f fakeTokens) Authenticate(ctx context.Context, token string) (auth.Princi
 }
 
 const (
-	// secret is in everything that no answer and no log line may have.
+	// secret is part of each text that no answer and no log line may contain.
 	secret = "SECRET"
 	// asAlice may delete, asBob may not.
 	asAlice = "Authorization: Bearer alice" + secret
@@ -77,7 +77,7 @@ func testConfig() Config {
 type running struct {
 	*Server
 	public, admin *pipeListener
-	// end makes it stop, and stopped then has what Serve returned.
+	// end stops the server, and stopped then has the error that Serve returned.
 	end     context.CancelFunc
 	stopped <-chan error
 }
@@ -106,7 +106,7 @@ func (r running) stop(t *testing.T) {
 	}
 }
 
-// A request is sent as it is, right or wrong.
+// A request is sent as it is, even if it is malformed.
 type request struct {
 	method, target string
 	headers        []string
@@ -133,7 +133,7 @@ func (q request) http(t *testing.T) *http.Request {
 	return r
 }
 
-// An answer is what came back. Its error is zero unless it has one.
+// An answer is the server's answer to a request. Its error is zero if it reports none.
 type answer struct {
 	status int
 	header http.Header
@@ -264,8 +264,8 @@ func checkAnswer(t *testing.T, method, target string, status int, header http.He
 	return e
 }
 
-// isPage reports whether a target is of the description, which is no operation of the
-// interface. Errors there are like all others.
+// isPage reports whether a target is a page of the documentation, which is no operation of the
+// interface. The pages' errors are like all others.
 func isPage(target string) bool {
 	path, _, _ := strings.Cut(target, "?")
 	return path == "/openapi.yaml" || path == "/docs" || strings.HasPrefix(path, "/docs/")

@@ -13,7 +13,7 @@ import (
 	"plantstore/internal/plant"
 )
 
-// FuzzRequest sends whatever net/http lets through. Every answer must be in
+// FuzzRequest sends every request that net/http accepts. Every answer must be in
 // openapi.yaml, none may be a 5xx, and a 204 must be for a well-formed request
 // that reached the repository as it was meant. Headers are separated by newlines
 // where there are several values.
@@ -86,7 +86,7 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// isKey says what the ledger may be given.
+// isKey reports whether the ledger may get this key.
 func isKey(s string) bool {
 	visible := func(r rune) bool { return '!' <= r && r <= '~' }
 	return len(s) >= 1 && len(s) <= 255 && strings.TrimFunc(s, visible) == ""

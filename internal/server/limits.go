@@ -67,7 +67,7 @@ func (e *rateError) Unwrap() error             { return e.error }
 func (e *rateError) RetryAfter() time.Duration { return e.wait }
 
 // networkOf returns the network that counts as one client: an IPv6 client has 2^64 addresses.
-// All that is no address counts as one client, too.
+// All texts that are no address count as one client.
 func networkOf(address string) netip.Prefix {
 	a, err := netip.ParseAddr(address)
 	if err != nil {

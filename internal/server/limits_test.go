@@ -165,8 +165,8 @@ func TestRateLimitOfAPrincipal(t *testing.T) {
 	})
 }
 
-// At the limit, connections wait until one is closed, and the end does not wait for them.
-// Slow deletions are answered.
+// At the limit, new connections wait until one is closed. A shutdown does not wait for them.
+// Slow deletions still get their answers.
 func TestConnectionsAreLimited(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -83,7 +83,7 @@ func (b *LogBuffer) run() {
 	}
 }
 
-// Close writes out what is left. It gives up after a second, and is called once.
+// Close writes out the remaining lines. It gives up after a second, and is called once.
 func (b *LogBuffer) Close() {
 	close(b.closed)
 	select {

@@ -21,7 +21,7 @@ import (
 	"plantstore/internal/plant"
 )
 
-// logOf serves one request and returns what was logged, line by line.
+// logOf serves one request and returns the log, line by line.
 func logOf(t *testing.T, c Config, q request) []map[string]any {
 	t.Helper()
 	var log bytes.Buffer
@@ -137,7 +137,7 @@ func TestUsedUpBudgetIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// A slowReader takes what is written to it when a test lets it.
+// A slowReader accepts each Write only when the test allows it.
 type slowReader struct {
 	let chan struct{} // closed: always
 	mu  sync.Mutex
@@ -202,7 +202,7 @@ func TestLogBufferWritesManyLinesAtOnce(t *testing.T) {
 	})
 }
 
-// Nobody waits for a reader that stalls: lines that don't fit are dropped and counted.
+// No request waits for a stalled reader. Lines that don't fit are dropped and counted.
 func TestLogBufferDoesNotWaitForItsReader(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

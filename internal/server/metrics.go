@@ -18,7 +18,7 @@ import (
 	"plantstore/internal/auth"
 )
 
-// metrics are what /metrics shows. No label has values that a client controls. Every value
+// metrics are the server's metrics. No label has values that a client controls. Every value
 // is there from the start with 0, so that rate() sees the first event. The counters that each
 // request needs are resolved once.
 type metrics struct {

@@ -74,7 +74,7 @@ func TestMetricsCountRequests(t *testing.T) {
 	}
 }
 
-// A first 504 is a rise only after a 0.
+// Prometheus sees the first 504 as an increase only if the metric was 0 before.
 func TestMetricsBeginAtZero(t *testing.T) {
 	t.Parallel()
 	s := New(testConfig())
@@ -92,7 +92,7 @@ func TestMetricsBeginAtZero(t *testing.T) {
 	}
 }
 
-// The last two buckets tell a request that took all of its timeout from longer ones.
+// The last two buckets separate requests that took all of their timeout from longer ones.
 func TestLatencyBucketsReachTheTimeout(t *testing.T) {
 	t.Parallel()
 	for timeout, want := range map[time.Duration]string{10 * time.Second: "[0.0001 5 10 11]", 45 * time.Second: "[0.0001 30 45 46]", 10 * time.Minute: "[0.0001 300 600 601]"} {

@@ -125,7 +125,7 @@ func errorOf(t *testing.T, example any) errorBody {
 	return e
 }
 
-// A deletion that is tried can end with every error but these.
+// An attempted deletion can end with every error except those in before.
 func TestMetricsHaveEveryOutcomeOfADeletion(t *testing.T) {
 	t.Parallel()
 	before := []string{"malformed_credentials", "bad_id", "bad_key", "no_credentials", "invalid_token", "scope_missing", "no_route", "bad_method",

@@ -24,7 +24,7 @@ const (
 	headerReplayed       = "Idempotency-Replayed"
 )
 
-// A requestContext is a request's context, with what is known of it while it is served.
+// A requestContext is a request's context, with the facts about it that its handlers find out.
 type requestContext struct {
 	echo.Context
 	ctx       context.Context // of the work on a deletion
@@ -142,11 +142,11 @@ func (s *Server) log(r *requestContext, code int32, err error) {
 	_ = handler.Handle(context.Background(), record) // there is nowhere else to log
 }
 
-// maxPrinted limits what is logged of a malformed id or a method, in characters.
+// maxPrinted limits the logged text of a malformed id or a method, in characters.
 const maxPrinted = 64
 
-// printable returns what a client sent, fit for log and trace: a token pasted by mistake
-// must not end up there.
+// printable returns a client's text for log and trace. It replaces a text with a token, which
+// somebody may have pasted by mistake.
 func printable(sent string) string {
 	if auth.HasToken(sent) {
 		return "(a token)"

@@ -36,7 +36,7 @@ type authenticator interface {
 	Authenticate(ctx context.Context, token string) (auth.Principal, error)
 }
 
-// Config is what a Server needs. JWTs, Metrics, Tracer, Profiles, Certificate, DrainDelay,
+// Config has the settings of a Server. JWTs, Metrics, Tracer, Profiles, Certificate, DrainDelay,
 // RateLimit, TrustedProxies, CORSOrigins and Build may be zero.
 type Config struct {
 	Plants plantRepository
@@ -79,7 +79,7 @@ type Build struct {
 	Schema          int64 // newest migration
 }
 
-// A Server serves the public interface, and on a listener of its own what operators need.
+// A Server serves the public interface, and the operators' pages on a listener of their own.
 type Server struct {
 	Config
 	failures *limiters[netip.Prefix]

@@ -118,7 +118,7 @@ func TestAuthentication(t *testing.T) {
 
 func TestRequestChecksRunInOrder(t *testing.T) {
 	t.Parallel()
-	// Each request has every fault that a later one has.
+	// Each request also has the faults of all later requests in the list.
 	const badKey, badLength, badMatch = "Idempotency-Key: a b", "Content-Length: 5000", `If-Match: "v7"`
 	body := strings.Repeat(" ", 5000)
 	tests := []struct {

@@ -66,7 +66,7 @@ func write(t *testing.T, file string, content []byte) {
 	}
 }
 
-// withTLS gives a server a certificate, and returns the files and what a client trusts.
+// withTLS gives a server a certificate. It returns the files and a client's configuration.
 func withTLS(t *testing.T, c *Config) (files, *tls.Config) {
 	t.Helper()
 	pair := newPair(t, time.Now().Add(24*time.Hour))

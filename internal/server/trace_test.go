@@ -76,7 +76,7 @@ func TestTraceOfARequest(t *testing.T) {
 	}
 }
 
-// The log names no trace that is not sampled, or not made.
+// Without a sampled trace, the log has no trace id.
 func TestLogWithoutATrace(t *testing.T) {
 	t.Parallel()
 	traced := testConfig()

@@ -17,7 +17,7 @@ import (
 // module is the name of this module.
 const module = "plantstore"
 
-// A Spec says what to build.
+// A Spec describes a build of a program.
 type Spec struct {
 	Package  string            // in this module, as in "cmd/plantstore"
 	Race     bool              // with the race detector

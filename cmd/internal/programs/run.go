@@ -45,8 +45,8 @@ func (p *Program) Running() error {
 	}
 }
 
-// End sends a signal to the program and waits for its end. A program that SIGTERM does not
-// end with success is an error.
+// End sends a signal to the program and waits for its end. After SIGTERM, it returns an error
+// unless the program exits with success.
 func (p *Program) End(signal syscall.Signal, patience time.Duration) error {
 	if err := p.Running(); err != nil {
 		return err

@@ -18,7 +18,8 @@ func start(t *testing.T, script string) *Program {
 	return p
 }
 
-// TestUntilEndsWhenTheProgramExits waits for a program that has exited: that fails at once, with its log.
+// TestUntilEndsWhenTheProgramExits waits for a program that has exited. Until fails at once,
+// with the program's log.
 func TestUntilEndsWhenTheProgramExits(t *testing.T) {
 	t.Parallel()
 	p := start(t, "echo cannot raise FD limit; exit 3")

@@ -27,7 +27,7 @@ type Violation struct {
 	Text  string
 }
 
-// A Run is what happened in a run.
+// A Run has the history of a run.
 type Run struct {
 	Principal  string // of the history; nobody else deleted any plants but Others
 	History    []Deletion
@@ -35,7 +35,7 @@ type Run struct {
 	TriggerOff []Span         // when the ledger's trigger was disabled on purpose, in order and apart
 }
 
-// A checker compares what happened with the state that it led to.
+// A checker compares a run with the state of the store afterwards.
 type checker struct {
 	Run
 	state State
@@ -152,7 +152,7 @@ func (c *checker) recorded(d *Deletion) {
 	}
 }
 
-// counted compares how often a plant left with the rows in the ledger: rule d.
+// counted compares a plant's number of deletions with its rows in the ledger: rule d.
 func (c *checker) counted(plant int64, back bool) {
 	gone := 0
 	if back || !c.state.Plants[plant] {
@@ -166,8 +166,8 @@ func (c *checker) counted(plant int64, back bool) {
 // violationsShown limits the violations that are described.
 const violationsShown = 20
 
-// Describe writes the first violations, with all that is known of their plants. The history is
-// in the order of the plants.
+// Describe writes the first violations, with the history and the rows of their plants. The
+// history is in the order of the plants.
 func Describe(w io.Writer, found []Violation, history []Deletion, s State) {
 	fmt.Fprintf(w, "\nviolations: %d\n", len(found))
 	for _, v := range found[:min(len(found), violationsShown)] {

@@ -5,10 +5,10 @@ import (
 	"testing"
 )
 
-// principal is whose history it is.
+// principal is the client of every history.
 const principal = "witness"
 
-// Answers, by what they are.
+// Answers of the service.
 var (
 	yes         = Answer{Status: 204}
 	replay      = Answer{Status: 204, Replayed: true}
@@ -105,7 +105,7 @@ func TestCheckHistoriesOfAPlant(t *testing.T) {
 	}
 }
 
-// TestCheckPlantsWithoutARequest is about everything but a client's plants.
+// TestCheckPlantsWithoutARequest checks plants that no client asked to delete.
 func TestCheckPlantsWithoutARequest(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -20,7 +20,7 @@ import (
 	"plantstore/cmd/internal/programs"
 )
 
-// A Crowd is what the clients have in common.
+// A Crowd has the settings and counters that all clients share.
 type Crowd struct {
 	Address string // of the service
 	Token   string
@@ -41,8 +41,8 @@ type Client struct {
 	history []Deletion
 }
 
-// lateEvery is how many deletions with a key there are for one late retry: the plant is put
-// back, and the request that deleted it is sent once more.
+// lateEvery is the number of keyed deletions for each late retry. For a late retry, the plant
+// is put back, and the request that deleted it is sent again.
 const lateEvery = 40
 
 // Client returns a new client of the crowd.
@@ -166,8 +166,8 @@ func (c *Client) ask(ctx context.Context, d *Deletion, n int, a *Answer) error {
 // putBack inserts a plant that was deleted, durably.
 func (c *Client) putBack(ctx context.Context, plant int64) error {
 	return programs.Until(ctx, 5*time.Minute, fmt.Sprintf("put plant %d back", plant), func() error {
-		// The row may be there from an earlier try, and not on the standby. The message makes
-		// the commit wait for all that came before it.
+		// The row of an earlier try may not be on the standby yet. The message makes the commit
+		// wait until it is.
 		return Execute(ctx, c.Owner(), fmt.Sprintf(`
 			INSERT INTO public.plants (id, name) VALUES (%d, 'back') ON CONFLICT DO NOTHING;
 			SELECT pg_logical_emit_message(true, 'witness', '')`, plant))

@@ -65,7 +65,7 @@ func Stock(ctx context.Context, owner, principal string, first, last int64) (tok
 	return token, err
 }
 
-// A State is what the database holds when nothing changes any more.
+// A State is the content of the database after the last change.
 type State struct {
 	Plants   map[int64]bool    // those that are there
 	Ledger   map[int64][]Entry // deletions by plant

@@ -1,6 +1,6 @@
 // Package witness has clients that delete plants and remember every answer, and a checker
-// that compares the answers with what the database holds in the end, in the manner of
-// Jepsen's set test. cmd/chaos and cmd/drill break things meanwhile.
+// that compares the answers with the database afterwards, in the manner of Jepsen's set test.
+// cmd/chaos and cmd/drill break the service meanwhile.
 package witness
 
 import (
@@ -37,7 +37,7 @@ type Answer struct {
 	Unsent     bool   // the service was down, and the request never left the client
 }
 
-// An Effect is what an answer says about the request's own effect.
+// An Effect is the effect of a request, according to its answer.
 type Effect int
 
 const (

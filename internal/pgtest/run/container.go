@@ -49,8 +49,8 @@ func startContainer(ctx context.Context, image string) (*server, error) {
 	return &server{url: address, source: "container " + image, stop: stop}, nil
 }
 
-// configureTestcontainers sets what testcontainers reads from the environment and can't find
-// out by itself on a machine without an image registry.
+// configureTestcontainers sets variables for testcontainers that it can't find out by itself on
+// a machine without an image registry.
 func configureTestcontainers(ctx context.Context, docker *client.Client) error {
 	set := func(name, value string) error {
 		if os.Getenv(name) != "" {

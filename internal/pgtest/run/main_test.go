@@ -19,8 +19,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// The server ends with the command, also where the reader of the output goes away, as a
-// pager does that is ended.
+// The server ends with the command, even if the reader of its output ends first, as a pager may.
 func TestRunLeavesNoServer(t *testing.T) {
 	t.Parallel()
 	for _, isRead := range []bool{true, false} {

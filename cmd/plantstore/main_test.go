@@ -111,16 +111,35 @@ func program(t *testing.T, variables []string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// runProgram runs the program to its end.
+// runProgram runs the program to its end. A program that serves instead is killed, and fails
+// the test.
 func runProgram(t *testing.T, variables []string, args ...string) (stderr string, code int) {
 	t.Helper()
 	cmd := program(t, variables, args...)
-	var b bytes.Buffer
+	b := killer{cmd: cmd}
 	cmd.Stderr = &b
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
 		t.Fatal(err)
 	}
-	return b.String(), cmd.ProcessState.ExitCode()
+	if b.serves {
+		t.Fatalf("%q with %q serves, want an error:\n%s", args, variables, &b.output)
+	}
+	return b.output.String(), cmd.ProcessState.ExitCode()
+}
+
+// A killer keeps the output of a program, and kills it when that says that it serves.
+type killer struct {
+	output bytes.Buffer
+	cmd    *exec.Cmd
+	serves bool
+}
+
+func (k *killer) Write(p []byte) (int, error) {
+	n, err := k.output.Write(p)
+	if k.serves = bytes.Contains(k.output.Bytes(), []byte(`"msg":"serving"`)); k.serves {
+		_ = k.cmd.Process.Kill()
+	}
+	return n, err
 }
 
 // A running program is a process of its own with its output, line by line.

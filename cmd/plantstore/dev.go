@@ -62,7 +62,7 @@ func (c *devCommand) Run(ctx context.Context, console *console, parsed *kong.Con
 	fmt.Fprintf(console.out, devGreeting, public.Addr(), token, pg.Version(), owner, admin.Addr(), shellQuoted(program), app)
 	s := c.limitFlags.service()
 	s.database.URL, s.database.Setting = app, devSetting
-	s.format, s.level = c.LogFormat, c.LogLevel
+	s.format, s.level = c.LogFormat, c.LogLevel.Level
 	return serve(ctx, console, s, public, admin, changed(parsed))
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"net/url"
 	"os"
@@ -56,6 +57,7 @@ func (f *ownerFlags) AfterApply(parsed *kong.Context) (err error) {
 	switch {
 	case f.owner.url != "" && f.MigratePassword != "":
 		f.owner.url = withPassword(f.owner.url, f.MigratePassword)
+		f.owner.setting += " (its password: PLANTSTORE_MIGRATE_PASSWORD)"
 	case f.MigratePassword != "":
 		return errors.New("--migrate-password (PLANTSTORE_MIGRATE_PASSWORD) is set without --migrate-database-url (PLANTSTORE_MIGRATE_DATABASE_URL)")
 	case f.owner.url == "":
@@ -189,6 +191,17 @@ func (f *logFormat) UnmarshalText(text []byte) error {
 	*f = logFormat(text)
 	if *f != "json" && *f != "text" {
 		return fmt.Errorf("%q is not a log format: use json or text", string(text))
+	}
+	return nil
+}
+
+// A logLevel is a level on the command line.
+type logLevel struct{ slog.Level }
+
+// UnmarshalText reads a log level.
+func (l *logLevel) UnmarshalText(text []byte) error {
+	if l.Level.UnmarshalText(text) != nil {
+		return fmt.Errorf("%q is not a log level: use debug, info, warn or error", string(text))
 	}
 	return nil
 }

@@ -40,7 +40,7 @@ type serveCommand struct {
 	JWKSURL            string        `name:"jwks-url" env:"PLANTSTORE_JWKS_URL" placeholder:"URL" help:"URL of the issuer's keys, https or file. Default: OpenID Connect discovery."`
 	DrainDelay         time.Duration `env:"PLANTSTORE_DRAIN_DELAY" default:"5s" help:"How long to go on serving, not ready, after SIGTERM."`
 	LogFormat          logFormat     `env:"PLANTSTORE_LOG_FORMAT" default:"json" help:"Log format: json or text."`
-	LogLevel           slog.Level    `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
+	LogLevel           logLevel      `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
 	limitFlags         `embed:""`
 
 	database    target
@@ -196,7 +196,7 @@ func (c *serveCommand) service() service {
 	s.server.Certificate, s.server.DrainDelay = c.certificate, c.DrainDelay
 	s.issuer = auth.Issuer{URL: c.OIDCIssuer, JWKS: c.JWKSURL, Claim: c.OIDCPrincipalClaim, Budget: plant.Budget(c.OIDCBudget),
 		Audiences: c.OIDCAudience, AudienceClaim: c.OIDCAudienceClaim, ScopeClaim: c.OIDCScopeClaim, Scope: c.OIDCScope}
-	s.format, s.level = c.LogFormat, c.LogLevel
+	s.format, s.level = c.LogFormat, c.LogLevel.Level
 	return s
 }
 

@@ -108,7 +108,7 @@ debian_root() {
         echo "debootstrap works as root only: run this as root" >&2
         return 1
     fi
-    # It brings apt's lists up to date, too.
+    # install-packages also updates apt's lists.
     .ci/install-packages debootstrap
     suite=${suite:-$(. /etc/os-release && echo "$VERSION_CODENAME")}
     mirror=$(debian_mirror)

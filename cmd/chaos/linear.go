@@ -239,7 +239,7 @@ func check(e events, s witness.State, first, last int64) []witness.Violation {
 				found = append(found, r.Proper(t.plant, n+1, o.Answer)...)
 			}
 		}
-		if end := finalOf(s, t.plant); order(t, end) != porcupine.Ok { // or it took too long
+		if end := finalOf(s, t.plant); order(t, end) != porcupine.Ok { // there is no order, or the search took too long
 			found = append(found, witness.Violation{Rule: "h", Plant: t.plant, Text: "no order of these operations gives each its outcome:\n" + t.describe(end)})
 		}
 	}

@@ -17,7 +17,7 @@ import (
 type report struct {
 	events
 	took       time.Duration
-	kinds      []kind // those that were to happen
+	kinds      []kind // the kinds that had to happen
 	state      witness.State
 	violations []witness.Violation
 }

@@ -32,7 +32,7 @@ type op struct {
 	Key        int            // of a deletion, from 1; zero: none
 	Answer     witness.Answer // to a deletion
 	Lost       bool           // nobody knows whether a change by SQL was made
-	Made       bool           // it was
+	Made       bool           // the change was made
 }
 
 // An action is a kind of operation.
@@ -145,7 +145,7 @@ func (h *actor) join(ctx context.Context) {
 		}
 		switch h.random.IntN(4) {
 		case 0:
-			h.request(ctx, scenarioKeys-h.random.IntN(2)) // or the first actor's
+			h.request(ctx, scenarioKeys-h.random.IntN(2)) // with the second actor's own key or the first actor's last one
 		case 1:
 			h.change(ctx, insertIt)
 		case 2:

@@ -27,7 +27,7 @@ func TestCheckerCatchesSabotage(t *testing.T) {
 	for _, test := range []struct {
 		sabotage, faults string
 		duration, every  time.Duration
-		rule             string // that has to be broken
+		rule             string // the rule that the sabotage has to break
 	}{
 		{programs.ForgetLedger, "cut-answers", 4 * time.Second, 300 * time.Millisecond, "b"},
 		{programs.ForgetLost, "promotion", 6 * time.Second, time.Second, "b"},

@@ -163,7 +163,7 @@ func (n *network) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// String returns what UnmarshalText reads.
+// String returns a text that UnmarshalText reads.
 func (n network) String() string { return netip.Prefix(n).String() }
 
 // An origin is a web page's origin on the command line.
@@ -226,7 +226,7 @@ func (r *rateLimit) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// String returns what UnmarshalText reads.
+// String returns a text that UnmarshalText reads.
 func (r rateLimit) String() string {
 	if r == (rateLimit{}) {
 		return ""
@@ -249,7 +249,7 @@ func (b *budget) UnmarshalText(text []byte) error {
 	return err
 }
 
-// String returns what UnmarshalText reads.
+// String returns a text that UnmarshalText reads.
 func (b budget) String() string { return plant.Budget(b).String() }
 
 // A moment is a time on the command line: RFC 3339, a date, or how long ago.
@@ -299,7 +299,7 @@ func (a *age) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// String returns what UnmarshalText reads.
+// String returns a text that UnmarshalText reads.
 func (a age) String() string {
 	d := time.Duration(a)
 	if day := 24 * time.Hour; d >= day && d%day == 0 {

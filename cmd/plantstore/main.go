@@ -29,7 +29,7 @@ func main() {
 	}
 	unsetEmptyVariables()
 	endings := []os.Signal{os.Interrupt, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) { // as it is under nohup
+	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
 		endings = append(endings, syscall.SIGHUP)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), endings...)
@@ -105,7 +105,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	console.warnings = unknownVariables(parser.Model, os.Environ())
 	if err == nil && slices.Contains([]string{"serve", "dev"}, command.Selected().Name) {
-		return command.Run() // they log the warnings
+		return command.Run() // serve and dev log the warnings
 	}
 	for _, w := range console.warnings {
 		fmt.Fprintf(stderr, "plantstore: warning: %s\n", w)

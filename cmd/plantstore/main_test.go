@@ -24,7 +24,7 @@ import (
 	"plantstore/internal/pgtest"
 )
 
-// runMain makes the test binary be the program itself.
+// runMain is the variable that makes the test binary run the program.
 const runMain = "PLANTSTORE_TEST_RUN_MAIN"
 
 func TestMain(m *testing.M) {

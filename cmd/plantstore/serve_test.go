@@ -90,7 +90,7 @@ func TestServeOutlivesTheReaderOfItsLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	log.Close()
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // it logs its end
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // the service logs its end
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err != nil {

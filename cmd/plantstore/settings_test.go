@@ -35,7 +35,7 @@ func TestServeSettingsReachTheirFields(t *testing.T) {
 	urlFile := filepath.Join(t.TempDir(), "url")
 	writeFile(t, urlFile, "host=elsewhere")
 	rows := []struct {
-		before, set string // flags beside the one that is set, and that one
+		before, set string // other flags, and the flag under test
 		want        func(*service)
 	}{
 		{"", "--database-url=host=elsewhere", func(s *service) { s.database.URL, s.database.Setting = "host=elsewhere", "--database-url" }},

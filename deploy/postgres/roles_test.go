@@ -46,7 +46,7 @@ func (s server) exec(t *testing.T, role, database string, statements ...string) 
 			t.Fatalf("as %s: %s: %v", role, sql, err)
 		}
 	}
-	conn.Close(t.Context()) // it would keep the database from being dropped
+	conn.Close(t.Context()) // an open connection prevents DROP DATABASE
 }
 
 // state is everything that roles.sql changes.

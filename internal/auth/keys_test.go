@@ -104,11 +104,11 @@ func (v *Verifier) wantLater(t *testing.T, token string, want time.Duration) {
 func TestUnknownKeyIsFetched(t *testing.T) {
 	simulate(t, func(t *testing.T, s *source, v *Verifier) {
 		forged := authtest.SignWith(t, authtest.NewKey(t, "forged"), s.provider.Claims("forger", nil), nil)
-		v.want(t, forged, ErrInvalidToken) // the issuer was asked
+		v.want(t, forged, ErrInvalidToken) // the issuer was asked for keys
 		time.Sleep(time.Second)
 		s.provider.Rotate(t, "second")
 		second := s.provider.Token(t, "shop")
-		v.want(t, second, ErrKeysUnknown) // it was asked before there was that key
+		v.want(t, second, ErrKeysUnknown) // the issuer was asked before it had that key
 		v.wantLater(t, second, fetchEvery-time.Second)
 		time.Sleep(fetchEvery)
 		v.want(t, second, nil)

@@ -86,7 +86,7 @@ func TestOnlyCascadesOfPlantsAreRecorded(t *testing.T) {
 				"1: pictures 601", "1: pictures 602", "1: stock other 8", "1: stock plant 1", "6: stock other 3", "6: stock plant 6"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if test.app { // it can't read the ledger
+			if test.app { // the service's role can't read the ledger
 				execute(t, app, test.sql)
 			} else {
 				execute(t, owner, `BEGIN; `+test.sql)
@@ -373,15 +373,15 @@ func TestRestoreWithCascadesIsRefused(t *testing.T) {
 		refused   string // one reason a line, with its flag
 		options   ledger.Options
 		notices   string
-		rows      []ledger.Cascaded // that come back
+		rows      []ledger.Cascaded // the rows that come back
 	}{
 		{name: "nothing in the way", rows: all},
 		{name: "plants only", options: ledger.Options{PlantsOnly: true}, sql: `DROP TABLE pictures, sales`},
-		{name: "taken", sql: `INSERT INTO order_items (id, price) OVERRIDING SYSTEM VALUE VALUES (6, 1), (16, 1)`, refused: "duplicate key value violates unique constraint \"order_items_pkey\": Key (id)=(6) already exists. [--plants-only]"},
-		{name: "changed since", sql: `UPDATE stock SET plant = 2 WHERE bin = 1; DELETE FROM stock WHERE bin = 8`,
+		{name: "ids taken", sql: `INSERT INTO order_items (id, price) OVERRIDING SYSTEM VALUE VALUES (6, 1), (16, 1)`, refused: "duplicate key value violates unique constraint \"order_items_pkey\": Key (id)=(6) already exists. [--plants-only]"},
+		{name: "rows changed since", sql: `UPDATE stock SET plant = 2 WHERE bin = 1; DELETE FROM stock WHERE bin = 8`,
 			refused: "public.stock: rows that are gone, or whose column \"other\" has another value since: " + bin + "8) [--skip-existing]\n" +
 				"public.stock: rows that are gone, or whose column \"plant\" has another value since: " + bin + "1) [--skip-existing]"},
-		{name: "changed since, skipped", sql: `UPDATE stock SET plant = 2 WHERE bin = 1`, options: ledger.Options{SkipExisting: true},
+		{name: "rows changed since, skipped", sql: `UPDATE stock SET plant = 2 WHERE bin = 1`, options: ledger.Options{SkipExisting: true},
 			notices: "left out, public.stock: rows that are gone, or whose column \"plant\" has another value since: " + bin + "1)", rows: all[:4]},
 		{name: "another parent gone", sql: `DELETE FROM suppliers`,
 			refused: "insert or update on table \"order_items\" violates foreign key constraint \"order_items_supplier_id_fkey\": Key (supplier_id)=(1) is not present in table \"suppliers\". [--plants-only]"},

@@ -61,7 +61,7 @@ func TestFailedStatementsReturnTheirOwnErrors(t *testing.T) {
 	var conn *pgx.Conn
 	for _, do := range []func(context.Context, *pgx.Conn) error{restore, script, purge} {
 		for f.at = 1; ; f.at++ {
-			if conn == nil || conn.IsClosed() { // as it is if the failure was in BEGIN
+			if conn == nil || conn.IsClosed() { // a failed BEGIN closes the connection
 				conn = connectWith(t, db.Owner, func(c *pgx.ConnConfig) { c.Tracer = f })
 			}
 			f.seen = 0

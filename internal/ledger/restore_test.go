@@ -33,18 +33,18 @@ func TestRestoreAfterTheTableChanged(t *testing.T) {
 		notices      []string
 		want         string // the row after the restore, or after it was restored by hand
 	}{
-		{name: "dropped", change: `DROP price, DROP sku`, refused: "column \"price\" of public.plants is gone\ncolumn \"sku\" of public.plants is gone", want: `(7,Fern,"2026-07-01 00:00:00+00",5)`},
-		{name: "another type", change: `DROP height, ADD height text`, refused: `column "height" of public.plants is of type text today, it was integer`, want: `(7,Fern,"2026-07-01 00:00:00+00",1.10,,)`},
+		{name: "columns dropped", change: `DROP price, DROP sku`, refused: "column \"price\" of public.plants is gone\ncolumn \"sku\" of public.plants is gone", want: `(7,Fern,"2026-07-01 00:00:00+00",5)`},
+		{name: "a column of another type", change: `DROP height, ADD height text`, refused: `column "height" of public.plants is of type text today, it was integer`, want: `(7,Fern,"2026-07-01 00:00:00+00",1.10,,)`},
 		// By place, the values of price and height would change places.
-		{name: "in another order", change: `DROP price, DROP height; ALTER TABLE plants ADD height int, ADD price numeric`, want: `(7,Fern,"2026-07-01 00:00:00+00",,5,1.10)`},
-		{name: "another scale", change: `ALTER price TYPE numeric(5,1)`, refused: changed + `1.1,,5)`},
+		{name: "columns in another order", change: `DROP price, DROP height; ALTER TABLE plants ADD height int, ADD price numeric`, want: `(7,Fern,"2026-07-01 00:00:00+00",,5,1.10)`},
+		{name: "a column of another scale", change: `ALTER price TYPE numeric(5,1)`, refused: changed + `1.1,,5)`},
 		{name: "new columns", change: `ADD stock int NOT NULL DEFAULT 3, ADD note text, ADD serial int GENERATED ALWAYS AS IDENTITY, ADD twice int GENERATED ALWAYS AS (height * 2) STORED NOT NULL`,
 			notices: []string{`column "stock" of public.plants is new and takes its default`, `column "note" of public.plants is new and takes its default`, `column "serial" of public.plants is new and takes its default`},
 			want:    `(7,Fern,"2026-07-01 00:00:00+00",1.10,,5,3,,1,10)`},
-		{name: "new and not null", change: `ADD stock int; ALTER TABLE plants ALTER stock SET NOT NULL`, refused: `column "stock" of public.plants is NOT NULL without a default, and the deleted rows have no value for it: give it a default until they are restored`},
-		{name: "generated since", change: `DROP height, ADD height int GENERATED ALWAYS AS (length(name)) STORED`, refused: changed + `1.10,,4)`},
-		{name: "virtual since", since: 18, change: `DROP height, ADD height int GENERATED ALWAYS AS (length(name))`, refused: changed + `1.10,,)`},
-		{name: "a check", change: `ADD CONSTRAINT tall CHECK (height > 10) NOT VALID`,
+		{name: "a new column that is not null", change: `ADD stock int; ALTER TABLE plants ALTER stock SET NOT NULL`, refused: `column "stock" of public.plants is NOT NULL without a default, and the deleted rows have no value for it: give it a default until they are restored`},
+		{name: "a column generated since", change: `DROP height, ADD height int GENERATED ALWAYS AS (length(name)) STORED`, refused: changed + `1.10,,4)`},
+		{name: "a column virtual since", since: 18, change: `DROP height, ADD height int GENERATED ALWAYS AS (length(name))`, refused: changed + `1.10,,)`},
+		{name: "a new check", change: `ADD CONSTRAINT tall CHECK (height > 10) NOT VALID`,
 			refused: `new row for relation "plants" violates check constraint "tall": Failing row contains (7, Fern, 2026-07-01 00:00:00+00, 1.10, null, 5).`},
 	} {
 		if value[int](t, owner, `SELECT current_setting('server_version_num')::int / 10000`) < test.since {

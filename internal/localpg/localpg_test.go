@@ -17,7 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// One server goes through all, as each takes seconds to make.
+// All subtests use one server, as a new one takes seconds to start.
 func TestServerStopsRestartsAndFailsOver(t *testing.T) {
 	t.Parallel()
 	dir := newDir(t)
@@ -113,7 +113,7 @@ func failOver(t *testing.T, primary *Server) {
 	}
 }
 
-// It runs itself as a process that is killed while its server runs.
+// The test runs itself as a process, and kills it while its server runs.
 func TestKilledProcessLeavesNoServer(t *testing.T) {
 	t.Parallel()
 	const dirOf = "LOCALPG_TEST_KILLED"
@@ -132,7 +132,7 @@ func TestKilledProcessLeavesNoServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stderr, err := killed.StderrPipe() // also of what removes the files
+	stderr, err := killed.StderrPipe() // also that of the script that removes the files
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +171,7 @@ func TestStartOfAServerIsCancelled(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// Not parallel: PATH is this process's.
+// The test is not parallel, as it changes this process's PATH.
 func TestPostgresProgramsOnPathComeFirst(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(newDir(t))
 	if err != nil {

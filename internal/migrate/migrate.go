@@ -239,7 +239,7 @@ func run(ctx context.Context, conn *pgx.Conn, work []Migration, up bool, o Optio
 
 // untilUnlocked attempts one migration until it has got its locks.
 func untilUnlocked(ctx context.Context, conn *pgx.Conn, m Migration, up bool, o Options) error {
-	pause := o.LockTimeout / 2 // those who queued up behind us go first
+	pause := o.LockTimeout / 2 // clients that queued behind this attempt go first
 	for attempt := 1; ; attempt++ {
 		err := once(ctx, conn.Config(), m, up, o)
 		if err == nil {

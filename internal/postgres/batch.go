@@ -64,7 +64,7 @@ func (b *batcher) delete(ctx context.Context, d *plant.Deletion) batchResult {
 	if deadline, _ := ctx.Deadline(); len(batch) == 1 && time.Until(deadline) > 2*b.db.limits.batch {
 		b.run(batch) // here, which spares a lone request two changes of goroutines
 	} else if batch != nil {
-		go b.run(batch) // it may take longer than ctx, or than this item
+		go b.run(batch) // the batch may take longer than ctx, or than this item
 	}
 	select {
 	case r := <-item.result:

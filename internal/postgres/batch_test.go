@@ -121,7 +121,7 @@ func TestPartsOfARefusedBatchAreRetried(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		detail string        // of the refusal
-		while  time.Duration // that a transaction takes
+		while  time.Duration // how long a transaction takes
 		want   [4]meaning
 		sent   []int // plants in each transaction
 	}{

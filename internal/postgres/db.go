@@ -32,7 +32,7 @@ type Config struct {
 	Log            *slog.Logger
 
 	limits *limits         // tests set their own
-	dial   pgconn.DialFunc // likewise
+	dial   pgconn.DialFunc // tests set their own
 }
 
 // limits bound the service's waits.

@@ -56,13 +56,13 @@ const (
 	resolve      // only the ledger knows what became of the deletion
 )
 
-// An effect is the effect of a deletion on the others of its batch.
+// An effect says how a deletion harms the others of its batch.
 type effect int
 
 const (
 	_         effect = iota
-	slows            // they wait for it
-	rollsBack        // they have to be tried again
+	slows            // the others wait for the deletion
+	rollsBack        // the others have to be tried again
 )
 
 // meanings has the consequences of each meaning.

@@ -56,7 +56,7 @@ func TestEveryConnectionFault(t *testing.T) {
 		t.Fatalf("PLANTSTORE_TEST_EVERY_FAULT: %v, want a number from 1", err)
 	}
 	t.Logf("%d of %d cases", (len(cases)+step-1)/step, len(cases))
-	const stages = 8 // that give plays at the same time
+	const stages = 8 // stages that run plays at the same time
 	for n := range stages {
 		t.Run(fmt.Sprint("stage ", n+1), func(t *testing.T) {
 			t.Parallel()

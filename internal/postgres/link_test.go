@@ -38,9 +38,9 @@ type link struct {
 	down      bool // nobody can connect
 	armed     bool
 	preparing bool        // what prepares a statement counts, too
-	breaches  []breach    // those to come, one after the other
-	passed    [2]int      // messages since the last of them, by direction
-	exchanges int         // that ended since the last of them
+	breaches  []breach    // the breaches to come, one after the other
+	passed    [2]int      // messages since the last breach, by direction
+	exchanges int         // exchanges that ended since the last breach
 	mute      []*linkConn // connections that fell silent, until finish
 
 	log bytes.Buffer // the service's
@@ -305,7 +305,7 @@ func (c *linkConn) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	if !c.started && len(b) >= 16 && binary.BigEndian.Uint32(b[4:]) == cancelRequest &&
 		slices.ContainsFunc(l.mute, func(m *linkConn) bool { return m.pid == binary.BigEndian.Uint32(b[8:]) }) {
-		c.broken = &breach{way: bySilence} // it goes the way of the connection that it is about
+		c.broken = &breach{way: bySilence} // a cancel request falls silent with its connection
 	}
 	arrive, hit := 0, false
 	if c.broken == nil {

@@ -15,12 +15,12 @@ type route int
 const (
 	inBatch     route = iota
 	onBatchPool       // in a transaction of its own, with a batch's limits
-	onSoloPool        // likewise, with time to wait for a lock or a slow trigger
+	onSoloPool        // in a transaction of its own, with time to wait for a lock or a slow trigger
 )
 
 // A memory has the plants and principals that would harm others' batches, for a short time.
 type memory struct {
-	plants     recent[plant.ID, route] // that were locked, slow or refused
+	plants     recent[plant.ID, route] // plants that were locked, slow or refused
 	principals recent[string, conduct]
 	limits     *limits
 }

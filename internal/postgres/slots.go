@@ -17,7 +17,7 @@ type slots[K comparable] struct {
 
 type slot struct {
 	*semaphore.Weighted
-	users int // that have it or wait for it
+	users int // requests that have a slot or wait for one
 }
 
 // take waits for one of a key's slots. All calls for a key say the same number of slots.

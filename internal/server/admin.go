@@ -30,7 +30,7 @@ func (s *Server) Admin() http.Handler {
 		}
 	})
 	if s.Profiles {
-		// Not the command line: it may have a password.
+		// pprof's page of the command line is left out, as that may have a password.
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
@@ -40,7 +40,7 @@ func (s *Server) Admin() http.Handler {
 	return mux
 }
 
-// A NotReadyError is why requests can't be served.
+// A NotReadyError is the reason why requests can't be served.
 type NotReadyError struct {
 	Reason string // one of notReadyReasons
 	Err    error  // a sentence for an operator

@@ -71,7 +71,7 @@ var docsAssets = map[string]page{
 func swaggerUI(file string) []byte {
 	content, err := static.FS.ReadFile(file)
 	if err != nil {
-		panic(err) // it is embedded
+		panic(err) // the embedded file is always there
 	}
 	return content
 }

@@ -53,7 +53,7 @@ func (l *limiters[K]) take(key K) time.Duration {
 	if limiter.Allow() {
 		return 0
 	}
-	// Not Reserve and Cancel: of several at a time, Cancel gives only the last one back.
+	// Reserve and Cancel are no alternative: of several reservations, Cancel returns only the last.
 	return max(1, time.Duration((1-limiter.Tokens())/float64(limiter.Limit())*float64(time.Second)))
 }
 

@@ -72,7 +72,7 @@ func TestLogHasOneLineForEachRequest(t *testing.T) {
 			line(204, 0, "deleted", map[string]any{"attempts": 1., "batch": 7., "queued_us": 3000.})},
 		{"replayed after failed attempts", returning(plant.Result{Replayed: true, Attempts: 3, Batch: 1, Failed: []string{"unreachable", "lost"}}, nil), del(),
 			line(204, 0, "replayed", map[string]any{"attempts": 3., "batch": 1., "queued_us": 0., "failed_attempts": "unreachable,lost"})},
-		{"a recorded no", returning(plant.Result{Replayed: true}, plant.ErrNotFound), del(), line(404, 40401, "not_found", map[string]any{"replayed": true})},
+		{"a recorded refusal", returning(plant.Result{Replayed: true}, plant.ErrNotFound), del(), line(404, 40401, "not_found", map[string]any{"replayed": true})},
 		{"refused by a trigger", returning(plant.Result{}, &plant.StoreRuleError{Cause: cause}), del(),
 			line(409, 40901, "store_rule", map[string]any{"cause": "refused by a rule of the store: " + cause.Error()})},
 		{"a fault of ours", returning(plant.Result{}, errDriver), del(), line(500, 50000, "error", map[string]any{"level": "ERROR", "cause": errDriver.Error()})},
@@ -209,7 +209,7 @@ func TestLogBufferDoesNotWaitForItsReader(t *testing.T) {
 		reader, buffer, log := newBufferedLog()
 		start := time.Now()
 		log.Warn("first")
-		synctest.Wait() // it is being written
+		synctest.Wait() // the first line is being written
 		line := strings.Repeat("x", 10_000)
 		const lines = 2 * maxBuffered / 10_000
 		for range lines {

@@ -154,7 +154,7 @@ func TestOpenAPIHasTheAnswersOfNetHTTP(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			conn := run(t, testConfig()).public.dial(t)
-			go io.WriteString(conn, raw) // it is not always read to the end
+			go io.WriteString(conn, raw) // the server may not read the request to the end
 			response, err := http.ReadResponse(bufio.NewReader(conn), nil)
 			if err != nil || response.StatusCode != want || !response.Close || response.Header.Get(headerRequestID) != "" {
 				t.Errorf("%.60q: %v, %v; want %d without X-Request-Id, and Connection: close", raw, response, err, want)

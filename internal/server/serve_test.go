@@ -132,11 +132,11 @@ func TestSlowClientsAreDisconnected(t *testing.T) {
 		admin           bool
 		after           time.Duration
 	}{
-		{"silent", "", false, true, false, 5 * time.Second},
-		{"headers", "DELETE /plants/1" + head, false, true, false, 5 * time.Second},
-		{"body", "DELETE /plants/1" + head + asAlice + "\r\nContent-Length: 4000\r\n\r\n", true, true, false, 10 * time.Second},
-		{"reader", "GET /docs/swagger-ui-bundle.js" + head + "\r\n", false, false, false, 15 * time.Second},
-		{"idle", "GET /openapi.yaml" + head + "\r\n", false, true, false, 2 * time.Minute},
+		{"silent client", "", false, true, false, 5 * time.Second},
+		{"headers without end", "DELETE /plants/1" + head, false, true, false, 5 * time.Second},
+		{"body without end", "DELETE /plants/1" + head + asAlice + "\r\nContent-Length: 4000\r\n\r\n", true, true, false, 10 * time.Second},
+		{"answer not read", "GET /docs/swagger-ui-bundle.js" + head + "\r\n", false, false, false, 15 * time.Second},
+		{"idle connection", "GET /openapi.yaml" + head + "\r\n", false, true, false, 2 * time.Minute},
 		{"silent operator", "", false, true, true, 5 * time.Second},
 		{"operator who does not read", "GET /metrics" + head + "\r\n", false, false, true, 15 * time.Second},
 	} {

@@ -67,9 +67,9 @@ func Stock(ctx context.Context, owner, principal string, first, last int64) (tok
 
 // A State is the content of the database after the last change.
 type State struct {
-	Plants   map[int64]bool    // those that are there
+	Plants   map[int64]bool    // the plants that exist
 	Ledger   map[int64][]Entry // deletions by plant
-	Refusals map[int64][]Entry // likewise
+	Refusals map[int64][]Entry // recorded refusals by plant
 }
 
 // An Entry is a row of the ledger.

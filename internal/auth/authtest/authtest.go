@@ -95,7 +95,7 @@ func (p *Provider) JWKS() []byte {
 	}
 	set, err := json.Marshal(map[string]any{"keys": all})
 	if err != nil {
-		panic(err) // they are made here
+		panic(err) // the keys of this package can be marshalled
 	}
 	return set
 }

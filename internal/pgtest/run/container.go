@@ -20,7 +20,7 @@ import (
 func startContainer(ctx context.Context, image string) (*server, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	log.SetDefault(log.NewNoopLogger()) // it would write the first line of the tests' output
+	log.SetDefault(log.NewNoopLogger()) // testcontainers would write the first line of the tests' output
 	docker, err := client.New(client.FromEnv)
 	if err != nil {
 		return nil, fmt.Errorf("docker: %w", err)

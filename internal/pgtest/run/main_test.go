@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// runMain makes the test binary be the program itself.
+// runMain is the variable that makes the test binary run the program.
 const runMain = "PLANTSTORE_TEST_RUN_MAIN"
 
 func TestMain(m *testing.M) {
@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 func TestRunLeavesNoServer(t *testing.T) {
 	t.Parallel()
 	for _, isRead := range []bool{true, false} {
-		t.Run(fmt.Sprint("with somebody who reads: ", isRead), func(t *testing.T) {
+		t.Run(fmt.Sprint("the output has a reader: ", isRead), func(t *testing.T) {
 			t.Parallel()
 			temporary, err := os.MkdirTemp("", "plantstore-run-*")
 			if err != nil {

@@ -85,8 +85,10 @@ var catalogue = []errorAnswer{
 	{func(error) bool { return true }, 50000, "error", text("Something went wrong in this service: tell its operators the X-Request-Id of this answer. Send the same request again with the same Idempotency-Key to find out whether the plant was deleted."), ""},
 }
 
-// replayedNote is added to a recorded refusal.
+// replayedNote is added to a recorded refusal, instead of newKeyNote.
 const replayedNote = " This is the recorded answer for this Idempotency-Key: use a new key to try again."
+
+const newKeyNote = " Then send the request with a new Idempotency-Key."
 
 func is(target error) func(error) bool {
 	return func(err error) bool { return errors.Is(err, target) }
@@ -103,7 +105,7 @@ func text(s string) func(error) string {
 
 func deletedEarlier(err error) string {
 	e, _ := errors.AsType[*plant.DeletedEarlierError](err)
-	return fmt.Sprintf("This plant was deleted earlier, at %s.", e.At.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("This plant was deleted earlier, at %s: there is nothing left to do.", e.At.UTC().Format(time.RFC3339))
 }
 
 func referenced(err error) string {
@@ -112,7 +114,7 @@ func referenced(err error) string {
 	if e.Table != "" {
 		table = fmt.Sprintf("table %q", e.Table)
 	}
-	return fmt.Sprintf("Rows of %s refer to this plant, or to rows that would be deleted with it. Remove them, then send the request with a new Idempotency-Key.", table)
+	return fmt.Sprintf("Rows of %s refer to this plant, or to rows that would be deleted with it: remove them.", table) + newKeyNote
 }
 
 func storeRule(err error) string {
@@ -167,7 +169,7 @@ func (a errorAnswer) write(r *requestContext, err error) int32 {
 	}
 	message := a.message(err)
 	if r.result.Replayed {
-		message += replayedNote
+		message = strings.TrimSuffix(message, newKeyNote) + replayedNote
 	}
 	var body bytes.Buffer
 	encoder := json.NewEncoder(&body)

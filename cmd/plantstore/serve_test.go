@@ -113,7 +113,7 @@ func TestServeSendsTraces(t *testing.T) {
 		arrived <- strings.Join(strings.Fields(request.String()), " ") // its blanks vary
 	}))
 	t.Cleanup(collector.Close)
-	s := serving(t, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.URL, "OTEL_RESOURCE_ATTRIBUTES=deployment.environment=test"},
+	s := serving(t, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.URL, "OTEL_RESOURCE_ATTRIBUTES=service.version=7"},
 		"--database-url=host=/nonexistent")
 	if line := s.waitFor(t, `"msg":"serving"`); !strings.Contains(line, `"traces":true`) {
 		t.Errorf("the log has %s; want traces to be true", line)
@@ -125,7 +125,7 @@ func TestServeSendsTraces(t *testing.T) {
 	for request := range arrived {
 		got += request
 	}
-	for _, want := range []string{`key:"service.name" value:{string_value:"plantstore"}`, `key:"deployment.environment" value:{string_value:"test"}`, `name:"GET /plants/:id"`} {
+	for _, want := range []string{`key:"service.name" value:{string_value:"plantstore"}`, `key:"service.version" value:{string_value:"7"}`, `name:"GET /plants/:id"`} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the collector got %s, want %s in it", got, want)
 		}

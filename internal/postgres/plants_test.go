@@ -55,7 +55,9 @@ func TestBudgetIsFreeWhileARequestWaitsForItsPlant(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := offline()
-		p.usedUp.add("a", time.Now().Add(time.Hour), time.Now().Add(time.Hour)) // which is answered from memory
+		for _, principal := range []string{"a", "b"} { // whose attempts are answered from memory
+			p.usedUp.add(principal, time.Now().Add(time.Hour), time.Now().Add(time.Hour))
+		}
 		if err := errors.Join(p.onePlant.take(t.Context(), 1, 1), p.oneBudget.take(t.Context(), "b", 1)); err != nil {
 			t.Fatal(err)
 		}

@@ -39,7 +39,7 @@ const (
 // triggerOff is the only kind of fault during which 50304 is a right answer.
 const triggerOff = "trigger-off"
 
-// kinds returns all there are.
+// kinds returns all kinds of faults.
 func kinds() []kind {
 	return []kind{
 		{"pg-kill", "kill -9 of Postgres, and start", servers, restart(localpg.Kill)},

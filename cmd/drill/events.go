@@ -32,7 +32,7 @@ type drill struct {
 type event struct {
 	name, what string
 	kind
-	// strike makes it happen, and returns when it is over.
+	// strike makes the event happen, and returns when it is over.
 	strike func(context.Context, *drill) error
 }
 
@@ -45,7 +45,7 @@ const (
 	loss // a fault that loses commits, unless replication is synchronous
 )
 
-// allEvents returns all there are.
+// allEvents returns all events that a drill can have.
 func allEvents() []event {
 	return []event{
 		{"switchover", "planned switchover", planned, switchover},
@@ -143,7 +143,7 @@ func (d *drill) happen(ctx context.Context, e event) (h happening, err error) {
 }
 
 // cutPrimaryOff first cuts the primary off from the standbys. For a second it goes on serving:
-// these commits are lost with it.
+// the commits of that second are lost with it.
 func cutPrimaryOff(ctx context.Context, d *drill) error {
 	primary, err := d.primary(ctx)
 	if err != nil {
@@ -239,7 +239,7 @@ func upgrade(ctx context.Context, d *drill) error {
 	if err := early.untilReady(ctx); err != nil {
 		return err
 	}
-	programs.Sleep(ctx, calm) // both releases, with the next one's schema
+	programs.Sleep(ctx, calm) // both releases serve on the next release's schema
 	if err := d.roll(ctx, nextRelease); err != nil {
 		return err
 	}

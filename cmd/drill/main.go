@@ -82,7 +82,7 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 	return c, nil
 }
 
-// errFailed is the end of an enclosed drill that has printed why.
+// errFailed is returned for an enclosed drill that failed and has printed the reason.
 var errFailed = errors.New("printed already")
 
 // enclosed is the variable that is set in the drill's namespaces.
@@ -139,7 +139,7 @@ func enclose(ctx context.Context, c config) error {
 	cmd := exec.Command("unshare", slices.Concat([]string{
 		"--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc",
 		"sh", "-c", enclosure, "sh", folder, itself}, os.Args[1:])...)
-	// Proxies, settings of PostgreSQL's clients and the like are not for the machines here.
+	// This machine's variables for proxies and PostgreSQL's clients must not reach the drill.
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), enclosed + "=yes"}
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	p, err := localpg.StartProcess(cmd, syscall.SIGKILL)
@@ -189,7 +189,7 @@ func drillIn(ctx context.Context, c config, stdout io.Writer) (err error) {
 		fmt.Fprintf(stdout, "drill: %s\n", e.what)
 		h, err := d.happen(ctx, e)
 		r.events = append(r.events, h)
-		if err != nil { // what happened until then is reported and checked
+		if err != nil { // the events before the error are still reported and checked
 			r.failure = err
 			break
 		}

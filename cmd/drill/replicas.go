@@ -87,11 +87,10 @@ func startFront(ctx context.Context, c *cluster) (*front, error) {
 	})
 }
 
-// address is where clients find the service.
+// address returns HAProxy's address, which the clients use.
 func (f *front) address() string { return f.balancer.IP + ":" + port }
 
-// setPassword gives the service's role another password. The replicas learn of it by
-// writeURL.
+// setPassword gives the service's role another password. writeURL gives it to the replicas.
 func (f *front) setPassword(ctx context.Context, password string) error {
 	f.password = password
 	return witness.Execute(ctx, f.cluster.url("postgres"), "ALTER ROLE plantstore_app PASSWORD '"+password+"'")
@@ -99,7 +98,7 @@ func (f *front) setPassword(ctx context.Context, password string) error {
 
 func (r *replica) urlFile() string { return filepath.Join(r.folder, "database-url") }
 
-// writeURL puts the database's URL where the replica finds it.
+// writeURL writes the database's URL to the replica's file.
 func (r *replica) writeURL() error {
 	u, err := url.Parse(r.front.cluster.url("plantstore_app"))
 	if err != nil {

@@ -38,7 +38,7 @@ const excessRights = `
 			OR c.oid = to_regclass('public.plants') AND a.grantee <> 0 AND a.privilege_type NOT IN ('SELECT', 'DELETE'))
 	GROUP BY n.nspname, c.oid, c.relname, g.name ORDER BY c.oid::regclass::text COLLATE "C", g.name`
 
-// twoRoles is SQL for the commands that lead from one role to two.
+// twoRoles is an SQL expression for the commands that change a database from one role to two.
 const twoRoles = `format(E'psql -v ON_ERROR_STOP=1 -d %L -f roles.sql # of the release, as a superuser\nplantstore migrate down --to 5 && plantstore migrate up\n'
 	'# Then let DATABASE_URL name plantstore_app, and PLANTSTORE_MIGRATE_DATABASE_URL the role of now.', current_database())`
 

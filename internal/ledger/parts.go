@@ -33,7 +33,7 @@ type part struct {
 type column struct {
 	name      string
 	typ       string // as regtype writes it
-	reads     string // likewise, in SQL that cuts no values
+	reads     string // the type in SQL that truncates no values
 	generated string // as in pg_attribute
 	required  bool   // a row has to have a value
 	key       bool   // of the primary key
@@ -63,7 +63,7 @@ func (p *part) find(name string) (column, bool) {
 	return p.today[i], true
 }
 
-// rows is SQL for the recorded rows, as e, whose ids are in the list.
+// rows returns SQL for the recorded rows, as e, whose ids are in the list.
 func (p *part) rows(ids string) string {
 	not := ""
 	if p.changed != "" {
@@ -72,12 +72,12 @@ func (p *part) rows(ids string) string {
 	return fmt.Sprintf(`(SELECT * FROM plantstore.recorded WHERE relation = %s::regclass AND changed IS %sNULL AND id = ANY (%s)) e`, quoted(p.name), not, ids)
 }
 
-// then is SQL for the recorded value of a column.
+// then returns SQL for the recorded value of a column.
 func (p *part) then(c column) string {
 	return fmt.Sprintf("(%s ->> %s)::%s", readable("e.content"), quoted(c.name), c.reads)
 }
 
-// join is SQL that joins the recorded rows e with those of the table p.
+// join returns SQL that joins the recorded rows e with those of the table p.
 func (p *part) join() string {
 	var same []string
 	for _, c := range p.today {
@@ -247,7 +247,7 @@ func (r *restore) prepare(ctx context.Context, p *part, plants []Deletion) error
 				r.refusePart(p, "%s refers to plants that are not there: %s; restore them, too", p.of(c.name), missing)
 			}
 		case was || c.generated != "":
-		case c.required && !r.options.FireTriggers: // which may fill it
+		case c.required && !r.options.FireTriggers: // with FireTriggers, a trigger may fill the column
 			r.refusePart(p, "%s is NOT NULL without a default, and the deleted rows have no value for it: give it a default until they are restored", p.of(c.name))
 		case c.required:
 			r.notice("%s is new, and the triggers have to fill it", p.of(c.name))

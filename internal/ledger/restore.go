@@ -19,7 +19,7 @@ type Options struct {
 	DryRun       bool // roll back in the end
 }
 
-// Restored describes a restore, or what it would have done.
+// Restored has the results of a restore, or those that a dry run would have had.
 type Restored struct {
 	Plants       []Deletion // without rows
 	Taken        []Deletion // left out, because their ids are taken

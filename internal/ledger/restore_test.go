@@ -147,7 +147,7 @@ func TestRestoreFiresTriggers(t *testing.T) {
 	}
 }
 
-// A restore finds the deletions that are meant, and names those that can't be undone.
+// A restore finds the selected deletions, and names those that can't be undone.
 func TestSelections(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)

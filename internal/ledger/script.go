@@ -88,7 +88,7 @@ func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error
 	return out.Flush()
 }
 
-// settings is SQL that reads values in the form in which they were recorded.
+// settings returns SQL that reads values in the form in which they were recorded.
 func (r *restore) settings(ctx context.Context) (sql string, err error) {
 	err = r.QueryRow(ctx, `SELECT string_agg(format('SET LOCAL %s = %L;', name, current_setting(name)), ' ' ORDER BY n)
 		FROM unnest('{datestyle,intervalstyle,timezone,lc_monetary,xmloption,array_nulls}'::text[]) WITH ORDINALITY s (name, n)`).Scan(&sql)

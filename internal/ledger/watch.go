@@ -65,7 +65,7 @@ type ForeignKey struct {
 	Watched  bool   `json:"watched"`
 }
 
-// ForeignKeys returns all of them, those to plants first.
+// ForeignKeys returns the foreign keys by which a deletion changes rows, those to plants first.
 func ForeignKeys(ctx context.Context, conn *pgx.Conn) (keys []ForeignKey, err error) {
 	err = qualified(ctx, conn, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(ctx, `SELECT relation::text, name, CASE action WHEN 'c' THEN 'CASCADE' WHEN 'n' THEN 'SET NULL' ELSE 'SET DEFAULT' END, plantstore.is_watched(relation, action)

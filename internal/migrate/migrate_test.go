@@ -240,7 +240,7 @@ func TestMigrationThroughAPoolerIsRefused(t *testing.T) {
 
 // A plan names its changes to an adopted table. psql runs its script, with the same result as
 // the migrations. Down leaves the table and its rows.
-func TestPlanAdoptsATable(t *testing.T) {
+func TestPlanOfAnAdoptedTable(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Empty(t)
 	owner := pgtest.Connect(t, db.Owner)

@@ -243,7 +243,7 @@ func TestReplacedRoleIsReadForEachConnection(t *testing.T) {
 	write(as(t, strings.Replace(database.App, database.Name, "elsewhere", 1), second, "first")) // the database stays
 	p.expect(t, s.of(id+1, "key"), plant.ErrMisconfigured.Error())
 	p.expect(t, s.of(id+1, "key"), "deleted")
-	// A test's server may ask for no password.
+	// The server may ask for no password, so the test reads it from the configuration.
 	for now, want := range map[string]string{as(t, database.App, second, "renewed"): second + " renewed", "": "the start's", "postgres://half written": "the start's"} {
 		write(now)
 		c, err := pgx.ParseConfig(as(t, database.App, "the", "start's"))

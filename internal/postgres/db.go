@@ -229,7 +229,7 @@ func (db *DB) Run(ctx context.Context) { db.tokens.run(ctx) }
 // Tokens returns the tokens of the database.
 func (db *DB) Tokens() *Tokens { return db.tokens }
 
-// MaxConns is how many connections may be open at a time.
+// MaxConns returns the limit of open connections.
 func (db *DB) MaxConns() int32 {
 	var n int32
 	for _, p := range db.pools() {

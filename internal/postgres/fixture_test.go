@@ -20,8 +20,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
-// patient are limits that no busy machine reaches. The server's are of use in tests about
-// them only.
+// patient are limits that no busy machine reaches. A test that needs shorter limits sets them.
 var patient = limits{
 	batchLock: time.Hour, batchStatement: time.Hour, batch: time.Hour,
 	soloLock: time.Hour, soloStatement: time.Hour, resolve: time.Hour, control: time.Hour,

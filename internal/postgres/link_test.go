@@ -37,7 +37,7 @@ type link struct {
 	mu        sync.Mutex
 	down      bool // nobody can connect
 	armed     bool
-	preparing bool        // what prepares a statement counts, too
+	preparing bool        // messages that prepare a statement count, too
 	breaches  []breach    // the breaches to come, one after the other
 	passed    [2]int      // messages since the last breach, by direction
 	exchanges int         // exchanges that ended since the last breach
@@ -99,7 +99,7 @@ func linked(t *testing.T, database pgtest.Database, l limits) (*DB, *link) {
 	query.Set("sslmode", "disable")
 	query.Set("pool_max_conns", "8")
 	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20")
-	t.Cleanup(func() { time.Sleep(time.Minute) }) // simulated, until the driver has closed what it gave up
+	t.Cleanup(func() { time.Sleep(time.Minute) }) // simulated, until the driver has closed the connections that it gave up
 	return opened(t, Config{URL: u.String(), Log: slog.New(slog.NewTextHandler(&k.log, nil)), limits: &l, dial: k.dial}), k
 }
 
@@ -248,8 +248,8 @@ func (c *linkConn) completed(d direction) bool {
 	return false
 }
 
-// meet breaks the server's side. The server first executes what arrived, unless it does not
-// learn of the breach.
+// meet breaks the server's side. Before that, the server executes the messages that arrived,
+// unless the breach is silent for it.
 func (c *linkConn) meet() {
 	switch {
 	case c.broken.mute():

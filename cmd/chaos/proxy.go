@@ -26,7 +26,7 @@ type proxy struct {
 	draw   func() *cut // for a new connection; nil: no cuts
 }
 
-// An address is where a server listens: what net.Dial takes.
+// An address is a server's address, as the arguments of net.Dial.
 type address struct{ network, address string }
 
 // A direction is which way bytes go.

@@ -24,8 +24,8 @@ type Process struct {
 }
 
 // StartProcess starts a program in a process group of its own: a terminal's
-// Ctrl-C does not reach it. When this program ends without having ended the
-// other, Linux sends last to the other; other systems let it run on.
+// Ctrl-C does not reach it. If this program ends first, Linux sends last to
+// the process. Other systems let the process run on.
 //
 // It sets the fields of cmd.SysProcAttr for these two purposes.
 func StartProcess(cmd *exec.Cmd, last syscall.Signal) (*Process, error) {

@@ -175,7 +175,7 @@ func TestEveryMetricCounts(t *testing.T) {
 }
 
 // Principals that choose their own names, and those beyond a number, get no label.
-func TestMetricsLabelLimitedPrincipals(t *testing.T) {
+func TestMetricsLimitTheLabelsOfPrincipals(t *testing.T) {
 	t.Parallel()
 	s := New(testConfig())
 	s.metrics.principal(auth.JWTPrefix + "mallory").Inc()

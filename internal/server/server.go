@@ -198,7 +198,7 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 		s.Log.Info("draining", "delay", s.DrainDelay.String())
 		time.Sleep(s.DrainDelay)
 	}
-	// The operators' listener stays to the last: not ready, but there.
+	// The operators' listener closes last. Until then /readyz says that the server is not ready.
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.ShutdownTimeout)
 	defer cancel()
 	var err error

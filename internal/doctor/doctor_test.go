@@ -71,6 +71,7 @@ func TestDoctorFindsAndRemediesAccidents(t *testing.T) {
 			"advice: role plantstore_app of the service is a member of clerk, which owns public.plants: its password is enough to disable the ledger's trigger"}},
 
 		{check: "schema", sql: `DELETE FROM plantstore.goose_db_version WHERE version_id IN (2, 5)`, want: []string{"problem: pending migrations: 2, 5"}, other: "plantstore migrate up"},
+		{check: "schema", sql: `REVOKE USAGE ON SCHEMA public FROM PUBLIC, plantstore_owner`, want: []string{"problem: role plantstore_owner lacks rights: USAGE ON SCHEMA public"}},
 		{check: "schema", sql: `INSERT INTO plantstore.goose_db_version (version_id, is_applied) VALUES (900, true)`, want: []string{"advice: a newer plantstore has migrated the database, to version 900"},
 			other: "# Deploy the newer plantstore everywhere."},
 
@@ -122,6 +123,9 @@ func TestDoctorFindsAndRemediesAccidents(t *testing.T) {
 		{check: "excess-rights", sql: `GRANT SELECT, INSERT, UPDATE ON plants TO plantstore_app, PUBLIC; GRANT INSERT ON plantstore.deletions TO PUBLIC; GRANT UPDATE, DELETE ON plantstore.tokens TO plantstore_app`, want: []string{
 			"problem: PUBLIC may do more than the service needs: INSERT ON plantstore.deletions", "problem: plantstore_app may do more than the service needs: DELETE, UPDATE ON plantstore.tokens",
 			"advice: plantstore_app may do more than the service needs: INSERT, UPDATE ON public.plants"}},
+		{check: "excess-rights", sql: `GRANT SELECT ON plantstore.deletions, plantstore.principals TO plantstore_app; GRANT SELECT ON plantstore.tokens TO PUBLIC`, want: []string{
+			"problem: plantstore_app may do more than the service needs: SELECT ON plantstore.deletions", "problem: plantstore_app may do more than the service needs: SELECT ON plantstore.principals",
+			"problem: PUBLIC may do more than the service needs: SELECT ON plantstore.tokens"}},
 
 		{check: "cascades", sql: `CREATE TABLE orders (id bigint PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE);
 				CREATE TABLE "Notes" (o bigint REFERENCES orders ON UPDATE CASCADE ON DELETE SET NULL (o)); CREATE TABLE kept (o bigint REFERENCES orders ON DELETE RESTRICT);

@@ -30,11 +30,13 @@ const excessRights = `
 	SELECT CASE n.nspname WHEN 'plantstore' THEN 'problem' ELSE 'advice' END,
 		format('%s may do more than the service needs: %s ON %s', g.name, string_agg(a.privilege_type, ', ' ORDER BY a.privilege_type), c.oid::regclass),
 		format('REVOKE %s ON %s FROM %s;', string_agg(a.privilege_type, ', ' ORDER BY a.privilege_type), c.oid::regclass, g.name)
-			|| CASE WHEN n.nspname = 'plantstore' AND c.relname = 'tokens' THEN format(E'\nGRANT UPDATE (last_used_at) ON plantstore.tokens TO %I;', current_user) ELSE '' END
+			|| coalesce((SELECT format(E'\nGRANT %s ON %s TO %I;', w.columns, c.oid::regclass, current_user) FROM (VALUES
+				('tokens', 'UPDATE (last_used_at)'), ('deletions', 'SELECT (id, deleted_at)'), ('principals', 'SELECT (name, budget, budget_period)')
+			) w (name, columns) WHERE n.nspname = 'plantstore' AND w.name = c.relname), '')
 	FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, LATERAL aclexplode(c.relacl) a,
 		LATERAL (SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE format('%I', current_user) END) g (name)
 	WHERE a.grantee IN (0, (SELECT oid FROM pg_roles WHERE rolname = current_user)) AND a.grantee <> c.relowner
-		AND (n.nspname = 'plantstore' AND a.privilege_type <> 'SELECT'
+		AND (n.nspname = 'plantstore' AND (a.privilege_type <> 'SELECT' OR a.grantee = 0 OR c.relname NOT IN ('tokens', 'tokens_version', 'goose_db_version'))
 			OR c.oid = to_regclass('public.plants') AND a.grantee <> 0 AND a.privilege_type NOT IN ('SELECT', 'DELETE'))
 	GROUP BY n.nspname, c.oid, c.relname, g.name ORDER BY c.oid::regclass::text COLLATE "C", g.name`
 

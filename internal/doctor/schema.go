@@ -5,6 +5,9 @@ const schema = `
 	SELECT 'problem', 'pending migrations: ' || string_agg(m.version::text, ', ' ORDER BY m.version), 'plantstore migrate up'
 	FROM unnest(@versions::bigint[]) m (version) WHERE m.version NOT IN (SELECT version FROM applied) HAVING count(*) > 0
 	UNION ALL
+	SELECT 'problem', format('role %I lacks rights: USAGE ON SCHEMA public', current_user), format('GRANT USAGE ON SCHEMA public TO %I;', current_user)
+	WHERE NOT has_schema_privilege(to_regnamespace('public'), 'USAGE')
+	UNION ALL
 	SELECT 'advice', format('a newer plantstore has migrated the database, to version %s', max(version)), '# Deploy the newer plantstore everywhere.'
 	FROM applied WHERE version <> ALL (@versions::bigint[]) HAVING count(*) > 0`
 

@@ -170,6 +170,15 @@ func Down(ctx context.Context, databaseURL string, to int64, o Options) ([]Migra
 			work = append(work, s.Migration)
 		}
 	}
+	if len(work) > 0 {
+		var there bool
+		if err := conn.QueryRow(ctx, `SELECT to_regclass('public.plants') IS NOT NULL`).Scan(&there); err != nil {
+			return nil, err
+		}
+		if !there {
+			return nil, &UnmetError{[]string{"public.plants does not exist: 'plantstore doctor' says how to get it back"}}
+		}
+	}
 	var problems []string
 	for _, m := range work {
 		full, err := holdsData(ctx, conn, m.Version)

@@ -375,6 +375,16 @@ func TestOneRoleMigratesAndServes(t *testing.T) {
 	}
 }
 
+func TestDownNeedsPublicPlants(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	mustExec(t, pgtest.Connect(t, db.Super), `DROP TABLE plants`)
+	done, err := Down(t.Context(), db.Owner, 0, Options{})
+	if _, ok := errors.AsType[*UnmetError](err); !ok || !strings.HasPrefix(err.Error(), "public.plants does not exist") || len(done) > 0 {
+		t.Errorf("got %v, %v; want *UnmetError that says it", done, err)
+	}
+}
+
 func mustExec(t *testing.T, conn *pgx.Conn, sql string) {
 	t.Helper()
 	if _, err := conn.Exec(t.Context(), sql); err != nil {

@@ -89,7 +89,7 @@ func (f *ownerFlags) explained(err error) error {
 	case connecting:
 		return errors.New(postgres.Explain(err, f.owner.setting))
 	case answered && pg.Code == "42501": // insufficient_privilege
-		return fmt.Errorf("%w: connect as the owner of the schema, see --migrate-database-url (PLANTSTORE_MIGRATE_DATABASE_URL)", err)
+		return fmt.Errorf("%w: connect as the owner of the schema, see --migrate-database-url (PLANTSTORE_MIGRATE_DATABASE_URL); if this is the owner, 'plantstore doctor' names the missing right", err)
 	case answered && (pg.Code == "42P01" || pg.Code == "3F000" || pg.Code == "42883"): // no such table, schema, function
 		return fmt.Errorf("%w: apply the migrations with 'plantstore migrate up'", err)
 	}

@@ -49,7 +49,7 @@ func TestTokenCommandsExplainDatabaseErrors(t *testing.T) {
 	t.Parallel()
 	expect := expecting(t, pgtest.Shared(t).App)
 	for _, args := range []string{"token create x", "token budget x 5/1h"} {
-		expect(1, "", `plantstore: ERROR: permission denied for table principals \(SQLSTATE 42501\): connect as the owner of the schema, see --migrate-database-url \(PLANTSTORE_MIGRATE_DATABASE_URL\)\n`, strings.Fields(args)...)
+		expect(1, "", `plantstore: ERROR: permission denied for table principals \(SQLSTATE 42501\): connect as the owner of the schema, see --migrate-database-url \(PLANTSTORE_MIGRATE_DATABASE_URL\); if this is the owner, .plantstore doctor. names the missing right\n`, strings.Fields(args)...)
 	}
 	expecting(t, pgtest.Empty(t).Owner)(1, "", `plantstore: ERROR: relation "plantstore.principals" does not exist \(SQLSTATE 42P01\): apply the migrations with 'plantstore migrate up'\n`, "token", "list")
 }

@@ -192,10 +192,12 @@ func TestRequestEndsInTheQueueOrItsBatch(t *testing.T) {
 				if r := b.delete(ctx, &plant.Deletion{}); r.meaning != test.want {
 					t.Errorf("the request: meaning %d, %v; want %d", r.meaning, r.err, test.want)
 				}
+				b.mu.Lock()
 				b.running = 0
+				b.mu.Unlock()
 				b.another()
-				synctest.Wait()
 				time.Sleep(2 * time.Second)
+				synctest.Wait()
 				if sent != test.sent {
 					t.Errorf("%d deletions were sent; want %d", sent, test.sent)
 				}

@@ -291,10 +291,18 @@ func TestLockedPlantLeavesItsBatch(t *testing.T) {
 }
 
 // A refusal of a client's key is recorded even if the budget is used up: the plant may come
-// back, and the budget may be free again.
+// back, and the budget may be free again. Deletions with a budget go in no batch.
 func TestRefusalWithoutBudgetIsFinal(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
+	s.batches.execute = func(items []*batchItem) {
+		for _, i := range items {
+			if i.Budget != (plant.Budget{}) {
+				t.Errorf("the deletion %q of a principal with a budget is in a batch", i.RequestID)
+			}
+		}
+		s.batches.transact(items)
+	}
 	id := s.plant(t, 2)
 	with := func(d plant.Deletion) plant.Deletion {
 		d.Budget = plant.Budget{Most: 1, Period: time.Hour}

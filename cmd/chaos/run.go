@@ -67,12 +67,16 @@ func run(ctx context.Context, c config) (_ *report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := witness.Execute(ctx, owner(), `
-		CREATE TABLE public.chaos_orders (plant_id bigint PRIMARY KEY REFERENCES public.plants);
-		CREATE TABLE public.chaos_pictures (plant_id bigint PRIMARY KEY REFERENCES public.plants ON DELETE CASCADE);
-		INSERT INTO public.chaos_pictures SELECT id FROM public.plants;
-		SELECT plantstore.watch('public.chaos_pictures')`); err != nil {
-		return nil, err
+	for _, sql := range []string{ // each within the limit of Execute
+		`CREATE TABLE public.chaos_orders (plant_id bigint PRIMARY KEY REFERENCES public.plants)`,
+		`CREATE TABLE public.chaos_pictures AS SELECT id AS plant_id FROM public.plants`,
+		`ALTER TABLE public.chaos_pictures ADD PRIMARY KEY (plant_id)`,
+		`ALTER TABLE public.chaos_pictures ADD FOREIGN KEY (plant_id) REFERENCES public.plants ON DELETE CASCADE`,
+		`SELECT plantstore.watch('public.chaos_pictures')`,
+	} {
+		if err := witness.Execute(ctx, owner(), sql); err != nil {
+			return nil, err
+		}
 	}
 	service.databaseURL = cluster.proxied()
 	if err := service.start(ctx, rand.New(rand.NewPCG(c.seed, uint64(lanes)))); err != nil {

@@ -149,7 +149,7 @@ func TestAlertsFire(t *testing.T) {
 	w.wait(t, true, "PlantstoreLockedOut", "PlantstoreBusy")
 	execute(t, conn, `ROLLBACK`)
 	remove(token, 31, 60)
-	w.until(t, func() bool { return w.finds(t, `plantstore_deletions_total{outcome="deleted"} > 30`) })
+	w.until(t, func() bool { return w.finds(t, `plantstore_deletions_total{outcome="deleted"} >= 30`) })
 	var dashboard struct {
 		Panels []struct {
 			Title   string

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"plantstore/internal/localpg"
@@ -195,8 +196,9 @@ func TestDeletionsThroughAPooler(t *testing.T) {
 	_, release := holder(t, database, `SELECT FROM public.plants WHERE id = $1 FOR UPDATE`, int64(first)+100)
 	conn := acquired(t, p.batch)
 	d := s.of(first+100, "locked")
-	if m, err := deleteOne(t.Context(), conn.Conn(), &d, time.Millisecond); m != busy {
-		t.Errorf("a locked plant in a batch: %v, %v; want busy", m, err)
+	_, err := deleteOne(t.Context(), conn.Conn(), &d, time.Millisecond)
+	if pg, ok := errors.AsType[*pgconn.PgError](err); !ok || pg.Code != lockNotAvailable {
+		t.Errorf("a locked plant in a batch: %v; want SQLSTATE %s", err, lockNotAvailable)
 	}
 	conn.Release()
 	release()

@@ -166,13 +166,16 @@ func (b *batcher) transact(items []*batchItem) {
 	b.db.metrics.running.Inc()
 	defer b.db.metrics.running.Dec()
 	b.db.metrics.size.Observe(float64(len(items)))
-	b.attempt(items, time.Now().Add(b.db.limits.batch), func(items []*batchItem) ([]int64, error) { return b.send(conn.Conn(), items) })
+	b.attempt(items, false, time.Now().Add(b.db.limits.batch), func(items []*batchItem) ([]int64, error) { return b.send(conn.Conn(), items) })
 }
 
 // attempt deletes the plants of items in one transaction. After a refusal it tries parts of the
-// batch until end, down to each item alone. After a wait that was too long, each item has to
-// try alone: nobody knows which one caused the wait.
-func (b *batcher) attempt(items []*batchItem, end time.Time, send func([]*batchItem) (gone []int64, err error)) {
+// batch until end, down to each item alone; again means that items are such a part. After a
+// wait that was too long, each item has to try alone: nobody knows which one caused the wait.
+func (b *batcher) attempt(items []*batchItem, again bool, end time.Time, send func([]*batchItem) (gone []int64, err error)) {
+	if len(items) == 0 {
+		return
+	}
 	if time.Now().After(end) {
 		b.answer(items, batchBusy, context.DeadlineExceeded)
 		return
@@ -194,26 +197,31 @@ func (b *batcher) attempt(items []*batchItem, end time.Time, send func([]*batchI
 	case m == busy:
 		b.answer(items, batchBusy, err)
 	default:
-		one, other := parts(items, err)
-		b.attempt(one, end, send)
-		b.attempt(other, end, send)
+		for _, part := range parts(items, again, err) {
+			b.attempt(part, true, end, send)
+		}
 	}
 }
 
-// parts divides a batch that an error rolled back. If the error names a plant, as in "Key (id)=(7)
-// is still referenced", the parts are the others and that plant. Otherwise they are halves.
-func parts(items []*batchItem, err error) (one, other []*batchItem) {
+// parts divides a batch that an error rolled back into halves. If the error names a plant, as in
+// "Key (id)=(7) is still referenced", that plant is a part of its own, and the last. The others
+// are tried together once: most batches have one such plant.
+func parts(items []*batchItem, again bool, err error) [][]*batchItem {
+	var named []*batchItem
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
 		_, key, _ := strings.Cut(pg.Detail, ")=(")
 		key, _, _ = strings.Cut(key, ")")
 		id, err := plant.ParseID(key)
 		n := slices.IndexFunc(items, func(i *batchItem) bool { return i.Plant == id })
 		if err == nil && n >= 0 {
-			return slices.Concat(items[:n], items[n+1:]), items[n : n+1]
+			items, named = slices.Concat(items[:n], items[n+1:]), items[n:n+1]
 		}
 	}
 	half := len(items) / 2
-	return items[:half], items[half:]
+	if named != nil && !again {
+		half = 0
+	}
+	return [][]*batchItem{items[:half], items[half:], named}
 }
 
 // send deletes the plants of items in one transaction on a connection, and returns those that

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -140,7 +141,7 @@ func TestPartsOfARefusedBatchAreRetried(t *testing.T) {
 					items[n] = &batchItem{Deletion: &plant.Deletion{Plant: plant.ID(n)}, result: make(chan batchResult, 1)}
 				}
 				var sent []int
-				b.attempt(items, time.Now().Add(b.db.limits.batch), func(items []*batchItem) (gone []int64, err error) {
+				b.attempt(items, false, time.Now().Add(b.db.limits.batch), func(items []*batchItem) (gone []int64, err error) {
 					sent = append(sent, len(items))
 					time.Sleep(test.while)
 					for _, i := range items {
@@ -161,6 +162,24 @@ func TestPartsOfARefusedBatchAreRetried(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// If every plant of a batch is refused, the batch is halved, although each error names a plant.
+func TestBatchOfRefusedPlantsIsHalved(t *testing.T) {
+	t.Parallel()
+	b := &batcher{db: &DB{limits: patient}}
+	items := make([]*batchItem, 64)
+	for n := range items {
+		items[n] = &batchItem{Deletion: &plant.Deletion{Plant: plant.ID(n)}, result: make(chan batchResult, 1)}
+	}
+	sent := 0
+	b.attempt(items, false, time.Now().Add(time.Hour), func(items []*batchItem) ([]int64, error) {
+		sent += len(items)
+		return nil, &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: foreignKeyViolation, Detail: fmt.Sprintf("Key (id)=(%d) is still referenced.", items[0].Plant)}
+	})
+	if want := 64 * 8; sent > want {
+		t.Errorf("%d plants were sent; want %d at most", sent, want)
 	}
 }
 

@@ -86,7 +86,7 @@ type injector struct {
 	faults []fault
 }
 
-// A fault is a record of a fault that happened.
+// A fault is one that happened during the run.
 type fault struct {
 	kind string
 	witness.Span

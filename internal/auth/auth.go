@@ -13,7 +13,7 @@ import (
 // ScopeDelete allows deleting plants.
 const ScopeDelete = "plants:delete"
 
-// A Principal is a client. All of its tokens have the same principal.
+// A Principal is a client. It may have several tokens.
 type Principal struct {
 	Name   string
 	Scopes []string

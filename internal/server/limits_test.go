@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -194,27 +193,4 @@ func TestConnectionsAreLimited(t *testing.T) {
 		}
 		s.stop(t)
 	})
-}
-
-// The server does not read the rest of the headers. Over TCP, a close without a FIN before
-// it would reset the connection, and the client would lose the answer.
-func TestLargeHeadersDoNotResetTheConnection(t *testing.T) {
-	t.Parallel()
-	public, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, end := context.WithCancel(context.Background())
-	stopped := make(chan error, 1)
-	go func() { stopped <- New(testConfig()).Serve(ctx, public, newPipeListener()) }()
-	defer func() { end(); <-stopped }()
-
-	conn, err := net.Dial("tcp", public.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if a := send(t, conn, del("X: "+strings.Repeat("x", 2*maxHeaderBytes))); a.status != 431 {
-		t.Errorf("answer %d, want 431", a.status)
-	}
 }

@@ -37,7 +37,7 @@ type Answer struct {
 	Unsent     bool   // the service was down, and the request never left the client
 }
 
-// An Effect is the effect of a request, according to its answer.
+// An Effect says whether a request deleted its plant, according to its answer.
 type Effect int
 
 const (

@@ -69,7 +69,7 @@ type verified struct {
 	at, expires time.Time
 }
 
-// NewVerifier makes a Verifier, which begins to fetch the issuer's keys. A verified JWT is
+// NewVerifier makes a Verifier, which fetches the issuer's keys from now on. A verified JWT is
 // remembered for ttl, at most until it expires.
 func NewVerifier(issuer Issuer, ttl time.Duration, log *slog.Logger) *Verifier {
 	return newVerifier(issuer, ttl, &keyring{fetch: newIssuersKeys(issuer.URL, issuer.JWKS).fetch, log: log})
@@ -84,7 +84,7 @@ func newVerifier(issuer Issuer, ttl time.Duration, keys *keyring) *Verifier {
 	issuer.ScopeClaim = cmp.Or(issuer.ScopeClaim, "scope")
 	issuer.Scope = cmp.Or(issuer.Scope, ScopeDelete)
 	v := &Verifier{issuer: issuer, ttl: ttl, keys: keys, remembered: remembered}
-	v.keys.get(true)
+	v.keys.refresh()
 	return v
 }
 

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -23,15 +22,11 @@ const (
 	// fetchEvery limits how often keys are fetched. An unknown key may be a new one, but
 	// anybody can make one up.
 	fetchEvery = 10 * time.Second
-	// refreshEvery is how often keys are fetched while JWTs come, so that withdrawn keys
+	// refreshEvery is the age at which keys are fetched in any case, so that withdrawn keys
 	// stop working.
 	refreshEvery = 4 * time.Minute
-	// maxAge is the age of keys after which a JWT waits for fresh ones.
-	maxAge = 5 * time.Minute
 	// fetchTimeout limits one fetch.
 	fetchTimeout = 5 * time.Second
-	// maxKeys limits how many bytes of an issuer's answer are read.
-	maxKeys = 1 << 20
 )
 
 // A keyring caches the public keys of an issuer.
@@ -44,26 +39,26 @@ type keyring struct {
 	fetched time.Time     // when the fetch of keys began
 	tried   time.Time     // when the last fetch began
 	running chan struct{} // closed when the fetch under way ends; nil without one
-	failed  bool          // the last fetch failed, less than refreshEvery before this one
 	logged  string
 }
 
-// get returns the keys, and when their fetch began. It starts a fetch if one is due, or
-// if again says that these keys did not help. running is closed when the fetch under way
-// ends. stale means that the caller has to wait for that: the keys are too old, and the
-// issuer is not known to be down.
-func (k *keyring) get(again bool) (keys []jose.JSONWebKey, fetched time.Time, running <-chan struct{}, stale bool) {
+// refresh keeps the keys fresh, without any JWT, too.
+func (k *keyring) refresh() {
+	k.get(false)
+	time.AfterFunc(fetchEvery, k.refresh)
+}
+
+// get returns the keys, and when their fetch began. It starts a fetch if the keys are old, or
+// if again says that they did not help. running is closed when the fetch under way ends.
+func (k *keyring) get(again bool) (keys []jose.JSONWebKey, fetched time.Time, running <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := time.Now()
 	if k.running == nil && (again || now.Sub(k.fetched) >= refreshEvery) && now.Sub(k.tried) >= fetchEvery {
-		if now.Sub(k.tried) >= refreshEvery {
-			k.failed = false
-		}
 		k.tried, k.running = now, make(chan struct{})
 		go k.renew(now)
 	}
-	return k.keys, k.fetched, k.running, k.running != nil && !k.failed && now.Sub(k.fetched) >= maxAge
+	return k.keys, k.fetched, k.running
 }
 
 // renew fetches the keys, for all that wait. The old ones stay if it fails.
@@ -74,7 +69,7 @@ func (k *keyring) renew(began time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	message, level := "the identity provider's keys are known", slog.LevelInfo
-	if k.failed = err != nil; k.failed {
+	if err != nil {
 		message, level = fmt.Sprintf("the identity provider's keys can't be fetched: %.300s", err.Error()), slog.LevelWarn
 	} else if k.keys, k.fetched = keys, began; len(keys) == 0 {
 		message, level = "the identity provider has no key that could sign a token: no JWT is accepted", slog.LevelWarn
@@ -91,16 +86,14 @@ func (k *keyring) renew(began time.Time) {
 // call don't help, and ErrKeysUnknown if none could be fetched.
 func (k *keyring) find(ctx context.Context, try func([]jose.JSONWebKey) (done bool)) error {
 	start := time.Now()
-	for again := false; ; {
-		keys, fetched, running, stale := k.get(again)
+	for again := false; ; again = true {
+		keys, fetched, running := k.get(again)
 		switch {
-		case stale: // wait
 		case try(keys):
 			return nil
 		case !fetched.Before(start):
 			return errNoKey
 		case !again:
-			again = true
 			continue
 		case running == nil:
 			return k.later()
@@ -139,25 +132,10 @@ func newIssuersKeys(issuer, jwks string) issuersKeys {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.RegisterProtocol("file", http.NewFileTransport(http.Dir("/")))
 	return issuersKeys{issuer, jwks, &http.Client{
-		Transport: bounded{transport},
+		Transport: transport,
 		// No redirects: only the URL that was checked is fetched.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
-}
-
-// bounded is a transport that reads no more than maxKeys.
-type bounded struct{ http.RoundTripper }
-
-// RoundTrip implements http.RoundTripper.
-func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
-	answer, err := b.RoundTripper.RoundTrip(r)
-	if err == nil {
-		answer.Body = struct {
-			io.Reader
-			io.Closer
-		}{io.LimitReader(answer.Body, maxKeys), answer.Body}
-	}
-	return answer, err
 }
 
 // fetch returns the keys that can sign a JWT. An issuer that withdrew its last key has none.

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,12 +23,9 @@ const Audience = "https://plants.example"
 type Provider struct {
 	// URL is its name as an issuer.
 	URL string
-	// Fetches counts how often its keys were fetched.
-	Fetches atomic.Int64
 
-	server *httptest.Server
-	mu     sync.Mutex
-	keys   []jose.JSONWebKey // the last one signs
+	mu   sync.Mutex
+	keys []jose.JSONWebKey // the last one signs
 }
 
 // New starts a provider with one key, until the test is over.
@@ -38,21 +34,15 @@ func New(t testing.TB) *Provider {
 	p := new(Provider)
 	p.Rotate(t, "first")
 	mux := http.NewServeMux()
-	p.server = httptest.NewServer(mux)
-	t.Cleanup(p.server.Close)
-	p.URL = p.server.URL
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	p.URL = server.URL
 	mux.HandleFunc("GET /.well-known/openid-configuration", func(w http.ResponseWriter, _ *http.Request) {
 		json.NewEncoder(w).Encode(map[string]any{"issuer": p.URL, "jwks_uri": p.URL + "/keys"})
 	})
-	mux.HandleFunc("GET /keys", func(w http.ResponseWriter, _ *http.Request) {
-		p.Fetches.Add(1)
-		w.Write(p.JWKS())
-	})
+	mux.HandleFunc("GET /keys", func(w http.ResponseWriter, _ *http.Request) { w.Write(p.JWKS()) })
 	return p
 }
-
-// Stop makes the provider unreachable.
-func (p *Provider) Stop() { p.server.Close() }
 
 // NewKey makes a key that signs with EdDSA.
 func NewKey(t testing.TB, kid string) jose.JSONWebKey {

@@ -19,28 +19,19 @@ import (
 )
 
 // metrics are the server's metrics. No label has values that a client controls. Every value
-// is there from the start with 0, so that rate() sees the first event. The counters that each
-// request needs are resolved once.
+// is there from the start with 0, so that rate() sees the first event.
 type metrics struct {
 	registry   *prometheus.Registry
 	requests   *prometheus.CounterVec
+	deletions  *prometheus.CounterVec
+	rejections *prometheus.CounterVec
 	principals *prometheus.CounterVec
 	reasons    *prometheus.GaugeVec
 	ready      prometheus.Gauge
 	durations  prometheus.Histogram
-	answers    map[answerKey]prometheus.Counter
-	deletions  map[string]prometheus.Counter
-	rejections map[string]prometheus.Counter
 
 	mu    sync.Mutex
-	named map[string]prometheus.Counter // principals that have a label of their own
-}
-
-// An answerKey is a kind of answer.
-type answerKey struct {
-	route  string
-	status int
-	code   int32
+	named map[string]bool // principals that have a label of their own
 }
 
 // The outcomes of a deletion that succeeded.
@@ -79,18 +70,21 @@ func newMetrics(c Config, inFlight *atomic.Int64, routes []*echo.Route) *metrics
 	m := &metrics{
 		registry:   registry,
 		requests:   vec("plantstore_http_requests_total", "Requests answered, by route, status and error code (0 without error).", "route", "status", "error"),
+		deletions:  vec("plantstore_deletions_total", "Deletions that were tried, by outcome.", "outcome"),
+		rejections: vec("plantstore_rejections_total", "Requests rejected because there were too many, by reason.", "reason"),
 		principals: vec("plantstore_principal_deletions_total", "Plants deleted by each principal. Those of the identity provider count as other.", "principal"),
 		reasons:    registered.NewGaugeVec(prometheus.GaugeOpts{Name: "plantstore_not_ready", Help: "1 at the reason why requests can't be served, else 0."}, []string{"reason"}),
 		ready:      registered.NewGauge(prometheus.GaugeOpts{Name: "plantstore_ready", Help: "1 if requests can be served, else 0."}),
 		durations: registered.NewHistogram(prometheus.HistogramOpts{Name: "plantstore_deletion_duration_seconds",
 			Help: "Time from a request's headers to its answer 204.", Buckets: buckets(c.RequestTimeout)}),
-		answers: make(map[answerKey]prometheus.Counter),
-		named:   make(map[string]prometheus.Counter),
+		named: make(map[string]bool),
 	}
-	deletions := vec("plantstore_deletions_total", "Deletions that were tried, by outcome.", "outcome")
-	m.deletions = resolve(deletions, outcomes[:]...)
-	rejections := vec("plantstore_rejections_total", "Requests rejected because there were too many, by reason.", "reason")
-	m.rejections = resolve(rejections, rejectedInFlight, rejectedFailures, rejectedRate, rejectedBudget)
+	for _, outcome := range outcomes {
+		m.deletions.WithLabelValues(outcome)
+	}
+	for _, reason := range []string{rejectedInFlight, rejectedFailures, rejectedRate, rejectedBudget} {
+		m.rejections.WithLabelValues(reason)
+	}
 	m.principals.WithLabelValues(otherPrincipals)
 	registered.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "plantstore_build_info",
@@ -105,40 +99,27 @@ func newMetrics(c Config, inFlight *atomic.Int64, routes []*echo.Route) *metrics
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	registry.MustRegister(c.Metrics...)
 
-	add := func(route string, status int, code int32) {
-		m.answers[answerKey{route, status, code}] = m.requests.WithLabelValues(route, strconv.Itoa(status), strconv.Itoa(int(code)))
-	}
 	for _, r := range routes {
 		if r.Path == plantsRoute {
 			continue
 		}
-		add(r.Path, http.StatusOK, 0)
-		add(r.Path, http.StatusNotModified, 0)
+		m.answer(r.Path, http.StatusOK, 0)
 		for _, a := range []errorAnswer{answerTo(errNoRoute), answerTo(errMethod), catalogue[len(catalogue)-1]} {
-			add(r.Path, a.status(), a.code)
+			m.answer(r.Path, a.status(), a.code)
 		}
 	}
-	add(plantsRoute, http.StatusNoContent, 0)
+	m.answer(plantsRoute, http.StatusNoContent, 0)
 	if len(c.CORSOrigins) > 0 {
-		add(preflightRoute, http.StatusNoContent, 0)
+		m.answer(preflightRoute, http.StatusNoContent, 0)
 	}
 	for _, a := range catalogue {
 		route := plantsRoute
 		if a.code == codeNoRoute {
 			route = noRoute
 		}
-		add(route, a.status(), a.code)
+		m.answer(route, a.status(), a.code)
 	}
 	return m
-}
-
-// resolve returns the counters of a label's values.
-func resolve(vec *prometheus.CounterVec, values ...string) map[string]prometheus.Counter {
-	counters := make(map[string]prometheus.Counter, len(values))
-	for _, v := range values {
-		counters[v] = vec.WithLabelValues(v)
-	}
-	return counters
 }
 
 // buckets are the bounds of a histogram of durations, up to the request's timeout and a
@@ -149,13 +130,9 @@ func buckets(timeout time.Duration) []float64 {
 	return append(slices.DeleteFunc(all, func(b float64) bool { return b >= most }), most, most+1)
 }
 
-// request counts an answer.
-func (m *metrics) request(route string, status int, code int32) {
-	counter, ok := m.answers[answerKey{route, status, code}]
-	if !ok {
-		counter = m.requests.WithLabelValues(route, strconv.Itoa(status), strconv.Itoa(int(code)))
-	}
-	counter.Inc()
+// answer returns the counter of a kind of answer.
+func (m *metrics) answer(route string, status int, code int32) prometheus.Counter {
+	return m.requests.WithLabelValues(route, strconv.Itoa(status), strconv.Itoa(int(code)))
 }
 
 // deletion counts a deletion that was tried, and sets its outcome.
@@ -169,7 +146,7 @@ func (m *metrics) deletion(r *requestContext, err error) {
 		r.outcome = outcomeDeleted
 		m.principal(r.principal.Name).Inc()
 	}
-	m.deletions[r.outcome].Inc()
+	m.deletions.WithLabelValues(r.outcome).Inc()
 	switch r.outcome {
 	case outcomeDeleted, outcomeReplayed:
 		m.durations.Observe(time.Since(r.start).Seconds())
@@ -181,24 +158,15 @@ func (m *metrics) deletion(r *requestContext, err error) {
 }
 
 // rejected counts a request that was rejected because there were too many.
-func (m *metrics) rejected(reason string) { m.rejections[reason].Inc() }
+func (m *metrics) rejected(reason string) { m.rejections.WithLabelValues(reason).Inc() }
 
 // principal returns the counter of a principal's deletions.
 func (m *metrics) principal(name string) prometheus.Counter {
-	if strings.HasPrefix(name, auth.JWTPrefix) {
-		name = otherPrincipals
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	counter, ok := m.named[name]
-	if !ok {
-		if len(m.named) >= maxNamed {
-			name = otherPrincipals
-		}
-		counter = m.principals.WithLabelValues(name)
-		if name != otherPrincipals {
-			m.named[name] = counter
-		}
+	if strings.HasPrefix(name, auth.JWTPrefix) || !m.named[name] && len(m.named) >= maxNamed {
+		return m.principals.WithLabelValues(otherPrincipals)
 	}
-	return counter
+	m.named[name] = true
+	return m.principals.WithLabelValues(name)
 }

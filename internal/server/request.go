@@ -60,7 +60,7 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 			r.outcome = answer.outcome
 			code = answer.write(r, err)
 		}
-		s.metrics.request(routeOf(r), c.Response().Status, code)
+		s.metrics.answer(routeOf(r), c.Response().Status, code).Inc()
 		s.log(r, code, err)
 		if r.span != nil {
 			r.endSpan()

@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"net/http/httptest"
 	"strings"
@@ -49,12 +50,19 @@ func TestPagesOfTheOperatorsListener(t *testing.T) {
 func TestReadiness(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
+		errHangs := errors.New("the check hangs")
 		var current atomic.Pointer[error]
 		say := func(err error) { current.Store(&err) }
 		var log bytes.Buffer
 		c := testConfig()
 		c.Log = slog.New(slog.NewTextHandler(&log, nil))
-		c.Ready = func(context.Context) error { return *current.Load() }
+		c.Ready = func(ctx context.Context) error {
+			if err := *current.Load(); err != errHangs {
+				return err
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}
 		say(nil)
 		s := run(t, c)
 		for _, tt := range []struct {
@@ -66,11 +74,12 @@ func TestReadiness(t *testing.T) {
 			{nil, 200, "ready\n", []string{"plantstore_ready 1"}},
 			{&NotReadyError{"unreachable", errDriver}, 503, errDriver.Error() + "\n", []string{`plantstore_not_ready{reason="unreachable"} 1`, "plantstore_ready 0"}},
 			{&NotReadyError{"schema_behind", errDriver}, 503, errDriver.Error() + "\n", []string{`plantstore_not_ready{reason="schema_behind"} 1`, "plantstore_ready 0"}},
+			{errHangs, 503, "context deadline exceeded\n", []string{`plantstore_not_ready{reason="misconfigured"} 1`, "plantstore_ready 0"}},
 			{errDriver, 503, errDriver.Error() + "\n", []string{`plantstore_not_ready{reason="misconfigured"} 1`, "plantstore_ready 0"}},
 			{nil, 200, "ready\n", []string{"plantstore_ready 1"}},
 		} {
 			say(tt.err)
-			time.Sleep(5 * checkEvery)
+			time.Sleep(5 * time.Second)
 			synctest.Wait()
 			if status, body := adminAnswer(s.Server, "GET", "/readyz"); status != tt.status || body != tt.body {
 				t.Errorf("after %v: /readyz %d %q, want %d %q", tt.err, status, body, tt.status, tt.body)
@@ -85,29 +94,8 @@ func TestReadiness(t *testing.T) {
 			t.Errorf("metrics after the end (-want +got):\n%s", diff)
 		}
 		// Each change is logged once. Errors with the same text count as the same reason.
-		if no, yes := strings.Count(log.String(), `msg="not ready"`), strings.Count(log.String(), "msg=ready"); no != 1 || yes != 2 {
-			t.Errorf("the log has %d lines of not ready and %d of ready, want 1 and 2:\n%s", no, yes, &log)
-		}
-	})
-}
-
-// Any number of probes cause one check at a time, and no probe waits for it.
-func TestReadinessChecksAreLimited(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		checks := 0
-		c := testConfig()
-		c.Ready = func(ctx context.Context) error { checks++; <-ctx.Done(); return ctx.Err() }
-		s := run(t, c)
-		time.Sleep(checkTimeout + checkEvery/2)
-		start := time.Now()
-		for range 100 {
-			if status, body := adminAnswer(s.Server, "GET", "/readyz"); status != 503 || body != "context deadline exceeded\n" {
-				t.Errorf("/readyz: %d %q, want 503", status, body)
-			}
-		}
-		if took := time.Since(start); took > 0 || checks != 1 {
-			t.Errorf("the probes took %s and %d checks, want no time and 1 check", took, checks)
+		if no, yes := strings.Count(log.String(), `msg="not ready"`), strings.Count(log.String(), "msg=ready"); no != 3 || yes != 2 {
+			t.Errorf("the log has %d lines of not ready and %d of ready, want 3 and 2:\n%s", no, yes, &log)
 		}
 	})
 }

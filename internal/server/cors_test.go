@@ -2,6 +2,8 @@ package server
 
 import (
 	"fmt"
+	"maps"
+	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -16,48 +18,37 @@ func TestCORS(t *testing.T) {
 	c := testConfig()
 	c.CORSOrigins = []string{"https://shop.example"}
 	s, off := New(c), New(testConfig())
-	preflight := []string{"Access-Control-Allow-Headers: Authorization,Idempotency-Key,X-Request-Id,Content-Type", "Access-Control-Allow-Methods: DELETE",
-		"Access-Control-Allow-Origin: https://shop.example", "Access-Control-Max-Age: 600",
-		"Vary: Origin", "Vary: Access-Control-Request-Method", "Vary: Access-Control-Request-Headers"}
-	readable := []string{"Access-Control-Allow-Origin: https://shop.example",
-		"Access-Control-Expose-Headers: X-Request-Id,Idempotency-Key,Idempotency-Replayed,Retry-After,WWW-Authenticate", "Vary: Origin"}
-	vary := []string{"Vary: Origin"}
+	preflight := http.Header{"Access-Control-Allow-Headers": {"Authorization,Idempotency-Key,X-Request-Id,Content-Type"}, "Access-Control-Allow-Methods": {"DELETE"},
+		"Access-Control-Allow-Origin": {"https://shop.example"}, "Access-Control-Max-Age": {"600"},
+		"Vary": {"Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers"}}
+	readable := http.Header{"Access-Control-Allow-Origin": {"https://shop.example"},
+		"Access-Control-Expose-Headers": {"X-Request-Id,Idempotency-Key,Idempotency-Replayed,Retry-After,WWW-Authenticate"}, "Vary": {"Origin"}}
+	vary, none := http.Header{"Vary": {"Origin"}}, http.Header{}
 	for _, tt := range []struct {
 		s              *Server
 		method, target string
 		headers        []string
 		status         int
-		want           []string // headers of CORS
+		want           http.Header // of CORS
 	}{
 		{s, "OPTIONS", "/plants/1", []string{ours, deleting, "Access-Control-Request-Headers: authorization"}, 204, preflight},
 		{s, "OPTIONS", "/nowhere", []string{ours, deleting}, 204, preflight}, // the page can then read the 404
-		{s, "OPTIONS", "/plants/1", []string{foreign, deleting}, 405, nil},
-		{s, "OPTIONS", "/plants/1", []string{"Origin: null", deleting}, 405, nil},
-		{s, "OPTIONS", "/plants/1", []string{ours}, 405, nil},
-		{s, "OPTIONS", "/plants/1", []string{deleting}, 405, nil},
-		{s, "OPTIONS", "/nowhere", []string{foreign, deleting}, 404, nil},
-		{off, "OPTIONS", "/plants/1", []string{ours, deleting}, 405, nil},
+		{s, "OPTIONS", "/plants/1", []string{foreign, deleting}, 405, none},
+		{s, "OPTIONS", "/plants/1", []string{ours}, 405, none},
+		{s, "OPTIONS", "/plants/1", []string{deleting}, 405, none},
+		{s, "OPTIONS", "/nowhere", []string{foreign, deleting}, 404, none},
+		{off, "OPTIONS", "/plants/1", []string{ours, deleting}, 405, none},
 		{s, "DELETE", "/plants/1", []string{ours, asAlice}, 204, readable},
 		{s, "DELETE", "/plants/1", []string{ours}, 401, readable},
-		{s, "DELETE", "/nowhere", []string{ours, asAlice}, 404, readable},
 		{s, "DELETE", "/plants/1", []string{foreign, asAlice}, 204, vary},
 		{s, "DELETE", "/plants/1", []string{asAlice}, 204, vary},
-		{off, "DELETE", "/plants/1", []string{ours, asAlice}, 204, nil},
+		{off, "DELETE", "/plants/1", []string{ours, asAlice}, 204, none},
 	} {
 		w := httptest.NewRecorder()
 		tt.s.Public().ServeHTTP(w, request{method: tt.method, target: tt.target, headers: tt.headers}.http(t))
-		var got []string
-		for name, values := range w.Result().Header {
-			for _, v := range values {
-				if name == "Vary" || strings.HasPrefix(name, "Access-Control-") {
-					got = append(got, name+": "+v)
-				}
-			}
-		}
-		slices.SortStableFunc(got, func(a, b string) int {
-			nameA, _, _ := strings.Cut(a, ":")
-			nameB, _, _ := strings.Cut(b, ":")
-			return strings.Compare(nameA, nameB)
+		got := w.Result().Header
+		maps.DeleteFunc(got, func(name string, _ []string) bool {
+			return name != "Vary" && !strings.HasPrefix(name, "Access-Control-")
 		})
 		what := fmt.Sprintf("%s %s with %q", tt.method, tt.target, tt.headers)
 		if w.Code != tt.status || w.Header().Get(headerRequestID) == "" {

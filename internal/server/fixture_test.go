@@ -16,7 +16,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -149,17 +148,23 @@ func (a answer) code() int {
 	return a.status
 }
 
-// ask hands a request to the public handler, from an address of its own, and returns the
-// answer, which must be one that openapi.yaml describes.
+// ask hands a request to the public handler.
 func (s *Server) ask(t *testing.T, q request) answer {
 	t.Helper()
 	return s.askFrom(t, "127.0.0.1:1234", q)
 }
 
+// askFrom hands a request to the public handler, from an address.
 func (s *Server) askFrom(t *testing.T, address string, q request) answer {
 	t.Helper()
 	r := q.http(t)
 	r.RemoteAddr = address
+	return s.answer(t, r, q.target)
+}
+
+// answer returns the public handler's answer, which must be one that openapi.yaml describes.
+func (s *Server) answer(t *testing.T, r *http.Request, target string) answer {
+	t.Helper()
 	w := httptest.NewRecorder()
 	s.Public().ServeHTTP(w, r)
 	body := w.Body.Bytes()
@@ -167,7 +172,7 @@ func (s *Server) askFrom(t *testing.T, address string, q request) answer {
 		body = nil // as net/http does
 	}
 	header := w.Result().Header
-	return answer{w.Code, header, body, checkAnswer(t, q.method, q.target, w.Code, header, body)}
+	return answer{w.Code, header, body, checkAnswer(t, r.Method, target, w.Code, header, body)}
 }
 
 // send sends a request over a connection, and reads the answer, whatever it is. The
@@ -296,37 +301,24 @@ func (l *pipeListener) Accept() (net.Conn, error) {
 func (l *pipeListener) Close() error   { close(l.closed); return nil }
 func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "pipe"} }
 
-// connect returns both ends of a new connection, once it is accepted.
-func (l *pipeListener) connect() (client net.Conn, server *watchedConn, err error) {
-	client, end := net.Pipe()
-	server = &watchedConn{Conn: end, closed: make(chan struct{})}
+// connect returns the client's end of a new connection, once it is accepted.
+func (l *pipeListener) connect() (net.Conn, error) {
+	client, server := net.Pipe()
 	select {
 	case l.conns <- server:
-		return client, server, nil
+		return client, nil
 	case <-l.closed:
-		return nil, nil, net.ErrClosed
+		return nil, net.ErrClosed
 	}
 }
 
 // dial returns a connection, until the test is over.
 func (l *pipeListener) dial(t *testing.T) net.Conn {
 	t.Helper()
-	conn, _, err := l.connect()
+	conn, err := l.connect()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
 	return conn
-}
-
-// A watchedConn closes a channel when it is closed.
-type watchedConn struct {
-	net.Conn
-	once   sync.Once
-	closed chan struct{}
-}
-
-func (c *watchedConn) Close() error {
-	c.once.Do(func() { close(c.closed) })
-	return c.Conn.Close()
 }

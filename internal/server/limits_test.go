@@ -54,12 +54,13 @@ func TestFailedAuthenticationsAreLimitedForEachAddress(t *testing.T) {
 			}
 		}
 		start := time.Now()
-		for range failureRate.Burst + 1 { // none of these is a failure
+		const burst = 20
+		for range burst + 1 { // none of these is a failure
 			expect(here, "alice"+secret, 204)
 			expect(here, "bob"+secret, 40300)
 			expect(here, "new.key.x", 50303)
 		}
-		for i := range failureRate.Burst {
+		for i := range burst {
 			expect(here, []string{"made-up", "forged.jwt.x"}[i%2], 40101)
 		}
 		expect(here, "made-up", 42900)
@@ -72,7 +73,7 @@ func TestFailedAuthenticationsAreLimitedForEachAddress(t *testing.T) {
 		if took := time.Since(start); took != 0 {
 			t.Errorf("the answers took %s, want no pause", took)
 		}
-		time.Sleep(failureRate.In)
+		time.Sleep(time.Second)
 		expect(here, "made-up", 40101)
 		expect(here, "made-up", 42900)
 		s.wantRejected(t, rejectedFailures, 4)
@@ -90,12 +91,10 @@ func TestClientAddressesBehindProxies(t *testing.T) {
 		forwarded []string
 		want      string
 	}{
-		{"direct", nil, direct, nil, "192.0.2.1"},
 		{"IPv6", nil, "[2001:db8::1]:1", nil, "2001:db8::1"},
 		{"a header without trusted proxies", nil, proxy, []string{"198.51.100.1"}, "10.0.0.1"},
 		{"a header from a stranger", proxies, direct, []string{"198.51.100.1"}, "192.0.2.1"},
 		{"a header from this machine, which is no proxy", proxies, "127.0.0.1:1", []string{"198.51.100.1"}, "127.0.0.1"},
-		{"no header", proxies, proxy, nil, "10.0.0.1"},
 		{"a proxy's client", proxies, proxy, []string{"198.51.100.1"}, "198.51.100.1"},
 		{"a proxy's client, of IPv6", proxies, "[2001:db8:ffff::1]:1", []string{"2001:db8::7"}, "2001:db8::7"},
 		{"a proxy that adds ports", proxies, proxy, []string{"[2001:db8::7]:4711"}, "2001:db8::7"},

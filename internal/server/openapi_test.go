@@ -144,13 +144,11 @@ func TestOpenAPIHasTheAnswersOfNetHTTP(t *testing.T) {
 	const head = "DELETE /plants/1 HTTP/1.1\r\nHost: plants.example\r\n"
 	_, documented, _ := strings.Cut(published().Info.Description, "Some requests get no further")
 	for raw, want := range map[string]int{
-		"DELETE /plants/1 HTTP/1.1\r\n\r\n":                           400, // no Host
-		head + "Content-Length: x\r\n\r\n":                            400,
-		"nonsense\r\n\r\n":                                            400,
-		head + "Expect: a miracle\r\n\r\n":                            417,
-		head + "X: " + strings.Repeat("x", 2*maxHeaderBytes) + "\r\n": 431,
-		head + "Transfer-Encoding: gzip\r\n\r\n":                      501,
-		"DELETE /plants/1 HTTP/3.0\r\nHost: plants.example\r\n\r\n":   505,
+		"nonsense\r\n\r\n":                                          400,
+		head + "Expect: a miracle\r\n\r\n":                          417,
+		head + "X: " + strings.Repeat("x", 24<<10) + "\r\n":         431,
+		head + "Transfer-Encoding: gzip\r\n\r\n":                    501,
+		"DELETE /plants/1 HTTP/3.0\r\nHost: plants.example\r\n\r\n": 505,
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			conn := run(t, testConfig()).public.dial(t)

@@ -130,8 +130,8 @@ func (s *Server) routes() *echo.Echo {
 func (s *Server) Public() http.Handler { return s.public }
 
 const (
-	// AdminConnections limits the open connections of operators.
-	AdminConnections = 64
+	// adminConnections limits the open connections of operators.
+	adminConnections = 64
 	// maxHeaderBytes limits a request's line and headers.
 	maxHeaderBytes = 16 << 10
 	// maxStreams limits the requests at a time on a connection of HTTP/2. RFC 9113, 6.5.2,
@@ -186,7 +186,7 @@ func (s *Server) Serve(ctx context.Context, public, admin net.Listener) error {
 		})
 	}
 	serve(publicServer, public, s.MaxConnections)
-	serve(adminServer, admin, AdminConnections)
+	serve(adminServer, admin, adminConnections)
 	group.Go(func() error {
 		s.watch(failed)
 		return nil

@@ -48,112 +48,62 @@ func newPair(t *testing.T, until time.Time) pemPair {
 	return pemPair{pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})}
 }
 
-// files are where a test keeps a pair.
-type files struct{ cert, key string }
-
-func newFiles(t *testing.T, p pemPair) files {
+// write writes the pair into two files of a folder. A file without content is removed.
+func (p pemPair) write(t *testing.T, folder string) {
 	t.Helper()
-	f := files{filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem")}
-	write(t, f.cert, p.cert)
-	write(t, f.key, p.key)
-	return f
-}
-
-func write(t *testing.T, file string, content []byte) {
-	t.Helper()
-	if err := os.WriteFile(file, content, 0o600); err != nil {
-		t.Fatal(err)
+	for name, content := range map[string][]byte{"cert.pem": p.cert, "key.pem": p.key} {
+		file := filepath.Join(folder, name)
+		err := os.WriteFile(file, content, 0o600)
+		if content == nil {
+			err = os.Remove(file)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
-// withTLS gives a server a certificate. It returns the files and a client's configuration.
-func withTLS(t *testing.T, c *Config) (files, *tls.Config) {
+// load writes the pair, and returns it as a certificate.
+func (p pemPair) load(t *testing.T, folder string) *Certificate {
 	t.Helper()
-	pair := newPair(t, time.Now().Add(24*time.Hour))
-	f := newFiles(t, pair)
-	certificate, err := LoadCertificate(f.cert, f.key)
+	p.write(t, folder)
+	c, err := LoadCertificate(filepath.Join(folder, "cert.pem"), filepath.Join(folder, "key.pem"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Certificate = certificate
-	return f, &tls.Config{ServerName: "plants.example", RootCAs: trusting(pair)}
-}
-
-func trusting(pairs ...pemPair) *x509.CertPool {
-	pool := x509.NewCertPool()
-	for _, p := range pairs {
-		pool.AppendCertsFromPEM(p.cert)
-	}
-	return pool
-}
-
-// tlsClient returns a client of a server that speaks TLS.
-func tlsClient(t *testing.T, l *pipeListener, config *tls.Config, http2 bool) *http.Client {
-	t.Helper()
-	transport := &http.Transport{
-		DialContext: func(context.Context, string, string) (net.Conn, error) {
-			conn, _, err := l.connect()
-			return conn, err
-		},
-		TLSClientConfig:   config.Clone(),
-		ForceAttemptHTTP2: http2,
-	}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport}
-}
-
-func deleteOver(t *testing.T, c *http.Client, body io.Reader) (*http.Response, error) {
-	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, "https://plants.example/plants/1", body)
-	if err != nil {
-		return nil, err
-	}
-	name, value, _ := strings.Cut(asAlice, ": ")
-	request.Header.Set(name, value)
-	answer, err := c.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	io.Copy(io.Discard, answer.Body)
-	answer.Body.Close()
-	return answer, nil
+	return c
 }
 
 func TestTLSVersionsOfClients(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct {
-		name    string
-		version uint16
-		http2   bool
-		want    string
-		body    string
-	}{
-		{"1.3 and HTTP/2", tls.VersionTLS13, true, "HTTP/2.0", ""},
-		{"1.3 and HTTP/2 with a body", tls.VersionTLS13, true, "HTTP/2.0", "{}"},
-		{"1.2 and HTTP/1.1", tls.VersionTLS12, false, "HTTP/1.1", ""},
-	} {
+	serve := func(t *testing.T) (running, *tls.Config) {
+		pair := newPair(t, time.Now().Add(24*time.Hour))
+		c := testConfig()
+		c.Certificate = pair.load(t, t.TempDir())
+		trust := &tls.Config{ServerName: "plants.example", RootCAs: x509.NewCertPool()}
+		trust.RootCAs.AppendCertsFromPEM(pair.cert)
+		return run(t, c), trust
+	}
+	for version, want := range map[uint16]string{tls.VersionTLS13: "HTTP/2.0", tls.VersionTLS12: "HTTP/1.1"} {
 		synctest.Test(t, func(t *testing.T) {
-			c := testConfig()
-			_, trust := withTLS(t, &c)
-			s := run(t, c)
-			trust.MaxVersion = tt.version
-			client := tlsClient(t, s.public, trust, tt.http2)
-			for range 2 {
-				var body io.Reader
-				if tt.body != "" {
-					body = io.NopCloser(strings.NewReader(tt.body)) // of unknown length
-				}
-				answer, err := deleteOver(t, client, body)
-				if err != nil || answer.StatusCode != http.StatusNoContent || answer.Proto != tt.want || answer.TLS.Version != tt.version {
-					t.Errorf("%s: %v, %v; want 204 by %s", tt.name, answer, err, tt.want)
-				}
+			s, trust := serve(t)
+			trust.MaxVersion = version
+			client := &http.Transport{
+				DialContext:       func(context.Context, string, string) (net.Conn, error) { return s.public.connect() },
+				TLSClientConfig:   trust,
+				ForceAttemptHTTP2: want == "HTTP/2.0",
+			}
+			defer client.CloseIdleConnections()
+			deletion := del().http(t)
+			deletion.URL.Scheme, deletion.URL.Host = "https", "plants.example"
+			answer, err := client.RoundTrip(deletion)
+			if err != nil || answer.StatusCode != http.StatusNoContent || answer.Proto != want || answer.TLS.Version != version {
+				t.Errorf("%s: %v, %v; want 204 by %s", tls.VersionName(version), answer, err, want)
 			}
 		})
 	}
 	synctest.Test(t, func(t *testing.T) {
-		c := testConfig()
-		_, trust := withTLS(t, &c)
-		s := run(t, c)
+		s, trust := serve(t)
 		trust.MinVersion, trust.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
 		if err := tls.Client(s.public.dial(t), trust).HandshakeContext(t.Context()); err == nil {
 			t.Error("a client connected with TLS 1.1, want 1.2 at least")
@@ -168,8 +118,8 @@ func TestTLSVersionsOfClients(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, _ := frame.(*http2.SettingsFrame).Value(http2.SettingMaxConcurrentStreams); got != maxStreams {
-			t.Errorf("the server allows %d requests at a time on a connection, want %d", got, maxStreams)
+		if got, _ := frame.(*http2.SettingsFrame).Value(http2.SettingMaxConcurrentStreams); got != 100 {
+			t.Errorf("the server allows %d requests at a time on a connection, want 100", got)
 		}
 		if a := send(t, s.public.dial(t), request{method: "GET", target: "/docs"}); a.status != http.StatusBadRequest {
 			t.Errorf("plain HTTP: %d, want 400", a.status)
@@ -180,52 +130,49 @@ func TestTLSVersionsOfClients(t *testing.T) {
 	})
 }
 
-// Files change one after the other. Each new connection gets a whole pair that is valid,
-// and each problem is logged once.
+// Files change one after the other. Each new connection gets a whole pair that is valid, and each
+// problem is logged once.
 func TestCertificateIsReplaced(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		until := time.Now().Add(24 * time.Hour)
-		first, second, stray, expired := newPair(t, until), newPair(t, until), newPair(t, until), newPair(t, time.Now().Add(-time.Hour))
-		f := newFiles(t, first)
-		c, err := LoadCertificate(f.cert, f.key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		first, second, stray := newPair(t, until), newPair(t, until), newPair(t, until)
+		expired, early := newPair(t, time.Now().Add(-time.Hour)), newPair(t, time.Now().Add(72*time.Hour))
+		folder := t.TempDir()
+		c := first.load(t, folder)
 		var log bytes.Buffer
 		c.config(slog.New(slog.NewTextHandler(&log, nil)))
-		const kept, replaced, renew = "was not replaced", "was replaced", "was not renewed"
 		for _, step := range []struct {
-			name      string
-			after     time.Duration
-			cert, key []byte
-			logged    string // empty: nothing
-			serves    []byte
+			name   string
+			after  time.Duration
+			pair   pemPair
+			logged string // empty: nothing
+			serves pemPair
 		}{
-			{"the same", 0, first.cert, first.key, "", first.cert},
-			{"another key", 0, first.cert, stray.key, kept, first.cert},
-			{"a new pair", 0, second.cert, second.key, replaced, second.cert},
-			{"another key again", 0, second.cert, stray.key, kept, second.cert},
-			{"another certificate", 0, first.cert, second.key, "", second.cert}, // the same problem
-			{"the pair that is served", 0, second.cert, second.key, "", second.cert},
-			{"nothing", 0, []byte("nothing"), second.key, kept, second.cert},
-			{"an expired pair", 0, expired.cert, expired.key, kept, second.cert},
-			{"good again", 0, second.cert, second.key, "", second.cert},
-			{"a tenth of its time left", 20 * time.Hour, second.cert, second.key, renew, second.cert},
-			{"expired", 9 * time.Hour, second.cert, second.key, "", second.cert},
+			{"the same", 0, first, "", first},
+			{"another key", 0, pemPair{first.cert, stray.key}, " are not a certificate and its key: tls: private key does not match public key", first},
+			{"a new pair", 0, second, "was replaced", second},
+			{"another key again", 0, pemPair{second.cert, stray.key}, "was not replaced", second},
+			{"another certificate", 0, pemPair{first.cert, second.key}, "", second}, // the same problem
+			{"the pair that is served", 0, second, "", second},
+			{"no PEM", 0, pemPair{[]byte("nothing"), second.key}, " are not a certificate and its key: tls: failed to find any PEM data in certificate input", second},
+			{"no certificate", 0, pemPair{nil, second.key}, "the certificate for TLS can't be read: open " + folder + "/cert.pem: no such file or directory", second},
+			{"no key", 0, pemPair{second.cert, nil}, "the key for TLS can't be read: open " + folder + "/key.pem: no such file or directory", second},
+			{"an expired pair", 0, expired, ": renew it", second},
+			{"a pair of the future", 0, early, " is not valid before 2000-01-02T00:00:00Z", second},
+			{"good again", 0, second, "", second},
+			{"a tenth of its time left", 20 * time.Hour, second, "was not renewed", second},
+			{"expired", 9 * time.Hour, second, "", second},
 		} {
 			time.Sleep(step.after)
-			write(t, f.cert, step.cert)
-			write(t, f.key, step.key)
+			step.pair.write(t, folder)
 			log.Reset()
 			var pair *tls.Certificate
 			for range 3 {
 				time.Sleep(reloadEvery)
-				if pair, err = c.get(nil); err != nil {
-					t.Fatal(err)
-				}
+				pair, _ = c.get(nil)
 			}
-			if block, _ := pem.Decode(step.serves); !bytes.Equal(pair.Certificate[0], block.Bytes) {
+			if block, _ := pem.Decode(step.serves.cert); !bytes.Equal(pair.Certificate[0], block.Bytes) {
 				t.Errorf("%s: another certificate is served than it should be", step.name)
 			}
 			want := map[bool]int{true: 1}[step.logged != ""]
@@ -234,26 +181,4 @@ func TestCertificateIsReplaced(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestLoadCertificateErrors(t *testing.T) {
-	t.Parallel()
-	good, other := newPair(t, time.Now().Add(time.Hour)), newPair(t, time.Now().Add(time.Hour))
-	late := time.Now().Add(72 * time.Hour)
-	for name, tt := range map[string]struct {
-		files files
-		want  string
-	}{
-		"no certificate": {files{"/nonexistent/cert.pem", "/nonexistent/key.pem"}, "the certificate for TLS can't be read: open /nonexistent/cert.pem: no such file or directory"},
-		"no key":         {files{newFiles(t, good).cert, "/nonexistent/key.pem"}, "the key for TLS can't be read: open /nonexistent/key.pem: no such file or directory"},
-		"wrong key":      {newFiles(t, pemPair{good.cert, other.key}), " are not a certificate and its key: tls: private key does not match public key"},
-		"no PEM":         {newFiles(t, pemPair{[]byte("x"), good.key}), " are not a certificate and its key: tls: failed to find any PEM data in certificate input"},
-		"expired":        {newFiles(t, newPair(t, time.Now().Add(-time.Minute))), ": renew it"},
-		"not yet":        {newFiles(t, newPair(t, late)), " is not valid before " + late.Add(-48*time.Hour).UTC().Format(time.RFC3339)},
-	} {
-		_, err := LoadCertificate(tt.files.cert, tt.files.key)
-		if err == nil || !strings.HasSuffix(err.Error(), tt.want) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%s: %v, want one line that ends with %q", name, err, tt.want)
-		}
-	}
 }

@@ -130,7 +130,11 @@ func Run(ctx context.Context, in Input) ([]Finding, error) {
 		if err != nil {
 			failed = append(failed, fmt.Errorf("check %s failed: %s", c.name, postgres.Explain(err, "")))
 		}
-		findings = append(findings, found...)
+		for _, f := range found {
+			if !slices.Contains(findings, f) { // both roles may be the same
+				findings = append(findings, f)
+			}
+		}
 		if c.name == schemaCheck && slices.ContainsFunc(found, func(f Finding) bool { return f.Level == Problem }) {
 			break
 		}
@@ -160,11 +164,7 @@ func (c check) run(ctx context.Context, in Input) ([]Finding, error) {
 		if err != nil {
 			return findings, err
 		}
-		for _, f := range found {
-			if !slices.Contains(findings, f) { // both roles may be the same
-				findings = append(findings, f)
-			}
-		}
+		findings = append(findings, found...)
 	}
 	return findings, nil
 }

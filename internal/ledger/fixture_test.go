@@ -2,7 +2,6 @@ package ledger_test
 
 import (
 	"bytes"
-	"context"
 	"os"
 	"testing"
 
@@ -27,22 +26,6 @@ func value[T any](t *testing.T, conn *pgx.Conn, sql string, args ...any) (v T) {
 		t.Fatalf("%s: %v", sql, err)
 	}
 	return v
-}
-
-// connectWith opens a connection whose configuration is changed.
-func connectWith(t *testing.T, url string, change func(*pgx.ConnConfig)) *pgx.Conn {
-	t.Helper()
-	config, err := pgx.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	change(config)
-	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close(context.Background()) })
-	return conn
 }
 
 // hostile are settings of a session that restores or deletes.

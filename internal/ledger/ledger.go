@@ -3,6 +3,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -40,9 +41,6 @@ type Deletion struct {
 func (d Deletion) By() string {
 	if d.RequestID == nil {
 		return "role " + printable(d.DeletedBy)
-	}
-	if strings.HasPrefix(d.DeletedBy, "role ") {
-		return strconv.Quote(d.DeletedBy)
 	}
 	return printable(d.DeletedBy)
 }
@@ -95,9 +93,16 @@ const (
 
 var name = `coalesce(left(` + readable("plant") + ` ->> 'name', 60), '')`
 
+// selects is the condition of a Filter with its arguments. A zero time is in the year 1.
+const selects = `($1::bigint IS NULL OR plant_id = $1) AND ($2 = '' OR request_id IS NOT NULL AND deleted_by = $2) AND ($3 = '' OR request_id IS NULL AND deleted_by = $3)
+	AND ($4 = '' OR request_id = $4) AND deleted_at >= $5 AND ($6::timestamptz = '0001-01-01Z' OR deleted_at < $6) AND ($7 = 0 OR id < $7) AND ($8 OR refused IS NULL)`
+
+func (f Filter) arguments() []any {
+	return []any{f.Plant, f.By, f.ByRole, f.Request, f.Since, f.Until, f.Before, f.Refusals}
+}
+
 // List calls yield with each entry that f selects, newest first, until it returns an error.
 func List(ctx context.Context, conn *pgx.Conn, f Filter, yield func(Deletion) error) error {
-	where, args := f.where()
 	last := noRow
 	if f.Rows {
 		last = row
@@ -106,69 +111,24 @@ func List(ctx context.Context, conn *pgx.Conn, f Filter, yield func(Deletion) er
 	if !f.Since.IsZero() || !f.Until.IsZero() {
 		order = "id + 0" // the primary key's order would tempt the planner away from deletions_by_time
 	}
-	limit := ""
-	if f.Limit > 0 {
-		limit = " LIMIT " + strconv.Itoa(f.Limit)
-	}
-	rows, err := conn.Query(ctx, `SELECT `+columns+`, `+last+`, `+name+`, `+cascaded+` FROM plantstore.deletions WHERE `+where+` ORDER BY `+order+` DESC`+limit, args...)
-	return each(rows, err, yield)
-}
-
-// where returns the condition with its arguments.
-func (f Filter) where() (string, []any) {
-	conditions := []string{"true"}
-	var args []any
-	add := func(condition string, arg any) {
-		args = append(args, arg)
-		conditions = append(conditions, condition+" $"+strconv.Itoa(len(args)))
-	}
-	if f.Plant != nil {
-		add("plant_id =", *f.Plant)
-	}
-	if f.By != "" {
-		add("request_id IS NOT NULL AND deleted_by =", f.By)
-	}
-	if f.ByRole != "" {
-		add("request_id IS NULL AND deleted_by =", f.ByRole)
-	}
-	if f.Request != "" {
-		add("request_id =", f.Request)
-	}
-	if !f.Since.IsZero() {
-		add("deleted_at >=", f.Since)
-	}
-	if !f.Until.IsZero() {
-		add("deleted_at <", f.Until)
-	}
-	if f.Before != 0 {
-		add("id <", f.Before)
-	}
-	if !f.Refusals {
-		conditions = append(conditions, "refused IS NULL")
-	}
-	return strings.Join(conditions, " AND "), args
+	rows, _ := conn.Query(ctx, `SELECT `+columns+`, `+last+`, `+cascaded+`, `+name+` FROM plantstore.deletions WHERE `+selects+` ORDER BY `+order+` DESC LIMIT nullif($9, 0)`, append(f.arguments(), f.Limit)...)
+	return each(rows, yield)
 }
 
 // Get returns an entry with its row, or ErrNotFound.
 func Get(ctx context.Context, conn *pgx.Conn, id int64) (Deletion, error) {
-	found, err := Deletion{}, ErrNotFound
-	rows, queryErr := conn.Query(ctx, `SELECT `+columns+`, `+row+`, `+name+`, `+cascaded+` FROM plantstore.deletions WHERE id = $1`, id)
-	if e := each(rows, queryErr, func(d Deletion) error { found, err = d, nil; return nil }); e != nil {
-		return Deletion{}, e
-	}
-	return found, err
+	found, notFound := Deletion{}, ErrNotFound
+	rows, _ := conn.Query(ctx, `SELECT `+columns+`, `+row+`, `+cascaded+`, `+name+` FROM plantstore.deletions WHERE id = $1`, id)
+	err := each(rows, func(d Deletion) error { found, notFound = d, nil; return nil })
+	return found, cmp.Or(err, notFound)
 }
 
-// each scans rows of columns, row, name and cascaded. It takes the results of a query.
-func each(rows pgx.Rows, err error, yield func(Deletion) error) error {
-	if err != nil {
-		return err
-	}
+// each scans rows of columns, row, cascaded and name.
+func each(rows pgx.Rows, yield func(Deletion) error) error {
 	defer rows.Close()
 	for rows.Next() {
-		var d Deletion
-		if err := rows.Scan(&d.ID, &d.PlantID, &d.DeletedAt, &d.DeletedBy, &d.RequestID, &d.IdempotencyKey, &d.Refused, &d.TransactionID,
-			&d.RestoredAt, &d.RestoredBy, &d.Plant, &d.Literal, &d.Types, &d.Name, &d.Cascaded); err != nil {
+		d, err := pgx.RowToStructByPos[Deletion](rows)
+		if err != nil {
 			return err
 		}
 		d.DeletedAt = d.DeletedAt.UTC()

@@ -35,9 +35,7 @@ type column struct {
 	typ       string // as regtype writes it
 	reads     string // the type in SQL that truncates no values
 	generated string // as in pg_attribute
-	required  bool   // a row has to have a value
 	key       bool   // of the primary key
-	plant     bool   // refers to the id of a plant
 }
 
 func (c column) quoted() string { return pgx.Identifier{c.name}.Sanitize() }
@@ -88,25 +86,17 @@ func (p *part) join() string {
 	return strings.Join(same, " AND ")
 }
 
-// parts reads the rows to restore: plants first, then other rows in the order in which a table
-// or column was first recorded. From now on, nobody can change the tables' columns.
+// parts reads the rows to restore: plants first, then other rows in the order in which they
+// were recorded. From now on, nobody can change the tables' columns.
 func (r *restore) parts(ctx context.Context, plants []Deletion) (inserted, changed []*part, err error) {
-	several, err := r.keys(ctx, `SELECT format('%s: %s', relation, key) FROM plantstore.recorded WHERE deletion_id = ANY ($1) AND ($2 OR types IS NOT NULL)
-		GROUP BY relation, key, changed HAVING count(DISTINCT CASE WHEN changed IS NULL THEN literal ELSE `+readable("content")+` ->> changed END) > 1 ORDER BY 1`, idsOf(plants), !r.options.PlantsOnly)
-	if err != nil {
-		return nil, nil, err
-	}
-	if several != "" {
-		r.refuse(plantsOnly, "several of these deletions recorded these rows with different values: %s; restore one deletion at a time", several)
-	}
 	rows, _ := r.Query(ctx, `
-		WITH entries AS MATERIALIZED ( -- a row that several deletions took or changed comes back once
+		WITH entries AS MATERIALIZED ( -- a row that several deletions took or changed comes back as the last one found it
 			SELECT DISTINCT ON (relation, changed, became, key) relation, changed, became, id, types, ARRAY(SELECT json_object_keys(`+readable("content")+`)) AS names
 			FROM plantstore.recorded WHERE deletion_id = ANY ($1) AND ($2 OR types IS NOT NULL) ORDER BY relation, changed, became, key, id DESC
 		)
 		SELECT relation::oid, types IS NOT NULL, relation::text, coalesce((SELECT CASE relkind WHEN 'p' THEN '' ELSE 'ONLY ' END FROM pg_class WHERE oid = relation) || relation::text, ''),
 			coalesce(changed, ''), coalesce(became, ''), array_agg(id ORDER BY id), names, types::text[]
-		FROM entries GROUP BY relation, changed, became, names, types ORDER BY types IS NULL, min(min(id)) OVER (PARTITION BY relation, changed), min(id)`, idsOf(plants), !r.options.PlantsOnly)
+		FROM entries GROUP BY relation, changed, became, names, types ORDER BY types IS NULL, min(id)`, idsOf(plants), !r.options.PlantsOnly)
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*part, error) {
 		var p part
 		return &p, row.Scan(&p.oid, &p.plants, &p.name, &p.only, &p.changed, &p.became, &p.ids, &p.names, &p.types)
@@ -126,10 +116,6 @@ func (r *restore) parts(ctx context.Context, plants []Deletion) (inserted, chang
 		}
 	}
 	if slices.ContainsFunc(all, func(p *part) bool { return p.reshaped }) {
-		settings, err := r.settings(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
 		r.byHand = "BEGIN;\n" + settings + "\n"
 		for _, p := range append(inserted, changed...) {
 			r.byHand += p.byHand()
@@ -146,17 +132,13 @@ func array(ids []int64) string {
 
 // byHand returns SQL that restores from the JSON the values that today's columns can hold.
 func (p *part) byHand() string {
-	if p.today == nil {
+	changed, ok := p.find(p.changed)
+	switch {
+	case p.today == nil, p.changed != "" && !ok:
 		return ""
+	case p.changed != "":
+		return p.update(changed, array(p.ids)) + ";\n"
 	}
-	if p.changed != "" {
-		c, ok := p.find(p.changed)
-		if !ok {
-			return "-- " + printable(p.of(p.changed)+" is gone: plantstore.recorded has its values, in content") + "\n"
-		}
-		return p.update(c, array(p.ids)) + ";\n"
-	}
-	comment, content := "", "e.content"
 	var columns, values, types []string
 	for _, c := range p.today {
 		i := slices.Index(p.names, c.name)
@@ -165,12 +147,9 @@ func (p *part) byHand() string {
 		}
 		columns, values = append(columns, c.quoted()), append(values, "p."+c.quoted())
 		types = append(types, c.quoted()+" "+c.reads)
-		if c.typ == "json" {
-			comment, content = "-- \\u0000 and \\ud800 to \\udfff in values of type json come back as \\u0001.\n", readable("e.content")
-		}
 	}
-	return fmt.Sprintf("%sINSERT INTO %s (%s) OVERRIDING SYSTEM VALUE\nSELECT %s\nFROM %s, json_to_record(%s) p (%s);\n",
-		comment, p.name, strings.Join(columns, ", "), strings.Join(values, ", "), p.rows(array(p.ids)), content, strings.Join(types, ", "))
+	return fmt.Sprintf("INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE\nSELECT %s\nFROM %s, json_to_record(e.content) p (%s);\n",
+		p.name, strings.Join(columns, ", "), strings.Join(values, ", "), p.rows(array(p.ids)), strings.Join(types, ", "))
 }
 
 // readColumns locks the table, and refuses columns that have changed since.
@@ -183,18 +162,12 @@ func (r *restore) readColumns(ctx context.Context, p *part) error {
 		return err
 	}
 	rows, _ := r.Query(ctx, `
-		WITH keys AS MATERIALIZED (
-			SELECT * FROM pg_constraint k WHERE k.conrelid = $1 AND k.contype IN ('p', 'f') AND to_jsonb(k) ->> 'conenforced' IS DISTINCT FROM 'false'
-		)
 		SELECT attname, atttypid::regtype::text, format_type(atttypid, -1), attgenerated::text,
-			(attnotnull OR typnotnull) AND NOT atthasdef AND attidentity = '' AND typdefault IS NULL,
-			EXISTS (SELECT FROM keys WHERE contype = 'p' AND attnum = ANY (conkey)),
-			EXISTS (SELECT FROM keys WHERE contype = 'f' AND conkey = ARRAY[attnum] AND confrelid = 'public.plants'::regclass
-				AND confkey = ARRAY(SELECT i.attnum FROM pg_attribute i WHERE i.attrelid = confrelid AND i.attname = 'id'))
-		FROM pg_attribute JOIN pg_type t ON t.oid = atttypid WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped ORDER BY attnum`, p.oid)
+			EXISTS (SELECT FROM pg_constraint WHERE conrelid = $1 AND contype = 'p' AND attnum = ANY (conkey))
+		FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped ORDER BY attnum`, p.oid)
 	var err error
 	if p.today, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (c column, err error) {
-		err = row.Scan(&c.name, &c.typ, &c.reads, &c.generated, &c.required, &c.key, &c.plant)
+		err = row.Scan(&c.name, &c.typ, &c.reads, &c.generated, &c.key)
 		return c, err
 	}); err != nil {
 		return err
@@ -225,8 +198,8 @@ func (r *restore) readColumns(ctx context.Context, p *part) error {
 }
 
 // prepare makes a temporary table with the recorded columns, to read the literals with its row
-// type. It names new columns, triggers, and rows that refer to plants that are not there.
-func (r *restore) prepare(ctx context.Context, p *part, plants []Deletion) error {
+// type. It names new columns and triggers.
+func (r *restore) prepare(ctx context.Context, p *part) error {
 	columns := make([]string, len(p.names))
 	for i, name := range p.names {
 		c, _ := p.find(name)
@@ -236,22 +209,7 @@ func (r *restore) prepare(ctx context.Context, p *part, plants []Deletion) error
 		return err
 	}
 	for _, c := range p.today {
-		switch was := slices.Contains(p.names, c.name); {
-		case was && c.plant:
-			missing, err := r.keys(ctx, fmt.Sprintf(`SELECT format('row %%s to plant %%s', e.key, l.v) FROM %s, LATERAL (SELECT %s OFFSET 0) l (v)
-				WHERE NOT EXISTS (SELECT FROM ONLY public.plants p WHERE p.id = l.v) AND NOT EXISTS (SELECT FROM unnest($2::bigint[]) u WHERE u = l.v) AND l.v IS NOT NULL ORDER BY e.id`, p.rows("$1"), p.then(c)), p.ids, plantsOf(plants))
-			if err != nil {
-				return err
-			}
-			if missing != "" {
-				r.refusePart(p, "%s refers to plants that are not there: %s; restore them, too", p.of(c.name), missing)
-			}
-		case was || c.generated != "":
-		case c.required && !r.options.FireTriggers: // with FireTriggers, a trigger may fill the column
-			r.refusePart(p, "%s is NOT NULL without a default, and the deleted rows have no value for it: give it a default until they are restored", p.of(c.name))
-		case c.required:
-			r.notice("%s is new, and the triggers have to fill it", p.of(c.name))
-		default:
+		if c.generated == "" && !slices.Contains(p.names, c.name) {
 			r.notice("%s is new and takes its default", p.of(c.name))
 		}
 	}
@@ -272,10 +230,7 @@ func (r *restore) keys(ctx context.Context, sql string, args ...any) (string, er
 	for i := range found {
 		found[i] = printable(found[i])
 	}
-	if more := len(found) - MaxListed; more > 0 {
-		found = append(found[:MaxListed], fmt.Sprintf("and %d more", more))
-	}
-	return strings.Join(found, "; "), err
+	return strings.Join(limited(found), "; "), err
 }
 
 // Kinds of triggers, as in pg_trigger.
@@ -284,22 +239,18 @@ const (
 	updateTrigger = 16
 )
 
-// triggers returns the store's triggers of a table and a kind.
-func (r *restore) triggers(ctx context.Context, table uint32, kind int16) ([]string, error) {
-	rows, _ := r.Query(ctx, `SELECT format('%I (function %s)', tgname, tgfoid::regproc) FROM pg_trigger
+// triggers names the store's triggers of a table and a kind.
+func (r *restore) triggers(ctx context.Context, table uint32, kind int16) (string, error) {
+	return r.keys(ctx, `SELECT format('%I (function %s)', tgname, tgfoid::regproc) FROM pg_trigger
 		WHERE tgrelid = $1 AND NOT tgisinternal AND tgtype & $2 <> 0 AND tgenabled IN ('O', 'A')
 			AND tgfoid IN (SELECT oid FROM pg_proc WHERE pronamespace <> 'plantstore'::regnamespace) ORDER BY tgname`, table, kind)
-	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
 // refuseTriggers refuses the store's triggers, unless they may fire.
 func (r *restore) refuseTriggers(ctx context.Context, p *part, kind int16) error {
 	triggers, err := r.triggers(ctx, p.oid, kind)
-	p.fires = len(triggers) > 0
-	for _, t := range triggers {
-		if !r.options.FireTriggers {
-			r.refuse(fireTriggers, "%s fires the store's trigger %s of %s", map[int16]string{insertTrigger: "inserting", updateTrigger: "updating"}[kind], t, p.name)
-		}
+	if p.fires = triggers != ""; p.fires && !r.options.FireTriggers {
+		r.refuse(fireTriggers, "the store's triggers of %s fire: %s", p.name, triggers)
 	}
 	return err
 }
@@ -320,29 +271,31 @@ func (r *restore) insert(ctx context.Context, parts []*part) error {
 		inserts = append(inserts, fmt.Sprintf(`insert_%d AS (INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM (SELECT e.literal::%s AS r FROM %s ORDER BY e.id OFFSET 0) e)`,
 			n, p.name, strings.Join(columns, ", "), strings.Join(values, ", "), p.row, p.rows(fmt.Sprintf("$%d", n+1))))
 	}
-	return r.asTheStore(ctx, "", "WITH "+strings.Join(inserts, ", ")+" SELECT", args...)
+	_, err := r.asTheStore(ctx, "", "WITH "+strings.Join(inserts, ", ")+" SELECT", args...)
+	return err
 }
 
-// asTheStore executes SQL with the session's search path, for functions of the store. Values,
-// constraints and functions that do not fit are refused, with the flag or that of their table.
-func (r *restore) asTheStore(ctx context.Context, flag, sql string, args ...any) error {
+// asTheStore executes SQL with the session's search path, for functions of the store, and
+// returns the number of rows. Values, constraints and functions that do not fit are refused,
+// with the flag or that of their table.
+func (r *restore) asTheStore(ctx context.Context, flag, sql string, args ...any) (int, error) {
 	const setPath = `SELECT set_config('search_path', $1, true)`
 	if _, err := r.Exec(ctx, setPath, r.path); err != nil {
-		return err
+		return 0, err
 	}
-	_, err := r.Exec(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
+	done, err := r.Exec(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && slices.Contains([]string{"22", "23", "42", "P0"}, pg.Code[:2]) && pg.Code != "42501" {
 		if pg.TableName != "" && (pg.TableName != "plants" || pg.SchemaName != "public") {
 			flag = plantsOnly
 		}
 		r.refuse(flag, "%s", strings.TrimSuffix(pg.Message+": "+pg.Detail, ": "))
-		return r.refused()
+		return 0, r.refused()
 	}
 	if err != nil {
-		return err
+		return 0, err
 	}
 	_, err = r.Exec(ctx, setPath, "pg_catalog, pg_temp")
-	return err
+	return int(done.RowsAffected()), err
 }
 
 // compare compares the inserted rows with the recorded ones. Virtual columns were recorded as
@@ -383,23 +336,21 @@ func (p *part) update(c column, ids string) string {
 }
 
 // changeBack gives changed columns their values back, and names the rows that it left alone.
-func (r *restore) changeBack(ctx context.Context, p *part) error {
+func (r *restore) changeBack(ctx context.Context, p *part) (int, error) {
 	c, _ := p.find(p.changed)
-	if err := r.asTheStore(ctx, plantsOnly, p.update(c, "$1"), p.ids); err != nil {
-		return err
+	n, err := r.asTheStore(ctx, plantsOnly, p.update(c, "$1"), p.ids)
+	if err != nil {
+		return 0, err
 	}
-	rows, _ := r.Query(ctx, fmt.Sprintf(`SELECT e.id FROM %s WHERE NOT EXISTS (SELECT FROM %s p WHERE %s AND p.%s IS NOT DISTINCT FROM %s)`, p.rows("$1"), p.only, p.join(), c.quoted(), p.then(c)), p.ids)
-	left, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil || len(left) == 0 {
-		return err
+	left, err := r.keys(ctx, fmt.Sprintf(`SELECT e.key FROM %s WHERE NOT EXISTS (SELECT FROM %s p WHERE %s AND p.%s IS NOT DISTINCT FROM %s) ORDER BY e.id`, p.rows("$1"), p.only, p.join(), c.quoted(), p.then(c)), p.ids)
+	if err != nil || left == "" {
+		return n, err
 	}
-	keys, err := r.keys(ctx, fmt.Sprintf(`SELECT e.key FROM %s ORDER BY e.id`, p.rows("$1")), left)
-	text := fmt.Sprintf("%s: rows that are gone, or whose column %q has another value since: %s", p.name, p.changed, keys)
-	p.ids = slices.DeleteFunc(p.ids, func(id int64) bool { return slices.Contains(left, id) })
+	text := fmt.Sprintf("%s: rows that are gone, or whose column %q has another value since: %s", p.name, p.changed, left)
 	if r.options.SkipExisting {
 		r.notice("left out, %s", text)
 	} else {
 		r.refuse(skipExisting, "%s", text)
 	}
-	return err
+	return n, nil
 }

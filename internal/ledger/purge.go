@@ -2,26 +2,18 @@ package ledger
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// MinAge is the minimum age of purged entries. Until then the ledger recognizes repeated
-// requests.
+// MinAge is the minimum age for Purge. Until then the ledger recognizes repeated requests.
 const MinAge = 7 * 24 * time.Hour
-
-// ErrTooYoung is returned by Purge and Older for an age below MinAge.
-var ErrTooYoung = errors.New("entries younger than 7 days are not purged")
 
 const purgeBatch = 10_000
 
 // Older returns how many entries are older than age.
 func Older(ctx context.Context, conn *pgx.Conn, age time.Duration) (n int64, err error) {
-	if age < MinAge {
-		return 0, ErrTooYoung
-	}
 	err = conn.QueryRow(ctx, `SELECT count(*) FROM plantstore.deletions WHERE deleted_at < now() - $1::interval`, age).Scan(&n)
 	return n, err
 }
@@ -30,9 +22,6 @@ func Older(ctx context.Context, conn *pgx.Conn, age time.Duration) (n int64, err
 // rows of watched tables go with them. Each batch is a transaction. After it, Purge pauses for
 // as long as it took. Entries that a restore has locked stay.
 func Purge(ctx context.Context, conn *pgx.Conn, age time.Duration) (purged int64, err error) {
-	if age < MinAge {
-		return 0, ErrTooYoung
-	}
 	var cutoff time.Time
 	if err := conn.QueryRow(ctx, `SELECT clock_timestamp() - $1::interval FROM set_config('statement_timeout', '0', false)`, age).Scan(&cutoff); err != nil {
 		return 0, err

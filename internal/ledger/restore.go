@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Options allow restores that are refused without them.
@@ -29,7 +28,8 @@ type Restored struct {
 }
 
 // Cascaded counts rows of a watched table: those that were removed, or those whose column
-// Changed was set to null or to its default.
+// Changed was set to null or to its default. Rows that were recorded with other columns count
+// apart.
 type Cascaded struct {
 	Table   string `json:"table"`
 	Changed string `json:"changed,omitempty"`
@@ -39,7 +39,7 @@ type Cascaded struct {
 // A Reason prevents a restore.
 type Reason struct {
 	Text string
-	Flag string // the flag that accepts it, or empty
+	Flag string // the flag that accepts it and what it does, or empty
 }
 
 // A RefusedError says why nothing was restored.
@@ -54,38 +54,39 @@ const MaxListed = 20
 
 // Error returns several lines.
 func (e *RefusedError) Error() string {
-	lines, flags := []string{"nothing was restored:"}, []string(nil)
-	for i, r := range e.Reasons {
-		if i < MaxListed {
-			lines = append(lines, "  "+r.Text)
-		}
+	var reasons, flags []string
+	for _, r := range e.Reasons {
+		reasons = append(reasons, r.Text)
 		if r.Flag != "" && !slices.Contains(flags, r.Flag) {
 			flags = append(flags, r.Flag)
 		}
 	}
-	if more := len(e.Reasons) - MaxListed; more > 0 {
-		lines = append(lines, fmt.Sprintf("  and %d more", more))
+	lines := []string{"nothing was restored:"}
+	for _, r := range limited(reasons) {
+		lines = append(lines, "  "+r)
 	}
 	for _, n := range e.Notices {
 		lines = append(lines, "  also: "+n)
 	}
-	for _, f := range flags {
-		lines = append(lines, f+" "+map[string]string{
-			skipExisting: "restores the others.",
-			fireTriggers: "restores and fires the triggers.",
-			plantsOnly:   "restores the plants alone.",
-		}[f])
-	}
+	lines = append(lines, flags...)
 	if e.ByHand != "" {
 		lines = append(lines, "By hand, without the columns that are gone or have another type, unless you add them:", e.ByHand)
 	}
 	return strings.Join(lines, "\n")
 }
 
+// limited returns the texts that a message names.
+func limited(texts []string) []string {
+	if more := len(texts) - MaxListed; more > 0 {
+		return append(texts[:MaxListed], fmt.Sprintf("and %d more", more))
+	}
+	return texts
+}
+
 const (
-	skipExisting = "--skip-existing"
-	fireTriggers = "--fire-triggers"
-	plantsOnly   = "--plants-only"
+	skipExisting = "--skip-existing restores the others."
+	fireTriggers = "--fire-triggers restores and fires the triggers."
+	plantsOnly   = "--plants-only restores the plants alone."
 )
 
 // ErrCommitUnknown is returned where the answer of the commit was lost.
@@ -96,45 +97,23 @@ var ErrCommitUnknown = errors.New("the answer to the commit was lost: check with
 // ErrCommitUnknown. After any other error nothing was restored.
 func Restore(ctx context.Context, conn *pgx.Conn, s Selection, o Options) (Restored, error) {
 	r := restore{options: o}
-	done, err := r.uncommitted(ctx, conn, s)
+	done, err := r.run(ctx, conn, s)
 	if r.Tx != nil {
 		defer r.Rollback(context.WithoutCancel(ctx)) // without effect after a commit
-	}
-	if err == nil {
-		err = ctx.Err()
 	}
 	if _, refused := errors.AsType[*RefusedError](err); err != nil && !refused {
 		err = fmt.Errorf("nothing was restored: %w", err)
 	}
-	if err != nil || o.DryRun || len(done.Plants) == 0 {
-		return done, err
-	}
-	err = r.Commit(ctx)
-	if pg, ok := errors.AsType[*pgconn.PgError](err); err == nil || ok && pg.SeverityUnlocalized == "ERROR" || errors.Is(err, pgx.ErrTxCommitRollback) {
-		return done, err
-	}
-	return done, fmt.Errorf("%w (%w)", ErrCommitUnknown, err)
-}
-
-// uncommitted does all but the commit.
-func (r *restore) uncommitted(ctx context.Context, conn *pgx.Conn, s Selection) (done Restored, err error) {
-	if err := r.begin(ctx, conn); err != nil {
-		return done, err
-	}
-	if done.Plants, done.DeletedAgain, err = r.lockEntries(ctx, s); err != nil {
-		return done, err
-	}
-	if err := r.leaveOutTaken(ctx, &done); err != nil {
-		return done, err
-	}
-	if len(done.Plants) == 0 {
-		return done, r.refused()
-	}
-	if err := r.run(ctx, &done); err != nil {
+	if err != nil {
 		return Restored{}, err
 	}
-	done.Notices = r.notices
-	return done, nil
+	if o.DryRun || len(done.Plants) == 0 {
+		return done, nil
+	}
+	if err = r.Commit(ctx); err != nil {
+		err = fmt.Errorf("%w (%w)", ErrCommitUnknown, err)
+	}
+	return done, err
 }
 
 // begin begins a transaction in which public.plants keeps its columns. Values are read and
@@ -152,14 +131,17 @@ func (r *restore) begin(ctx context.Context, conn *pgx.Conn) (err error) {
 		SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout');
 		SET LOCAL lock_timeout = '30s';
 		SET LOCAL enable_seqscan = off;
-		SET LOCAL xmloption = content;
-		SET LOCAL array_nulls = on;
+		`+settings+`
 		SET CONSTRAINTS ALL IMMEDIATE;
 		LOCK TABLE public.plants IN ROW EXCLUSIVE MODE;
 		SELECT set_config(split_part(c, '=', 1), substr(c, position('=' in c) + 1), true)
 			FROM pg_proc, unnest(proconfig) c WHERE oid = 'plantstore.record_deletion()'::regprocedure`, pgx.QueryExecModeSimpleProtocol)
 	return err
 }
+
+// settings are those under which a session reads the recorded values as they were written.
+// Dates, intervals, floats and bytea read the same in any session.
+const settings = `SET LOCAL lc_monetary = 'C'; SET LOCAL xmloption = content; SET LOCAL array_nulls = on;`
 
 // A restore is a transaction with its findings.
 type restore struct {
@@ -183,51 +165,62 @@ func (r *restore) refused() error {
 	return &RefusedError{r.reasons, r.notices, r.byHand}
 }
 
-// run restores done.Plants with the rows that left with them, and marks their entries.
-func (r *restore) run(ctx context.Context, done *Restored) error {
+// run restores plants with the rows that left with them, and marks their entries. It does not
+// commit.
+func (r *restore) run(ctx context.Context, conn *pgx.Conn, s Selection) (done Restored, err error) {
+	if err := r.begin(ctx, conn); err != nil {
+		return done, err
+	}
+	if done.Plants, done.DeletedAgain, err = r.lockEntries(ctx, s); err != nil {
+		return done, err
+	}
+	if err := r.leaveOutTaken(ctx, &done); err != nil {
+		return done, err
+	}
+	if len(done.Plants) == 0 {
+		return done, r.refused()
+	}
 	inserted, changed, err := r.parts(ctx, done.Plants)
 	if err != nil {
-		return err
+		return done, err
 	}
 	for _, p := range inserted {
-		if err := r.prepare(ctx, p, done.Plants); err != nil {
-			return err
+		if err := r.prepare(ctx, p); err != nil {
+			return done, err
 		}
 	}
 	for _, p := range changed {
 		if err := r.refuseTriggers(ctx, p, updateTrigger); err != nil {
-			return err
+			return done, err
 		}
 	}
 	if err := r.refused(); err != nil {
-		return err
+		return done, err
 	}
 	if err := r.insert(ctx, inserted); err != nil {
-		return err
+		return done, err
 	}
 	for _, p := range inserted {
 		if err := r.compare(ctx, p); err != nil {
-			return err
+			return done, err
+		}
+		if !p.plants {
+			done.Cascaded = append(done.Cascaded, Cascaded{Table: p.name, Rows: len(p.ids)})
 		}
 	}
 	for _, p := range changed {
-		if err := r.changeBack(ctx, p); err != nil {
-			return err
+		n, err := r.changeBack(ctx, p)
+		if err != nil {
+			return done, err
+		}
+		if n > 0 {
+			done.Cascaded = append(done.Cascaded, Cascaded{p.name, p.changed, n})
 		}
 	}
 	if err := r.refused(); err != nil {
-		return err
+		return done, err
 	}
-	for _, p := range append(inserted, changed...) {
-		if p.plants || len(p.ids) == 0 {
-			continue
-		}
-		if n := len(done.Cascaded); n > 0 && done.Cascaded[n-1].Table == p.name && done.Cascaded[n-1].Changed == p.changed {
-			done.Cascaded[n-1].Rows += len(p.ids)
-		} else {
-			done.Cascaded = append(done.Cascaded, Cascaded{p.name, p.changed, len(p.ids)})
-		}
-	}
+	done.Notices = r.notices
 	_, err = r.Exec(ctx, `UPDATE plantstore.deletions SET restored_at = clock_timestamp(), restored_by = session_user WHERE id = ANY ($1)`, idsOf(done.Plants))
-	return err
+	return done, err
 }

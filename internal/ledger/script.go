@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -11,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Script writes the SQL that restores a selection of plants, for psql. It returns a *RefusedError
-// where the table has changed since: then only Restore can.
+// Script writes the SQL that restores a selection of plants from the ledger, for psql. It returns
+// a *RefusedError where the table has changed since: then only Restore can.
 func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error {
 	r := restore{options: Options{PlantsOnly: true}}
 	err := r.begin(ctx, conn)
@@ -49,58 +48,28 @@ func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error
 	if err != nil {
 		return err
 	}
-	rows, _ := r.Query(ctx, `SELECT DISTINCT relation::text FROM plantstore.cascaded WHERE deletion_id = ANY ($1) ORDER BY 1`, idsOf(entries))
-	cascaded, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	cascaded, err := r.keys(ctx, `SELECT DISTINCT relation::text FROM plantstore.cascaded WHERE deletion_id = ANY ($1) ORDER BY 1`, idsOf(entries))
 	if err != nil {
 		return err
 	}
-	settings, err := r.settings(ctx)
-	if err != nil {
-		return err
+	script := "BEGIN;\n" + settings + "\n"
+	for _, e := range entries {
+		script += fmt.Sprintf("-- %s\n", e)
 	}
-	out := bufio.NewWriter(w)
-	fmt.Fprintf(out, "BEGIN;\n%s\n", settings)
-	for _, t := range triggers {
-		fmt.Fprintf(out, "-- fires the trigger %s\n", printable(t))
+	if triggers != "" {
+		script += fmt.Sprintf("-- fires the store's triggers %s\n", triggers)
 	}
-	for _, table := range cascaded {
-		fmt.Fprintf(out, "-- without what left with them in %s\n", printable(table))
+	if cascaded != "" {
+		script += fmt.Sprintf("-- without what left with them in %s\n", cascaded)
 	}
-	fmt.Fprintf(out, "INSERT INTO public.plants (%s) OVERRIDING SYSTEM VALUE\nSELECT %s\nFROM (VALUES\n", strings.Join(inserted, ", "), strings.Join(values, ", "))
-	rows, err = r.Query(ctx, `SELECT literal FROM plantstore.deletions WHERE id = ANY ($1) ORDER BY id`, idsOf(entries))
-	if err != nil {
-		return err
-	}
-	var literal string
-	i := 0
-	if _, err := pgx.ForEachRow(rows, []any{&literal}, func() error {
-		fmt.Fprintf(out, "    -- %s\n    (%s::public.plants)", entries[i], quoted(literal))
-		if i++; i < len(entries) {
-			out.WriteByte(',')
-		}
-		_, err := out.WriteString("\n")
-		return err
-	}); err != nil {
-		return err
-	}
-	fmt.Fprintf(out, ") v (plant);\nUPDATE plantstore.deletions SET restored_at = clock_timestamp(), restored_by = session_user\n"+
-		"WHERE restored_at IS NULL AND id IN (%s);\nCOMMIT;\n", strings.Trim(strings.ReplaceAll(fmt.Sprint(idsOf(entries)), " ", ", "), "[]"))
-	return out.Flush()
+	_, err = fmt.Fprintf(w, `%sINSERT INTO public.plants (%s) OVERRIDING SYSTEM VALUE
+SELECT %s
+FROM (SELECT literal::public.plants AS plant FROM plantstore.deletions WHERE restored_at IS NULL AND id = ANY (%s) ORDER BY id OFFSET 0) v;
+UPDATE plantstore.deletions SET restored_at = clock_timestamp(), restored_by = session_user WHERE restored_at IS NULL AND id = ANY (%[4]s);
+COMMIT;
+`, script, strings.Join(inserted, ", "), strings.Join(values, ", "), array(idsOf(entries)))
+	return err
 }
 
-// settings returns SQL that reads values in the form in which they were recorded.
-func (r *restore) settings(ctx context.Context) (sql string, err error) {
-	err = r.QueryRow(ctx, `SELECT string_agg(format('SET LOCAL %s = %L;', name, current_setting(name)), ' ' ORDER BY n)
-		FROM unnest('{datestyle,intervalstyle,timezone,lc_monetary,xmloption,array_nulls}'::text[]) WITH ORDINALITY s (name, n)`).Scan(&sql)
-	return sql, err
-}
-
-// quoted returns a literal of SQL in one line, without tabs, which psql takes for a request
-// to complete a word.
-func quoted(s string) string {
-	escaped := strings.NewReplacer(`\`, `\\`, `'`, `''`, "\n", `\n`, "\r", `\r`, "\t", `\t`).Replace(s)
-	if strings.Contains(escaped, `\`) {
-		return "E'" + escaped + "'"
-	}
-	return "'" + escaped + "'"
-}
+// quoted returns a literal of SQL.
+func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

@@ -24,9 +24,9 @@ func (r *restore) lockEntries(ctx context.Context, s Selection) (entries []Delet
 	if err != nil {
 		return nil, 0, err
 	}
-	rows, err := r.Query(ctx, `SELECT `+columns+`, `+noRow+`, `+name+`, 0 FROM plantstore.deletions WHERE id = ANY ($1) ORDER BY id FOR UPDATE`, ids)
+	rows, _ := r.Query(ctx, `SELECT `+columns+`, `+noRow+`, 0, `+name+` FROM plantstore.deletions WHERE id = ANY ($1) ORDER BY id FOR UPDATE`, ids)
 	found, plants := make(map[int64]bool), make(map[int64]int64)
-	err = each(rows, err, func(d Deletion) error {
+	err = each(rows, func(d Deletion) error {
 		found[d.ID] = true
 		switch other, twice := plants[d.PlantID]; {
 		case d.Refused != nil:
@@ -68,9 +68,8 @@ func (r *restore) selected(ctx context.Context, s Selection) (ids []int64, delet
 		})
 		return ids, 0, err
 	}
-	where, args := Filter{By: s.By, ByRole: s.ByRole, Since: s.Since, Until: s.Until}.where()
 	rows, _ := r.Query(ctx, `SELECT d.id, EXISTS (SELECT FROM plantstore.deletions n WHERE n.plant_id = d.plant_id AND n.refused IS NULL AND n.id > d.id)
-		FROM plantstore.deletions d WHERE restored_at IS NULL AND `+where, args...)
+		FROM plantstore.deletions d WHERE restored_at IS NULL AND `+selects, Filter{By: s.By, ByRole: s.ByRole, Since: s.Since, Until: s.Until}.arguments()...)
 	var id int64
 	var again bool
 	_, err = pgx.ForEachRow(rows, []any{&id, &again}, func() error {
@@ -86,28 +85,20 @@ func (r *restore) selected(ctx context.Context, s Selection) (ids []int64, delet
 
 // leaveOutTaken moves entries whose ids are taken from Plants to Taken.
 func (r *restore) leaveOutTaken(ctx context.Context, done *Restored) error {
-	rows, _ := r.Query(ctx, `SELECT id FROM ONLY public.plants WHERE id = ANY ($1)`, plantsOf(done.Plants))
+	rows, _ := r.Query(ctx, `SELECT d.id FROM plantstore.deletions d JOIN ONLY public.plants p ON p.id = d.plant_id WHERE d.id = ANY ($1)`, idsOf(done.Plants))
 	taken := make(map[int64]bool)
 	var id int64
 	_, err := pgx.ForEachRow(rows, []any{&id}, func() error { taken[id] = true; return nil })
 	done.Plants = slices.DeleteFunc(done.Plants, func(d Deletion) bool {
-		if taken[d.PlantID] {
+		if taken[d.ID] {
 			done.Taken = append(done.Taken, d)
 			if !r.options.SkipExisting {
 				r.refuse(skipExisting, "%s: its id is taken", d)
 			}
 		}
-		return taken[d.PlantID]
+		return taken[d.ID]
 	})
 	return err
-}
-
-func plantsOf(entries []Deletion) []int64 {
-	ids := make([]int64, len(entries))
-	for i, e := range entries {
-		ids[i] = e.PlantID
-	}
-	return ids
 }
 
 func idsOf(entries []Deletion) []int64 {

@@ -19,15 +19,6 @@ func table(columns string, rows ...string) string {
 	return sql
 }
 
-// numbered returns a list of n items: format with the numbers from 0.
-func numbered(n int, format string) string {
-	parts := make([]string, n)
-	for i := range parts {
-		parts[i] = fmt.Sprintf(format, i)
-	}
-	return strings.Join(parts, ", ")
-}
-
 // Rows of common kinds of tables are restored exactly, with any settings in the sessions that
 // delete and restore them.
 func TestTablesOfAllKindsAreRestoredExactly(t *testing.T) {
@@ -45,21 +36,12 @@ func TestTablesOfAllKindsAreRestoredExactly(t *testing.T) {
 		extension string // what it needs: the case is left out where the server has no such files
 	}{
 		// Names
-		{name: "blanks and quotes in names", sql: table(`"a b" text, " " text, "it's" text, "say ""hi""" text, "a,b" text, "(a)" text`,
-			`'1', '2', '3', '4', '5', '6'`, `NULL, '', ' ', '"', ',', '()'`, `'it''s', '\', '\\', 'null', 'NULL', E'\t\r\n'`)},
-		{name: "backslashes and control characters in names", sql: table(`"\" text, "\u00e4" text, "\""\" text, "a`+"\n\t\x01"+`b" text, "{}" text, "$1" text, "%s%d" text`,
-			`'1', '2', '3', '4', '5', '6', '7'`)},
-		{name: "keywords as names", sql: table(`"select" int, "from" int, "table" int, "order" int, "user" text, "primary" int, "null" text, "default" int, "current_user" text`,
-			`1, 2, 3, 4, '5', 6, '7', 8, '9'`)},
-		{name: "unicode and upper case in names", sql: table(`"Größe" int, "名前" text, "🌱" text, "ID" int, "Id" int, "NAME" text, name text, "ä" text, U&"a\0308" text`,
-			`1, '木', '🌱', 2, 3, 'N', 'n', 'one', 'two'`)},
-		{name: "names of the ledger's columns", sql: table(`plant_id text, literal text, deleted_at timestamptz, deleted_by text, types regtype[], restored_at date, refused bool`,
-			`'1', '(2)', '2026-07-01Z', 'me', '{int,"char"}', '2026-07-01', true`)},
-		{name: "names of the trigger's variables", sql: table(`g date, plant interval, principal text, key float8, request bytea, code int, at timestamptz, gone money, requests text, attempt int`,
-			`'2026-12-31', '1 day -1:00', 'p', 0.1, '\x00ff', 7, '2026-07-01 12:00Z', 1.5, '{{1},{a}}', 1`)},
-		{name: "names of a restore's aliases", sql: table(`a int, d date, e int, i int, p int, r int, s0 int, c0 text, c1 date, v int, was text, "read" text, now date, "values" int`,
-			`1, '2026-12-31', 2, 3, 4, 5, 6, '7', '2026-07-01', 8, '9', '10', '2026-01-01', 11`)},
-		{name: "names of 63 bytes", sql: table(`"`+strings.Repeat("x", 62)+`1" int, "`+strings.Repeat("x", 62)+`2" int, "`+strings.Repeat("ü", 31)+`" int`, `1, 2, 3`)},
+		{name: "quotes, blanks and control characters in names", sql: table(`"a b" text, " " text, "it's" text, "say ""hi""" text, "a,b" text, "(a)" text, "\" text, "\u00e4" text, "\""\" text, "a`+"\n\t\x01"+`b" text, "{}" text, "$1" text, "%s%d" text`,
+			`'1', '2', '3', '4', '5', '6', '7', '8', '9', '10', '11', '12', '13'`, `NULL, '', ' ', '"', ',', '()', 'it''s', '\', '\\', 'null', 'NULL', E'\t\r\n', '.'`)},
+		{name: "keywords and unicode in names", sql: table(`"select" int, "primary" int, "null" text, "default" int, "current_user" text, "Größe" int, "🌱" text, "ID" int, "Id" int, "ä" text, U&"a\0308" text, "`+strings.Repeat("ü", 31)+`" int`,
+			`1, 2, '3', 4, '5', 6, '🌱', 8, 9, 'one', 'two', 12`)},
+		{name: "names of the ledger's columns, the trigger's variables and a restore's aliases", sql: table(`plant_id text, literal text, types regtype[], g date, plant interval, key float8, request bytea, gone money, e int, p int, r int, c0 text, c1 date, now date, "values" int`,
+			`'1', '(2)', '{int,"char"}', '2026-12-31', '1 day -1:00', 0.1, '\x00ff', 1.5, 2, 4, 5, '7', '2026-07-01', '2026-01-01', 11`)},
 
 		// Types
 		{name: "integers and booleans", sql: table(`a int2, b int4, c int8, d bool, e oid`, `-32768, -2147483648, -9223372036854775808, false, 4294967295`, `32767, 2147483647, 9223372036854775807, true, 0`)},
@@ -97,24 +79,14 @@ func TestTablesOfAllKindsAreRestoredExactly(t *testing.T) {
 		{name: "virtual generated columns", since: 18, sql: table(`name text, shout text GENERATED ALWAYS AS (upper(name)) NOT NULL, whisper text GENERATED ALWAYS AS (lower(name)) STORED, size int GENERATED ALWAYS AS (length(name)) VIRTUAL`, `'Fern'`, `''`)},
 		{name: "identity always, and its id last", sql: `CREATE TABLE public.plants (name text, id bigint GENERATED ALWAYS AS IDENTITY (START 5) PRIMARY KEY); INSERT INTO public.plants (name) VALUES ('a'), ('b')`},
 		{name: "a second identity", sql: table(`number int GENERATED ALWAYS AS IDENTITY, name text`) + `; INSERT INTO public.plants OVERRIDING SYSTEM VALUE VALUES (-9223372036854775808, 7, 'a'), (9223372036854775807, DEFAULT, 'b')`},
-		{name: "bigserial", sql: `CREATE TABLE public.plants (id bigserial PRIMARY KEY, code serial, name text DEFAULT 'x'); INSERT INTO public.plants (name) VALUES ('a'), (NULL)`},
 		{name: "dropped columns", sql: `CREATE TABLE public.plants (gone1 int, id bigint, gone2 text, name text, gone3 date); ALTER TABLE public.plants DROP gone1, DROP gone2, DROP gone3, ADD PRIMARY KEY (id); INSERT INTO public.plants VALUES (1, 'a'); ALTER TABLE public.plants ADD late int`},
 		{name: "columns added with defaults", sql: table(`name text`, `'a'`) + `; ALTER TABLE public.plants ADD stock int NOT NULL DEFAULT 3, ADD added timestamptz DEFAULT now(), ADD "order" text DEFAULT ''; INSERT INTO public.plants VALUES (2, 'b', 4)`},
-		{name: "a key alone", sql: `CREATE TABLE public.plants (id bigint PRIMARY KEY); INSERT INTO public.plants VALUES (-1), (0), (1)`},
-		{name: "1,600 columns", sql: table(numbered(1599, `"column %d" bool`), numbered(1599, `true /* %d */`))},
 		{name: "a row of 1 MB", sql: table(`name text, data bytea`, `repeat('Füße "🌱", \ ', 45000), decode(repeat('00ff5c27', 60000), 'hex')`)},
 
 		// Constraints and kinds of tables
 		{name: "circular references", sql: table(`cover bigint`, `1`, `2`) + `; CREATE TABLE store.pictures (id bigint PRIMARY KEY, plant bigint REFERENCES public.plants ON DELETE SET NULL);
 			INSERT INTO store.pictures VALUES (1, 2), (2, 1); ALTER TABLE public.plants ADD FOREIGN KEY (cover) REFERENCES store.pictures`},
-		{name: "circular references that are deferred", sql: table(`cover bigint`, `1`, `2`) + `; CREATE TABLE store.pictures (id bigint PRIMARY KEY, plant bigint REFERENCES public.plants ON DELETE SET NULL DEFERRABLE INITIALLY DEFERRED);
-			INSERT INTO store.pictures VALUES (1, 2), (2, 1); ALTER TABLE public.plants ADD FOREIGN KEY (cover) REFERENCES store.pictures DEFERRABLE INITIALLY DEFERRED`},
 		{name: "references to itself", sql: table(`mother bigint REFERENCES public.plants, father bigint REFERENCES public.plants DEFERRABLE INITIALLY DEFERRED`) + `; INSERT INTO public.plants VALUES (1, 3, 2), (2, 1, 1), (3, 3, NULL)`},
-		{name: "partial, expression and exclusion indexes", sql: table(`name text, span int4range, EXCLUDE USING gist (span WITH &&), UNIQUE NULLS NOT DISTINCT (name) DEFERRABLE, CHECK (length(name) < 9)`, `'Fern', '[1,5)'`, `NULL, '[5,)'`) +
-			`; CREATE UNIQUE INDEX ON public.plants (lower(name)) WHERE name <> ''; CREATE INDEX ON public.plants USING hash (name)`},
-		{name: "a key that includes a column", sql: `CREATE TABLE public.plants (name text, id bigint, CONSTRAINT "the key" PRIMARY KEY (id) INCLUDE (name)) WITH (fillfactor = 50); INSERT INTO public.plants VALUES ('a', 1)`},
-		{name: "a typed table", sql: `CREATE TYPE store.plant AS (id bigint, name text); CREATE TABLE public.plants OF store.plant (PRIMARY KEY (id)); INSERT INTO public.plants VALUES (1, 'a')`},
-		{name: "published with its whole rows", sql: table(`name text`, `'a'`) + `; ALTER TABLE public.plants REPLICA IDENTITY FULL`},
 	} {
 		if version < test.since || test.extension != "" && !slices.Contains(extensions, test.extension) {
 			continue
@@ -149,11 +121,7 @@ func TestTablesOfAllKindsAreRestoredExactly(t *testing.T) {
 				}
 				bringBack(ledger.Selection{Plants: gone})
 				if after := image(t, super); after != before {
-					same := 0 // of the first bytes; a diff of 1 MB would take long
-					for same < min(len(before), len(after)) && before[same] == after[same] {
-						same++
-					}
-					t.Errorf("rows after the %s from byte %d on: got %.300q, want %.300q", name, same, after[same:], before[same:])
+					t.Errorf("rows after the %s: got\n%.999s\nwant\n%.999s", name, after, before)
 				}
 			}
 		})

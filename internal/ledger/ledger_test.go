@@ -69,20 +69,6 @@ func TestListAndGet(t *testing.T) {
 	}
 }
 
-func TestDeletionNamesWhoDeleted(t *testing.T) {
-	t.Parallel()
-	request := "r"
-	for want, d := range map[string]ledger.Deletion{
-		"role postgres": {DeletedBy: "postgres"},
-		"shop":          {DeletedBy: "shop", RequestID: &request},
-		`"jwt:a\nb"`:    {DeletedBy: "jwt:a\nb", RequestID: &request},
-	} {
-		if got := d.By(); got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
-	}
-}
-
 // A plant's entries are found by a few reads, even in a large ledger and beside many refusals.
 func TestLargeLedgerTakesFewReads(t *testing.T) {
 	t.Parallel()

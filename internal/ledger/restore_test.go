@@ -139,12 +139,13 @@ func TestSelections(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
 	execute(t, owner, `INSERT INTO plants (id, name) SELECT i, 'p' || i FROM generate_series(1, 7) i`)
+	const jwt = "jwt:a\nb"
 	for plant := range int64(3) {
-		deleteAs(t, owner, plant+1, "script")
+		deleteAs(t, owner, plant+1, jwt)
 	}
 	since := value[time.Time](t, owner, `SELECT deleted_at FROM plantstore.deletions WHERE id = 2`)
 	until := value[time.Time](t, owner, `SELECT clock_timestamp()`)
-	deleteAs(t, owner, 4, "script")
+	deleteAs(t, owner, 4, jwt)
 	deleteAs(t, owner, 5, "another")
 	execute(t, owner, `INSERT INTO plants (id, name) VALUES (3, 'back')`)
 	deleteAs(t, owner, 3, "script-2") // entry 6
@@ -161,14 +162,14 @@ func TestSelections(t *testing.T) {
 		plants, taken plants
 		deletedAgain  int
 	}{
-		{name: "of a principal and a period", selection: ledger.Selection{By: "script", Since: since, Until: until}, plants: plants{2}, deletedAgain: 1},
-		{name: "of a role that has the principal's name", selection: ledger.Selection{ByRole: "script", Since: since}},
+		{name: "of a principal and a period", selection: ledger.Selection{By: jwt, Since: since, Until: until}, plants: plants{2}, deletedAgain: 1},
+		{name: "of a role that has the principal's name", selection: ledger.Selection{ByRole: jwt, Since: since}},
 		{name: "an id that is taken", selection: ledger.Selection{Plants: plants{6, 7}}, refused: []string{`plant 7 "p7" (deletion 8, deleted by role plantstore_owner at TIME): its id is taken`}},
 		{name: "an id that is taken, skipped", selection: ledger.Selection{Plants: plants{6, 7}}, options: ledger.Options{SkipExisting: true}, plants: plants{6}, taken: plants{7}},
 		{name: "nothing but taken ids", selection: ledger.Selection{Plants: plants{7}}, options: ledger.Options{SkipExisting: true}, taken: plants{7}},
 		{name: "what can't be undone", selection: ledger.Selection{IDs: []int64{1, 3, 6, 9, 1 << 62}, Plants: plants{1, 99}}, options: ledger.Options{SkipExisting: true, FireTriggers: true}, refused: []string{
 			"plant 1: the ledger has no deletion of it left to restore", "plant 99: the ledger has no deletion of it left to restore",
-			`plant 1 "p1" (deletion 1, deleted by script at TIME) was restored by plantstore_owner at TIME`, "deletions 3 and 6 are of the same plant 3: restore one of them",
+			`plant 1 "p1" (deletion 1, deleted by "jwt:a\nb" at TIME) was restored by plantstore_owner at TIME`, "deletions 3 and 6 are of the same plant 3: restore one of them",
 			"entry 9 is a refusal: nothing was deleted", "there is no deletion 4611686018427387904 in the ledger"}},
 	} {
 		test.options.DryRun = true

@@ -27,9 +27,9 @@ func TestTablesOfAllKindsAreRestoredExactly(t *testing.T) {
 	super, dba, owner := pgtest.Connect(t, db.Super), pgtest.Connect(t, db.Super), pgtest.Connect(t, db.Owner)
 	version := value[int](t, super, `SELECT current_setting('server_version_num')::int / 10000`)
 	extensions := value[[]string](t, super, `SELECT array_agg(name::text) FROM pg_available_extensions`)
-	execute(t, dba, `SET datestyle = 'German, DMY'; SET intervalstyle = 'iso_8601'; SET extra_float_digits = 0;
+	pgtest.Execute(t, dba, `SET datestyle = 'German, DMY'; SET intervalstyle = 'iso_8601'; SET extra_float_digits = 0;
 		SET timezone = 'Asia/Kathmandu'; SET xmloption = 'document'; SET array_nulls = off; SET quote_all_identifiers = on; SET search_path = store`)
-	execute(t, owner, hostile)
+	pgtest.Execute(t, owner, hostile)
 	for _, test := range []struct {
 		name, sql string
 		since     int    // the oldest version of PostgreSQL that has this
@@ -92,13 +92,13 @@ func TestTablesOfAllKindsAreRestoredExactly(t *testing.T) {
 			continue
 		}
 		t.Run(test.name, func(t *testing.T) { // one after the other, in one database
-			execute(t, super, `DROP SCHEMA IF EXISTS store CASCADE; CREATE SCHEMA store; GRANT USAGE ON SCHEMA store TO plantstore_owner;
+			pgtest.Execute(t, super, `DROP SCHEMA IF EXISTS store CASCADE; CREATE SCHEMA store; GRANT USAGE ON SCHEMA store TO plantstore_owner;
 				CREATE TYPE store.light AS ENUM ('sun', 'half "shade"', '', 'null', 'a,b'); CREATE TABLE store.other (n int)`)
 			if test.extension != "" {
-				execute(t, super, `CREATE EXTENSION `+test.extension+` SCHEMA store`)
+				pgtest.Execute(t, super, `CREATE EXTENSION `+test.extension+` SCHEMA store`)
 			}
 			replacePlants(t, super, test.sql)
-			execute(t, super, `GRANT SELECT, INSERT ON public.plants TO plantstore_owner`)
+			pgtest.Execute(t, super, `GRANT SELECT, INSERT ON public.plants TO plantstore_owner`)
 			before := image(t, super)
 			for name, bringBack := range map[string]func(ledger.Selection){
 				"restore": func(gone ledger.Selection) {
@@ -111,10 +111,10 @@ func TestTablesOfAllKindsAreRestoredExactly(t *testing.T) {
 					if err := ledger.Script(t.Context(), owner, gone, &script); err != nil {
 						t.Fatal(err)
 					}
-					execute(t, dba, script.String())
+					pgtest.Execute(t, dba, script.String())
 				},
 			} {
-				execute(t, dba, `DELETE FROM public.plants`)
+				pgtest.Execute(t, dba, `DELETE FROM public.plants`)
 				gone := value[[]int64](t, super, `SELECT array_agg(plant_id) FROM plantstore.deletions WHERE restored_at IS NULL`)
 				if left := image(t, super); before == "" || left != "" || len(gone) != strings.Count(before, "\n") {
 					t.Fatalf("deletions in the ledger: got %d, want one for each row of\n%.999s\nand no row left", len(gone), before)

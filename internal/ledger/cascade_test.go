@@ -57,9 +57,9 @@ func TestOnlyCascadesOfPlantsAreRecorded(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	owner, app := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.App)
-	execute(t, owner, watchedStore)
-	execute(t, owner, watchAll)
-	execute(t, owner, `ALTER TABLE order_items DROP CONSTRAINT order_items_plant_id_fkey, ADD FOREIGN KEY (plant_id) REFERENCES plants ON DELETE CASCADE ON UPDATE CASCADE;
+	pgtest.Execute(t, owner, watchedStore)
+	pgtest.Execute(t, owner, watchAll)
+	pgtest.Execute(t, owner, `ALTER TABLE order_items DROP CONSTRAINT order_items_plant_id_fkey, ADD FOREIGN KEY (plant_id) REFERENCES plants ON DELETE CASCADE ON UPDATE CASCADE;
 		ALTER TABLE stock DROP CONSTRAINT stock_plant_fkey, DROP CONSTRAINT stock_other_fkey, ADD FOREIGN KEY (plant) REFERENCES plants ON DELETE SET NULL ON UPDATE CASCADE,
 			ADD FOREIGN KEY (other) REFERENCES plants ON DELETE SET DEFAULT ON UPDATE CASCADE;
 		UPDATE order_items SET supplier_id = 1 WHERE id IN (5, 10); DELETE FROM sales;
@@ -87,10 +87,10 @@ func TestOnlyCascadesOfPlantsAreRecorded(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.app { // the service's role can't read the ledger
-				execute(t, app, test.sql)
+				pgtest.Execute(t, app, test.sql)
 			} else {
-				execute(t, owner, `BEGIN; `+test.sql)
-				defer execute(t, owner, `ROLLBACK`)
+				pgtest.Execute(t, owner, `BEGIN; `+test.sql)
+				defer pgtest.Execute(t, owner, `ROLLBACK`)
 			}
 			if diff := cmp.Diff(test.want, cascaded(t, owner)); diff != "" {
 				t.Errorf("recorded (-want +got):\n%s", diff)
@@ -103,18 +103,18 @@ func TestOnlyCascadesOfPlantsAreRecorded(t *testing.T) {
 func TestLargeCascadesTakeLinearWork(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, owner, watchedStore)
-	execute(t, owner, watchAll)
-	execute(t, owner, `ALTER TABLE plantstore.deletions SET (autovacuum_enabled = off); ALTER TABLE plantstore.cascaded SET (autovacuum_enabled = off)`) // its reads count, too
+	pgtest.Execute(t, owner, watchedStore)
+	pgtest.Execute(t, owner, watchAll)
+	pgtest.Execute(t, owner, `ALTER TABLE plantstore.deletions SET (autovacuum_enabled = off); ALTER TABLE plantstore.cascaded SET (autovacuum_enabled = off)`) // its reads count, too
 	const n = 500
-	execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) SELECT i, 'p' FROM generate_series(1001, 1000 + %[1]d) i; INSERT INTO order_items (plant_id) SELECT generate_series(1001, 1000 + %[1]d);
+	pgtest.Execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) SELECT i, 'p' FROM generate_series(1001, 1000 + %[1]d) i; INSERT INTO order_items (plant_id) SELECT generate_series(1001, 1000 + %[1]d);
 		INSERT INTO pictures (item) SELECT id FROM order_items WHERE plant_id > 1000`, n))
 	read := func() int {
-		execute(t, owner, `SELECT pg_stat_force_next_flush()`)
+		pgtest.Execute(t, owner, `SELECT pg_stat_force_next_flush()`)
 		return value[int](t, owner, `SELECT sum(seq_tup_read + idx_tup_fetch) FROM pg_stat_user_tables WHERE schemaname = 'plantstore'`)
 	}
 	before := read()
-	execute(t, owner, `DELETE FROM plants WHERE id > 1000`)
+	pgtest.Execute(t, owner, `DELETE FROM plants WHERE id > 1000`)
 	restore(t, owner, ledger.Selection{ByRole: "plantstore_owner", Since: time.Unix(0, 0)}, ledger.Options{})
 	if got := read() - before; got > 27*n {
 		t.Errorf("entries and rows that were read: got %d, want %d at most", got, 27*n)
@@ -149,19 +149,19 @@ func TestWatchRefusesUnfitTables(t *testing.T) {
 		{orders + `ALTER TABLE orders ENABLE ROW LEVEL SECURITY; CREATE TABLE t (id int PRIMARY KEY, o int REFERENCES orders ON DELETE CASCADE)`, "t", "public.orders has row level security"},
 		{orders + `REVOKE UPDATE ON orders FROM plantstore_owner`, "orders", "first run GRANT UPDATE ON public.orders TO plantstore_owner;"},
 	} {
-		execute(t, owner, `BEGIN`)
-		execute(t, owner, test.sql)
+		pgtest.Execute(t, owner, `BEGIN`)
+		pgtest.Execute(t, owner, test.sql)
 		if _, err := ledger.Watch(t.Context(), owner, test.table); err == nil || err.Error() != test.want {
 			t.Errorf("%s: got %v, want %s", test.sql, err, test.want)
 		}
-		execute(t, owner, `ROLLBACK`)
+		pgtest.Execute(t, owner, `ROLLBACK`)
 	}
 }
 
 func TestWatchAndUnwatch(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, owner, watchedStore)
+	pgtest.Execute(t, owner, watchedStore)
 	const items, stock, pictures = "public.order_items CASCADE, ", "public.stock SET DEFAULT, public.stock SET NULL, ", "public.pictures CASCADE, "
 	for _, step := range []struct {
 		name    string
@@ -195,11 +195,11 @@ func TestWatchAndUnwatch(t *testing.T) {
 			t.Errorf("%s: got %s, and watched: %s; want %s, and %s", step.name, returns, watched, step.returns, step.watched)
 		}
 	}
-	execute(t, owner, `DELETE FROM plants WHERE id = 1`)
+	pgtest.Execute(t, owner, `DELETE FROM plants WHERE id = 1`)
 	if got := list(t, owner, ledger.Filter{}); len(got) != 1 || got[0].Cascaded != 6 {
 		t.Errorf("entries: got %+v, want one with four items and two columns of stock", got)
 	}
-	execute(t, owner, `UPDATE plantstore.deletions SET deleted_at = now() - interval '9 days'`)
+	pgtest.Execute(t, owner, `UPDATE plantstore.deletions SET deleted_at = now() - interval '9 days'`)
 	if n, err := ledger.Purge(t.Context(), owner, ledger.MinAge); n != 1 || err != nil {
 		t.Fatalf("purge: got %d, %v, want 1 entry", n, err)
 	}
@@ -213,8 +213,8 @@ func TestWatchGivesUpOnALockedTable(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	owner, other := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner)
-	execute(t, owner, `CREATE TABLE pots (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); SELECT plantstore.watch('pots')`)
-	execute(t, other, `BEGIN; LOCK TABLE pots IN ROW EXCLUSIVE MODE`)
+	pgtest.Execute(t, owner, `CREATE TABLE pots (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); SELECT plantstore.watch('pots')`)
+	pgtest.Execute(t, other, `BEGIN; LOCK TABLE pots IN ROW EXCLUSIVE MODE`)
 	_, watchErr := ledger.Watch(t.Context(), owner, "pots")
 	_, unwatchErr := ledger.Unwatch(t.Context(), owner, "pots")
 	for what, err := range map[string]error{"watch": watchErr, "unwatch": unwatchErr} {
@@ -229,7 +229,7 @@ func TestWatchGivesUpOnALockedTable(t *testing.T) {
 func TestDeletionsContinueWhenWatchedTablesChange(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, owner, `
+	pgtest.Execute(t, owner, `
 		INSERT INTO plants (id, name) VALUES (1, 'Fern'), (2, 'Ivy');
 		CREATE TABLE orders (id bigint PRIMARY KEY, plant_id bigint REFERENCES plants ON DELETE CASCADE, replaces bigint REFERENCES orders ON DELETE SET NULL);
 		CREATE TABLE pictures (id bigint PRIMARY KEY, order_id bigint REFERENCES orders ON DELETE CASCADE);
@@ -256,12 +256,12 @@ func TestDeletionsContinueWhenWatchedTablesChange(t *testing.T) {
 			"orders_main_picture_fkey orders_plant_id_fkey orders_replaces_fkey orders_sku_fkey pictures_order_id_fkey thumbs_album_id_fkey", "books sales"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			execute(t, owner, `BEGIN; `+test.sql)
-			defer execute(t, owner, `ROLLBACK`)
+			pgtest.Execute(t, owner, `BEGIN; `+test.sql)
+			defer pgtest.Execute(t, owner, `ROLLBACK`)
 			if got := value[string](t, owner, unwatched); got != test.unwatched {
 				t.Errorf("not watched: got %q, want %q", got, test.unwatched)
 			}
-			execute(t, owner, `DELETE FROM plants WHERE id = 1`)
+			pgtest.Execute(t, owner, `DELETE FROM plants WHERE id = 1`)
 			if got := value[string](t, owner, recorded); got != test.recorded {
 				t.Errorf("recorded: got %s, want %s", got, test.recorded)
 			}
@@ -321,7 +321,7 @@ func TestRestoreWithCascades(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) { // one after the other, in one database
 			replacePlants(t, owner, `DROP TABLE IF EXISTS t; CREATE TABLE plants (id bigint PRIMARY KEY, name text); INSERT INTO plants SELECT i, 'p' FROM generate_series(0, 3) i`)
-			execute(t, owner, test.sql)
+			pgtest.Execute(t, owner, test.sql)
 			for _, restore := range test.restores {
 				ids, want, _ := strings.Cut(restore, ": ")
 				var plants []int64
@@ -347,9 +347,9 @@ func TestRestoreWithCascades(t *testing.T) {
 func TestRestoreWithCascadesIsRefused(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, owner, watchedStore)
-	execute(t, owner, watchAll)
-	execute(t, owner, `CREATE FUNCTION zero() RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'; ALTER TABLE stock ALTER other SET DEFAULT zero();
+	pgtest.Execute(t, owner, watchedStore)
+	pgtest.Execute(t, owner, watchAll)
+	pgtest.Execute(t, owner, `CREATE FUNCTION zero() RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'; ALTER TABLE stock ALTER other SET DEFAULT zero();
 		UPDATE order_items SET supplier_id = 1; DELETE FROM plants WHERE id = 1`)
 	const bin = `("say ""a,b""",`
 	all := []ledger.Cascaded{{Table: "public.order_items", Rows: 4}, {Table: "public.sales", Rows: 1}, {Table: "public.pictures", Rows: 8},
@@ -384,7 +384,7 @@ func TestRestoreWithCascadesIsRefused(t *testing.T) {
 			refused: "the store's triggers of public.pictures fire: i (function public.veto) [--fire-triggers]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			execute(t, owner, `BEGIN; `+test.sql)
+			pgtest.Execute(t, owner, `BEGIN; `+test.sql)
 			number := value[string](t, owner, `SELECT relation::oid::text FROM plantstore.cascaded WHERE literal LIKE '(2025-%'`)
 			test.options.DryRun = true
 			done, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{1}}, test.options)
@@ -408,7 +408,7 @@ func TestRestoreWithCascadesIsRefused(t *testing.T) {
 			if diff := cmp.Diff(test.rows, done.Cascaded); diff != "" {
 				t.Errorf("rows that came back (-want +got):\n%s", diff)
 			}
-			execute(t, owner, `ROLLBACK`)
+			pgtest.Execute(t, owner, `ROLLBACK`)
 		})
 	}
 }

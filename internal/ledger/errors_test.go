@@ -39,7 +39,7 @@ func TestFailedStatementsReturnTheirOwnErrors(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	owner := pgtest.Connect(t, db.Owner)
-	execute(t, owner, `
+	pgtest.Execute(t, owner, `
 		CREATE TABLE pots (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE, other bigint REFERENCES plants ON DELETE SET NULL);
 		CREATE INDEX ON pots (plant); CREATE INDEX ON pots (other); SELECT plantstore.watch('pots');
 		INSERT INTO plants (id, name) VALUES (1, 'p'), (2, 'p'); INSERT INTO pots VALUES (1, 1, NULL), (2, NULL, 2);

@@ -13,13 +13,6 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
-func execute(t *testing.T, conn *pgx.Conn, sql string) {
-	t.Helper()
-	if _, err := conn.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
-}
-
 func value[T any](t *testing.T, conn *pgx.Conn, sql string, args ...any) (v T) {
 	t.Helper()
 	if err := conn.QueryRow(t.Context(), sql, args...).Scan(&v); err != nil {
@@ -36,7 +29,7 @@ const hostile = `SET datestyle = 'SQL, DMY'; SET intervalstyle = 'sql_standard';
 // replacePlants replaces public.plants by a table that sql creates, and empties the ledger.
 func replacePlants(t *testing.T, conn *pgx.Conn, sql string) {
 	t.Helper()
-	execute(t, conn, `DROP TABLE IF EXISTS public.plants CASCADE; TRUNCATE plantstore.deletions, plantstore.cascaded; `+sql+`;
+	pgtest.Execute(t, conn, `DROP TABLE IF EXISTS public.plants CASCADE; TRUNCATE plantstore.deletions, plantstore.cascaded; `+sql+`;
 		CREATE TRIGGER record_deletion AFTER DELETE ON public.plants REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION plantstore.record_deletion()`)
 }
 

@@ -16,11 +16,11 @@ import (
 func TestListAndGet(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, owner, `INSERT INTO plants (id, name, created_at) SELECT i, 'Fern "' || i || '"', '2026-07-01Z' FROM generate_series(11, 14) i`)
+	pgtest.Execute(t, owner, `INSERT INTO plants (id, name, created_at) SELECT i, 'Fern "' || i || '"', '2026-07-01Z' FROM generate_series(11, 14) i`)
 	for i := range int64(3) {
 		deleteAs(t, owner, 11+i, "shop")
 	}
-	execute(t, owner, `DELETE FROM plants; SELECT plantstore.resolve(19, 'shop', 'r', 'k', 40401)`)
+	pgtest.Execute(t, owner, `DELETE FROM plants; SELECT plantstore.resolve(19, 'shop', 'r', 'k', 40401)`)
 	at := func(entry int) time.Time {
 		return value[time.Time](t, owner, `SELECT deleted_at FROM plantstore.deletions WHERE id = $1`, entry)
 	}
@@ -73,12 +73,12 @@ func TestListAndGet(t *testing.T) {
 func TestLargeLedgerTakesFewReads(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, owner, `ALTER TABLE plantstore.deletions SET (autovacuum_enabled = off)`) // its reads count, too
-	execute(t, owner, `
+	pgtest.Execute(t, owner, `ALTER TABLE plantstore.deletions SET (autovacuum_enabled = off)`) // its reads count, too
+	pgtest.Execute(t, owner, `
 		INSERT INTO plants (id, name) VALUES (7, 'Fern'); DELETE FROM plants;
 		INSERT INTO plantstore.deletions (plant_id, deleted_by, request_id, idempotency_key, refused) SELECT 7, 'shop', 'r', 'k-' || i, 40402 FROM generate_series(1, 20000) i`)
 	read := func() int {
-		execute(t, owner, `SELECT pg_stat_force_next_flush()`)
+		pgtest.Execute(t, owner, `SELECT pg_stat_force_next_flush()`)
 		return value[int](t, owner, `SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relid = 'plantstore.deletions'::regclass`)
 	}
 	plant, now := int64(7), time.Now()
@@ -95,8 +95,8 @@ func TestLargeLedgerTakesFewReads(t *testing.T) {
 		{"list of a period", `INSERT INTO plantstore.deletions (plant_id, deleted_at, deleted_by, plant, literal, types)
 			SELECT 100 + i, now() - (40000 - i) * interval '1 minute', 'script', '{}', '(1)', '{int8}' FROM generate_series(1, 40000) i`, func() int { return len(list(t, owner, period)) }, 50, 10_000},
 	} {
-		execute(t, owner, test.more)
-		execute(t, owner, `VACUUM ANALYZE plantstore.deletions`)
+		pgtest.Execute(t, owner, test.more)
+		pgtest.Execute(t, owner, `VACUUM ANALYZE plantstore.deletions`)
 		before := read()
 		if got := test.do(); got != test.want {
 			t.Errorf("%s: got %d entries, want %d", test.name, got, test.want)
@@ -111,7 +111,7 @@ func TestPurge(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	owner, restorer := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner)
-	execute(t, owner, `
+	pgtest.Execute(t, owner, `
 		INSERT INTO plantstore.deletions (plant_id, deleted_at, deleted_by, plant, literal, types)
 			SELECT i, now() - interval '8 days', 'script', '{}', '(1)', '{int8}' FROM generate_series(1, 25000) i;
 		INSERT INTO plantstore.deletions (plant_id, deleted_at, deleted_by, request_id, idempotency_key, refused) VALUES
@@ -119,17 +119,17 @@ func TestPurge(t *testing.T) {
 		INSERT INTO plantstore.deletions (plant_id, deleted_at, deleted_by, plant, literal, types) VALUES
 			(30003, now() - interval '6 days 23 hours', 'script', '{}', '(1)', '{int8}')`)
 	// Entries that a restore has locked stay, and nobody waits for it.
-	execute(t, restorer, `BEGIN; SELECT FROM plantstore.deletions WHERE plant_id = 7 FOR UPDATE`)
+	pgtest.Execute(t, restorer, `BEGIN; SELECT FROM plantstore.deletions WHERE plant_id = 7 FOR UPDATE`)
 	if n, err := ledger.Older(t.Context(), owner, ledger.MinAge); n != 25_001 || err != nil {
 		t.Errorf("older than 7 days: got %d, %v, want 25001", n, err)
 	}
 	// What was purged before an error stays purged: each batch has a transaction of its own.
-	execute(t, owner, `CREATE FUNCTION plantstore.keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$;
+	pgtest.Execute(t, owner, `CREATE FUNCTION plantstore.keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$;
 		CREATE TRIGGER keep BEFORE DELETE ON plantstore.deletions FOR EACH ROW WHEN (OLD.plant_id = 20001) EXECUTE FUNCTION plantstore.keep()`)
 	if n, err := ledger.Purge(t.Context(), owner, ledger.MinAge); err == nil || n != 19_999 {
 		t.Errorf("purged before entry 20001, which is kept: got %d, %v, want 19999 and an error", n, err)
 	}
-	execute(t, owner, `CREATE OR REPLACE FUNCTION plantstore.keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN OLD; END $$`)
+	pgtest.Execute(t, owner, `CREATE OR REPLACE FUNCTION plantstore.keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN OLD; END $$`)
 	if n, err := ledger.Purge(t.Context(), owner, ledger.MinAge); err != nil || n != 5_001 {
 		t.Errorf("purged: got %d, %v, want 5001", n, err)
 	}

@@ -39,7 +39,7 @@ func (s *randomStore) oneOf(texts ...string) string { return texts[s.IntN(len(te
 // reference adds a column to a table that refers to another one.
 func (s *randomStore) reference(from, to randomTable, n int) (column string) {
 	column = fmt.Sprintf(`"%s %d"`, s.oneOf("g", "gone", "tg_op", "d", `it's ""%s`, "Id"), n)
-	execute(s.t, s.conn, fmt.Sprintf(`ALTER TABLE %s ADD %s %s %s REFERENCES %s ON DELETE %s %s`, from.name, column, to.typ,
+	pgtest.Execute(s.t, s.conn, fmt.Sprintf(`ALTER TABLE %s ADD %s %s %s REFERENCES %s ON DELETE %s %s`, from.name, column, to.typ,
 		s.oneOf("", "DEFAULT '0'"), to.name, s.oneOf("CASCADE", "SET NULL", "SET DEFAULT"), s.oneOf("", "DEFERRABLE INITIALLY DEFERRED")))
 	return column
 }
@@ -54,10 +54,10 @@ func (s *randomStore) some(to randomTable) string {
 
 // add creates a table with rows, unless it can't be watched.
 func (s *randomStore) add() {
-	execute(s.t, s.conn, `BEGIN; SET CONSTRAINTS ALL IMMEDIATE`)
+	pgtest.Execute(s.t, s.conn, `BEGIN; SET CONSTRAINTS ALL IMMEDIATE`)
 	n := len(s.tables)
 	table := randomTable{name: fmt.Sprintf(s.oneOf(`public.t%d`, `public."T ""%%s"" %d"`, `store."gone' %d"`), n), typ: s.oneOf("int", "bigint", "smallint", "text", "varchar")}
-	execute(s.t, s.conn, fmt.Sprintf(`CREATE TABLE %s (id %s PRIMARY KEY)`, table.name, table.typ))
+	pgtest.Execute(s.t, s.conn, fmt.Sprintf(`CREATE TABLE %s (id %s PRIMARY KEY)`, table.name, table.typ))
 	columns := []string{"id"}
 	var parents []randomTable
 	for i := range 1 + s.IntN(3) {
@@ -76,7 +76,7 @@ func (s *randomStore) add() {
 				values = append(values, s.some(parent))
 			}
 		}
-		execute(s.t, s.conn, fmt.Sprintf(`INSERT INTO %s (%s) VALUES (%s)`, table.name, strings.Join(columns, ", "), strings.Join(values, ", ")))
+		pgtest.Execute(s.t, s.conn, fmt.Sprintf(`INSERT INTO %s (%s) VALUES (%s)`, table.name, strings.Join(columns, ", "), strings.Join(values, ", ")))
 	}
 	all := append(s.tables, table)
 	changed := all[n:]
@@ -84,17 +84,17 @@ func (s *randomStore) add() {
 		back := s.tables[1+s.IntN(n-1)]
 		column := s.reference(back, table, 10+n)
 		for key := 1; key < back.n; key++ {
-			execute(s.t, s.conn, fmt.Sprintf(`UPDATE %s SET %s = %s WHERE id = '%d'`, back.name, column, s.some(table), key))
+			pgtest.Execute(s.t, s.conn, fmt.Sprintf(`UPDATE %s SET %s = %s WHERE id = '%d'`, back.name, column, s.some(table), key))
 		}
 		changed = all[1:]
 	}
 	for _, watched := range changed {
 		if _, err := s.conn.Exec(s.t.Context(), `SELECT plantstore.watch($1::text::regclass)`, watched.name); err != nil {
-			execute(s.t, s.conn, `ROLLBACK`)
+			pgtest.Execute(s.t, s.conn, `ROLLBACK`)
 			return
 		}
 	}
-	execute(s.t, s.conn, `COMMIT`)
+	pgtest.Execute(s.t, s.conn, `COMMIT`)
 	s.tables = all
 }
 
@@ -115,7 +115,7 @@ func (s *randomStore) delete() {
 	sql := s.oneOf(del(), del()+del(), `BEGIN; `+del()+`SAVEPOINT a; `+del()+`ROLLBACK TO a; `+del()+`COMMIT`)
 	_, err := s.deleter.Exec(s.t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "23503" {
-		execute(s.t, s.deleter, `ROLLBACK`)
+		pgtest.Execute(s.t, s.deleter, `ROLLBACK`)
 	} else if err != nil {
 		s.t.Fatalf("%s: %v", sql, err)
 	}
@@ -147,11 +147,11 @@ func TestRandomStoresAreRestored(t *testing.T) {
 		t.Run(strconv.Itoa(seed), func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.New(t)
-			execute(t, pgtest.Connect(t, db.Super), `CREATE SCHEMA store AUTHORIZATION plantstore_owner`)
+			pgtest.Execute(t, pgtest.Connect(t, db.Super), `CREATE SCHEMA store AUTHORIZATION plantstore_owner`)
 			conn, deleter := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner)
-			execute(t, deleter, hostile+`; SET default_transaction_read_only = off`)
+			pgtest.Execute(t, deleter, hostile+`; SET default_transaction_read_only = off`)
 			s := &randomStore{Rand: rand.New(rand.NewPCG(57, uint64(seed))), t: t, conn: conn, deleter: deleter, tables: []randomTable{{"public.plants", "bigint", 10}}}
-			execute(t, conn, `INSERT INTO plants (id, name) SELECT i, 'p' || i FROM generate_series(0, 9) i`)
+			pgtest.Execute(t, conn, `INSERT INTO plants (id, name) SELECT i, 'p' || i FROM generate_series(0, 9) i`)
 			for range 1 + s.IntN(4) {
 				s.add()
 			}

@@ -31,11 +31,11 @@ func manual(t *testing.T, pattern string) string {
 func deletedFerns(t *testing.T, n int64, sql string) *pgx.Conn {
 	t.Helper()
 	conn := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, conn, fmt.Sprintf(`INSERT INTO public.plants (id, name) SELECT i, 'fern ' || i FROM generate_series(1, %d) i; %s`, n, sql))
+	pgtest.Execute(t, conn, fmt.Sprintf(`INSERT INTO public.plants (id, name) SELECT i, 'fern ' || i FROM generate_series(1, %d) i; %s`, n, sql))
 	for i := range n {
 		deleteAs(t, conn, i+1, "back-office")
 	}
-	execute(t, conn, `SELECT plantstore.resolve(99, 'back-office', 'r', 'k', 40401)`)
+	pgtest.Execute(t, conn, `SELECT plantstore.resolve(99, 'back-office', 'r', 'k', 40401)`)
 	return conn
 }
 
@@ -44,7 +44,7 @@ func TestManualRestoresARenamedColumn(t *testing.T) {
 	t.Parallel()
 	sql := manual(t, "(?s)```sql\n(BEGIN;\n[^`]*\"cost\".*?)\n```")
 	conn := deletedFerns(t, 3, `ALTER TABLE plants ADD price numeric; UPDATE plants SET price = 1.10`)
-	execute(t, conn, `ALTER TABLE plants RENAME price TO cost`)
+	pgtest.Execute(t, conn, `ALTER TABLE plants RENAME price TO cost`)
 	_, err := ledger.Restore(t.Context(), conn, ledger.Selection{IDs: []int64{3}}, ledger.Options{})
 	refused, ok := errors.AsType[*ledger.RefusedError](err)
 	if !ok {
@@ -54,7 +54,7 @@ func TestManualRestoresARenamedColumn(t *testing.T) {
 	if diff := cmp.Diff(printed, refused.ByHand); diff != "" {
 		t.Errorf("SQL of the refusal (-manual's without the column +got):\n%s", diff)
 	}
-	execute(t, conn, sql)
+	pgtest.Execute(t, conn, sql)
 	if got := value[string](t, conn, `SELECT concat_ws(' ', p.id, name, cost, restored_by) FROM plants p, plantstore.deletions d WHERE d.id = 3`); got != "3 fern 3 1.10 plantstore_owner" {
 		t.Errorf("the plant and who restored it: got %s, want 3 fern 3 1.10 plantstore_owner", got)
 	}
@@ -65,7 +65,7 @@ func TestManualRestoresARenamedColumn(t *testing.T) {
 func TestStatementsOfTheManualsWork(t *testing.T) {
 	t.Parallel()
 	conn := deletedFerns(t, 6, `CREATE TABLE pots (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE, name text); SELECT plantstore.watch('pots'); INSERT INTO pots VALUES (1, 1, 'pot 1'); ALTER TABLE plants ADD doc json`)
-	execute(t, conn, `INSERT INTO plants (id, name, doc) VALUES (7, E'say "moss" \\ \n new', E'{"a":\n1}'); DELETE FROM plants`) // entry 8, as the refusal is 7
+	pgtest.Execute(t, conn, `INSERT INTO plants (id, name, doc) VALUES (7, E'say "moss" \\ \n new', E'{"a":\n1}'); DELETE FROM plants`) // entry 8, as the refusal is 7
 	lastHour := manual(t, "(?s)\n## By hand, from psql\n.*?```sql\n(.*?);\n```")
 	const who = "back-office: 6, plantstore_owner: 1"
 	if got := value[string](t, conn, `SELECT string_agg(deleted_by || ': ' || n, ', ' ORDER BY n DESC) FROM (SELECT deleted_by, count(*) AS n FROM (`+lastHour+`) d GROUP BY deleted_by) w`); got != who {

@@ -43,14 +43,14 @@ func TestRestoreAfterTheTableChanged(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			replacePlants(t, owner, `SET timezone = 'UTC'; CREATE TABLE plants (id bigint PRIMARY KEY, name text, created_at timestamptz, price numeric, sku text, height int);
 				INSERT INTO plants VALUES (7, 'Fern', '2026-07-01Z', 1.10, NULL, 5)`)
-			execute(t, owner, `DELETE FROM plants; ALTER TABLE plants `+test.change)
+			pgtest.Execute(t, owner, `DELETE FROM plants; ALTER TABLE plants `+test.change)
 			done, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{7}}, ledger.Options{})
 			if test.refused != "" {
 				if diff := cmp.Diff(test.refused, strings.Join(reasons(t, err), "\n")); diff != "" {
 					t.Errorf("refused (-want +got):\n%s", diff)
 				}
 				if refused, _ := errors.AsType[*ledger.RefusedError](err); test.want != "" {
-					execute(t, owner, refused.ByHand)
+					pgtest.Execute(t, owner, refused.ByHand)
 				}
 			} else if err != nil {
 				t.Fatal(err)
@@ -72,7 +72,7 @@ func TestRestoreAfterTheTableChanged(t *testing.T) {
 func TestRestoreByHand(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, owner, `
+	pgtest.Execute(t, owner, `
 		CREATE TABLE notes (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE, gone int, fragment xml);
 		CREATE TABLE stock (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE SET NULL, other bigint REFERENCES plants ON DELETE SET NULL);
 		SELECT plantstore.watch('notes'), plantstore.watch('stock');
@@ -83,7 +83,7 @@ func TestRestoreByHand(t *testing.T) {
 	if !ok {
 		t.Fatalf("got %v, want a refusal", err)
 	}
-	execute(t, owner, refused.ByHand)
+	pgtest.Execute(t, owner, refused.ByHand)
 	const want = `Fern (1,1,a<b/>) (1,,1)`
 	if got := value[string](t, owner, `SELECT concat_ws(' ', name, n::text, s::text) FROM plants, notes n, stock s`); got != want {
 		t.Errorf("rows: got %s, want %s, by\n%s", got, want, refused.ByHand)
@@ -105,7 +105,7 @@ func reasons(t *testing.T, err error) (texts []string) {
 func TestRestoreFiresTriggers(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, owner, `
+	pgtest.Execute(t, owner, `
 		ALTER TABLE plants DROP created_at, ADD updated_at timestamptz, ADD day date GENERATED ALWAYS AS ((updated_at AT TIME ZONE 'UTC')::date) STORED;
 		INSERT INTO plants (id, name, updated_at) SELECT i, 'p' || i, '2026-07-01Z' FROM generate_series(1, 3) i;
 		DELETE FROM plants;
@@ -138,7 +138,7 @@ func TestRestoreFiresTriggers(t *testing.T) {
 func TestSelections(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
-	execute(t, owner, `INSERT INTO plants (id, name) SELECT i, 'p' || i FROM generate_series(1, 7) i`)
+	pgtest.Execute(t, owner, `INSERT INTO plants (id, name) SELECT i, 'p' || i FROM generate_series(1, 7) i`)
 	const jwt = "jwt:a\nb"
 	for plant := range int64(3) {
 		deleteAs(t, owner, plant+1, jwt)
@@ -147,9 +147,9 @@ func TestSelections(t *testing.T) {
 	until := value[time.Time](t, owner, `SELECT clock_timestamp()`)
 	deleteAs(t, owner, 4, jwt)
 	deleteAs(t, owner, 5, "another")
-	execute(t, owner, `INSERT INTO plants (id, name) VALUES (3, 'back')`)
+	pgtest.Execute(t, owner, `INSERT INTO plants (id, name) VALUES (3, 'back')`)
 	deleteAs(t, owner, 3, "script-2") // entry 6
-	execute(t, owner, `DELETE FROM plants WHERE id = 6; DELETE FROM plants WHERE id = 7; INSERT INTO plants (id, name) VALUES (7, 'new'); SELECT plantstore.resolve(8, 'script', 'r', 'k', 40401)`)
+	pgtest.Execute(t, owner, `DELETE FROM plants WHERE id = 6; DELETE FROM plants WHERE id = 7; INSERT INTO plants (id, name) VALUES (7, 'new'); SELECT plantstore.resolve(8, 'script', 'r', 'k', 40401)`)
 	restore(t, owner, ledger.Selection{IDs: []int64{1}}, ledger.Options{})
 	const left = `SELECT string_agg(id || name, ' ' ORDER BY id) FROM plants`
 	before := value[string](t, owner, left)
@@ -216,15 +216,15 @@ func TestRestoreWaitsForATransaction(t *testing.T) {
 			t.Parallel()
 			owner, other, super, id := pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Owner), pgtest.Connect(t, db.Super), pgtest.IDs(t)
 			numbered := strings.NewReplacer("#", fmt.Sprint(id+1)).Replace
-			execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%[1]d, 'old'), (%[1]d + 1, 'old'); DELETE FROM plants WHERE id IN (%[1]d, %[1]d + 1)`, id))
-			execute(t, other, `BEGIN; `+numbered(test.holds))
+			pgtest.Execute(t, owner, fmt.Sprintf(`INSERT INTO plants (id, name) VALUES (%[1]d, 'old'), (%[1]d + 1, 'old'); DELETE FROM plants WHERE id IN (%[1]d, %[1]d + 1)`, id))
+			pgtest.Execute(t, other, `BEGIN; `+numbered(test.holds))
 			restored := make(chan error, 1)
 			go func() {
 				_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{id, id + 1}}, ledger.Options{SkipExisting: true})
 				restored <- err
 			}()
 			pgtest.AwaitBlocked(t, super, other.PgConn().PID(), 1)
-			execute(t, other, `COMMIT`)
+			pgtest.Execute(t, other, `COMMIT`)
 			if err := <-restored; err == nil || !strings.Contains(err.Error(), numbered(test.want)) {
 				t.Errorf("got error %v, want one with %q", err, numbered(test.want))
 			}
@@ -256,20 +256,20 @@ func TestScriptOfASelection(t *testing.T) {
 	if err := ledger.Script(t.Context(), owner, ledger.Selection{ByRole: "nobody", Since: time.Unix(0, 0)}, &script); err != nil || script.Len() > 0 {
 		t.Errorf("of no deletion: got %v and %q, want nothing", err, script.String())
 	}
-	execute(t, owner, `ALTER TABLE plants ADD a int, ADD b int; CREATE TABLE pots (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); SELECT plantstore.watch('pots');
+	pgtest.Execute(t, owner, `ALTER TABLE plants ADD a int, ADD b int; CREATE TABLE pots (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); SELECT plantstore.watch('pots');
 		INSERT INTO plants (id, name) VALUES (1, 'p'); INSERT INTO pots VALUES (1, 1); DELETE FROM plants;
 		CREATE TRIGGER same BEFORE INSERT OR UPDATE ON plants FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()`)
 	number := value[string](t, owner, `SELECT 'pots'::regclass::oid::text`)
 	for table, change := range map[string]string{"public.pots": ``, number: `DROP TABLE pots`, `"public.\"a\nb\""`: `ALTER TABLE pots RENAME TO "a` + "\n" + `b"`} {
-		execute(t, owner, `BEGIN; `+change)
+		pgtest.Execute(t, owner, `BEGIN; `+change)
 		script.Reset()
 		err := ledger.Script(t.Context(), owner, ledger.Selection{Plants: []int64{1}}, &script)
 		if want := "\n-- fires the store's triggers same (function suppress_redundant_updates_trigger)\n-- without what left with them in " + table + "\n"; err != nil || !strings.Contains(script.String(), want) {
 			t.Errorf("after %q: got %v and %s, want lines%s", change, err, script.String(), want)
 		}
-		execute(t, owner, `ROLLBACK`)
+		pgtest.Execute(t, owner, `ROLLBACK`)
 	}
-	execute(t, owner, `ALTER TABLE plants DROP a, ADD a int`)
+	pgtest.Execute(t, owner, `ALTER TABLE plants DROP a, ADD a int`)
 	err := ledger.Script(t.Context(), owner, ledger.Selection{Plants: []int64{1}}, io.Discard)
 	if got := reasons(t, err); len(got) != 1 || !strings.Contains(got[0], "restore it without --sql") {
 		t.Errorf("with another order of columns: got %q, want a hint at restore without --sql", got)

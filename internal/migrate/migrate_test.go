@@ -86,19 +86,19 @@ func TestDownRefusesToLoseRows(t *testing.T) {
 		{`INSERT INTO plantstore.deletions (plant_id, deleted_by, idempotency_key, refused) VALUES (1, 'a', 'k', 40401)`, `DELETE FROM plantstore.deletions`, "plantstore.deletions has entries"},
 		{`INSERT INTO public.plants (name) VALUES ('fern')`, `DELETE FROM public.plants; DELETE FROM plantstore.deletions`, "public.plants has rows"},
 	} {
-		mustExec(t, owner, step.fill)
+		pgtest.Execute(t, owner, step.fill)
 		done, err := Down(t.Context(), db.Owner, 0, Options{})
 		if unmet, ok := errors.AsType[*UnmetError](err); !ok || len(unmet.Problems) != 1 || !strings.Contains(err.Error(), step.want) || len(done) > 0 {
 			t.Errorf("down: got %v and %v, want %q and nothing rolled back", done, err, step.want)
 		}
-		mustExec(t, owner, step.empty)
+		pgtest.Execute(t, owner, step.empty)
 	}
 }
 
 func TestNewerDatabaseIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	mustExec(t, pgtest.Connect(t, db.Owner), `INSERT INTO plantstore.goose_db_version (version_id, is_applied) VALUES (99, true)`)
+	pgtest.Execute(t, pgtest.Connect(t, db.Owner), `INSERT INTO plantstore.goose_db_version (version_id, is_applied) VALUES (99, true)`)
 	if done, err := Up(t.Context(), db.Owner, Options{}); err != nil || len(done) > 0 {
 		t.Errorf("up: got %v, %v, want nothing done", done, err)
 	}
@@ -127,9 +127,9 @@ func TestNewerDatabaseIsLeftAlone(t *testing.T) {
 func TestBlockedMigrationNamesItsBlocker(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Empty(t)
-	mustExec(t, pgtest.Connect(t, db.Owner), `CREATE TABLE plants (id bigint PRIMARY KEY); INSERT INTO plants VALUES (1)`)
+	pgtest.Execute(t, pgtest.Connect(t, db.Owner), `CREATE TABLE plants (id bigint PRIMARY KEY); INSERT INTO plants VALUES (1)`)
 	blocker := pgtest.Connect(t, pgtest.WithParameters(db.Owner, "application_name=nightly"))
-	mustExec(t, blocker, `BEGIN; DELETE FROM plants`)
+	pgtest.Execute(t, blocker, `BEGIN; DELETE FROM plants`)
 	names := func(s string) bool {
 		return strings.Contains(s, `it is held by pid `) && strings.Contains(s, `application "nightly", role plantstore_owner, in a transaction since 20`)
 	}
@@ -145,7 +145,7 @@ func TestBlockedMigrationNamesItsBlocker(t *testing.T) {
 	var messages []string
 	if _, err := Up(t.Context(), db.Owner, Options{LockTimeout: 100 * time.Millisecond, LockAttempts: 1000, Notify: func(s string) {
 		if messages = append(messages, s); len(messages) == 1 {
-			mustExec(t, blocker, `ROLLBACK`)
+			pgtest.Execute(t, blocker, `ROLLBACK`)
 		}
 	}}); err != nil {
 		t.Errorf("up with a blocker that ends: %v", err)
@@ -159,8 +159,8 @@ func TestBlockedMigrationNamesItsBlocker(t *testing.T) {
 func TestPausesBetweenAttempts(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Empty(t)
-	mustExec(t, pgtest.Connect(t, db.Owner), `CREATE TABLE plants (id bigint PRIMARY KEY); INSERT INTO plants VALUES (1)`)
-	mustExec(t, pgtest.Connect(t, db.Owner), `BEGIN; DELETE FROM plants`)
+	pgtest.Execute(t, pgtest.Connect(t, db.Owner), `CREATE TABLE plants (id bigint PRIMARY KEY); INSERT INTO plants VALUES (1)`)
+	pgtest.Execute(t, pgtest.Connect(t, db.Owner), `BEGIN; DELETE FROM plants`)
 	now := time.Now()
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(now)) // a bubble begins in the year 2000
@@ -190,7 +190,7 @@ func TestUnfitTableIsRefused(t *testing.T) {
 	const want = "public.plants has row level security: a hidden plant would be answered as missing"
 	db := pgtest.Empty(t)
 	owner := pgtest.Connect(t, db.Owner)
-	mustExec(t, owner, `CREATE TABLE plants (id bigint PRIMARY KEY); ALTER TABLE plants ENABLE ROW LEVEL SECURITY`)
+	pgtest.Execute(t, owner, `CREATE TABLE plants (id bigint PRIMARY KEY); ALTER TABLE plants ENABLE ROW LEVEL SECURITY`)
 	p, err := Plan(t.Context(), db.Owner)
 	if err != nil || !slices.Equal(p.Problems, []string{want}) || !strings.Contains(p.Summary(), "\nproblem: "+want+"\n") {
 		t.Errorf("plan: got %+v, %v, want the problem %q", p, err, want)
@@ -208,7 +208,7 @@ func TestUnfitTableIsRefused(t *testing.T) {
 func TestBlockersOfOtherRolesAreNamed(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	mustExec(t, pgtest.Connect(t, db.Super), `BEGIN; LOCK TABLE plants IN ACCESS SHARE MODE`)
+	pgtest.Execute(t, pgtest.Connect(t, db.Super), `BEGIN; LOCK TABLE plants IN ACCESS SHARE MODE`)
 	conn := pgtest.Connect(t, db.Owner)
 	for up, want := range map[bool]string{true: "", false: "role postgres, since when is hidden from this role"} {
 		got, err := tableBlockers(t.Context(), conn, up)
@@ -223,12 +223,12 @@ func TestMigrationWaitsForAnother(t *testing.T) {
 	const lock = "4097083626" // of goose
 	db := pgtest.New(t)
 	other := pgtest.Connect(t, pgtest.WithParameters(db.Owner, "application_name=goose"))
-	mustExec(t, other, `SELECT pg_advisory_lock(`+lock+`)`)
+	pgtest.Execute(t, other, `SELECT pg_advisory_lock(`+lock+`)`)
 	var first string
 	if _, err := Down(t.Context(), db.Owner, OneStep, Options{Notify: func(s string) {
 		if first == "" {
 			first = s
-			mustExec(t, other, `SELECT pg_advisory_unlock(`+lock+`)`)
+			pgtest.Execute(t, other, `SELECT pg_advisory_unlock(`+lock+`)`)
 		}
 	}}); err != nil {
 		t.Fatal(err)
@@ -258,7 +258,7 @@ func TestPlanOfAnAdoptedTable(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Empty(t)
 	owner := pgtest.Connect(t, db.Owner)
-	mustExec(t, owner, `CREATE TABLE plants (id bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, name text NOT NULL, created_at timestamptz NOT NULL DEFAULT now());
+	pgtest.Execute(t, owner, `CREATE TABLE plants (id bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, name text NOT NULL, created_at timestamptz NOT NULL DEFAULT now());
 		INSERT INTO plants (name) SELECT 'fern' FROM generate_series(1, 1500); ANALYZE plants;
 		CREATE FUNCTION hide() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
 		CREATE TRIGGER "soft delete" BEFORE DELETE ON plants FOR EACH ROW EXECUTE FUNCTION hide();
@@ -293,7 +293,7 @@ advice: trigger "soft delete" fires before a plant is deleted: it can refuse, or
 	if out, err := psql.CombinedOutput(); err != nil {
 		t.Fatalf("psql: %v\n%s", err, out)
 	}
-	mustExec(t, owner, `DROP FUNCTION hide() CASCADE`)
+	pgtest.Execute(t, owner, `DROP FUNCTION hide() CASCADE`)
 	if diff := cmp.Diff(schema(t, pgtest.New(t)), schema(t, db)); diff != "" {
 		t.Errorf("schema (-by the migrations +by psql):\n%s", diff)
 	}
@@ -313,7 +313,7 @@ func TestPlanNamesTheSchemasOfTypes(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Empty(t)
 	super := pgtest.Connect(t, db.Super)
-	mustExec(t, super, `CREATE SCHEMA "the kinds"; CREATE TYPE "the kinds".light AS ENUM ('sun'); CREATE SCHEMA gone; CREATE TYPE gone.light AS ENUM ('sun');
+	pgtest.Execute(t, super, `CREATE SCHEMA "the kinds"; CREATE TYPE "the kinds".light AS ENUM ('sun'); CREATE SCHEMA gone; CREATE TYPE gone.light AS ENUM ('sun');
 		CREATE TABLE plants (id bigint PRIMARY KEY, light "the kinds".light, lights "the kinds".light[], gone gone.light);
 		ALTER TABLE plants DROP gone; ALTER TABLE plants OWNER TO plantstore_owner`)
 	const grant = `GRANT USAGE ON SCHEMA "the kinds" TO plantstore_owner`
@@ -322,7 +322,7 @@ func TestPlanNamesTheSchemasOfTypes(t *testing.T) {
 		if err != nil || !slices.Equal(p.Problems, want) {
 			t.Errorf("problems: got %+v, %v, want %q", p, err, want)
 		}
-		mustExec(t, super, grant)
+		pgtest.Execute(t, super, grant)
 	}
 }
 
@@ -337,21 +337,21 @@ func TestOneRoleMigratesAndServes(t *testing.T) {
 	}
 	t.Cleanup(func() { s.Close() })
 	maintenance := pgtest.Connect(t, s.URL("postgres", "postgres"))
-	mustExec(t, maintenance, `CREATE ROLE store LOGIN; CREATE ROLE shop LOGIN`)
+	pgtest.Execute(t, maintenance, `CREATE ROLE store LOGIN; CREATE ROLE shop LOGIN`)
 	for _, test := range []struct{ database, setUp string }{
 		{"own", ``},
 		{"others", `CREATE TABLE plants (id bigint PRIMARY KEY, name text); ALTER TABLE plants OWNER TO shop; ALTER DATABASE others OWNER TO postgres; REVOKE TEMPORARY ON DATABASE others FROM PUBLIC`},
 		{"service", `CREATE TABLE plants (id bigint PRIMARY KEY, name text); ALTER TABLE plants OWNER TO shop; CREATE ROLE plantstore_app LOGIN`}, // which stays
 	} {
 		t.Run(test.database, func(t *testing.T) {
-			mustExec(t, maintenance, `CREATE DATABASE `+test.database+` OWNER store`)
+			pgtest.Execute(t, maintenance, `CREATE DATABASE `+test.database+` OWNER store`)
 			super, url := pgtest.Connect(t, s.URL("postgres", test.database)), s.URL("store", test.database)
-			mustExec(t, super, test.setUp)
+			pgtest.Execute(t, super, test.setUp)
 			_, err := Up(t.Context(), url, Options{})
 			if unmet, ok := errors.AsType[*UnmetError](err); ok && test.setUp != "" {
 				for _, problem := range unmet.Problems {
 					_, grant, _ := strings.Cut(problem, "role store lacks rights: ")
-					mustExec(t, super, grant)
+					pgtest.Execute(t, super, grant)
 				}
 				_, err = Up(t.Context(), url, Options{})
 			} else if test.setUp != "" {
@@ -360,13 +360,13 @@ func TestOneRoleMigratesAndServes(t *testing.T) {
 			if err != nil {
 				t.Fatalf("up: %v", err)
 			}
-			mustExec(t, super, `INSERT INTO plants (id, name) VALUES (1, 'fern')`)
+			pgtest.Execute(t, super, `INSERT INTO plants (id, name) VALUES (1, 'fern')`)
 			store := pgtest.Connect(t, url)
-			mustExec(t, store, `BEGIN; SELECT set_config('plantstore.requests', '{{1},{alice},{r},{k}}', true); DELETE FROM public.plants WHERE id = 1; COMMIT`)
+			pgtest.Execute(t, store, `BEGIN; SELECT set_config('plantstore.requests', '{{1},{alice},{r},{k}}', true); DELETE FROM public.plants WHERE id = 1; COMMIT`)
 			if got := query(t, url, `SELECT code FROM plantstore.resolve(1, 'alice', 'r2', 'k', NULL)`); !slices.Equal(got, []string{"204"}) {
 				t.Errorf("resolve: got %v, want 204", got)
 			}
-			mustExec(t, store, `DELETE FROM plantstore.deletions`)
+			pgtest.Execute(t, store, `DELETE FROM plantstore.deletions`)
 			if _, err := Down(t.Context(), url, 0, Options{}); err != nil {
 				t.Errorf("down: %v", err)
 			}
@@ -388,17 +388,10 @@ func TestOneRoleMigratesAndServes(t *testing.T) {
 func TestDownNeedsPublicPlants(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	mustExec(t, pgtest.Connect(t, db.Super), `DROP TABLE plants`)
+	pgtest.Execute(t, pgtest.Connect(t, db.Super), `DROP TABLE plants`)
 	done, err := Down(t.Context(), db.Owner, 0, Options{})
 	if _, ok := errors.AsType[*UnmetError](err); !ok || !strings.HasPrefix(err.Error(), "public.plants does not exist") || len(done) > 0 {
 		t.Errorf("got %v, %v; want *UnmetError that says it", done, err)
-	}
-}
-
-func mustExec(t *testing.T, conn *pgx.Conn, sql string) {
-	t.Helper()
-	if _, err := conn.Exec(t.Context(), sql); err != nil {
-		t.Fatalf("%s: %v", sql, err)
 	}
 }
 

@@ -140,6 +140,14 @@ func ConnectWith(t testing.TB, url string, change func(*pgx.ConnConfig)) *pgx.Co
 	return conn
 }
 
+// Execute runs statements without arguments.
+func Execute(t testing.TB, conn *pgx.Conn, sql string) {
+	t.Helper()
+	if _, err := conn.Exec(t.Context(), sql); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
 // Await returns when a query, run again and again, returns true: a server does not announce
 // its locks. No test repeats anything else.
 func Await(t testing.TB, conn *pgx.Conn, sql string, args ...any) {

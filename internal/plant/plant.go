@@ -106,11 +106,9 @@ func (e *DeletedEarlierError) Error() string {
 	return "deleted earlier, at " + e.At.UTC().Format(time.RFC3339)
 }
 
-// An OverBudgetError is returned where the deletion budget of the principal is used up.
-type OverBudgetError struct {
-	Until time.Time // the next period begins
-	First bool      // set once in each period and replica, for the log
-}
+// An OverBudgetError is returned where the deletion budget of the principal is used up, until
+// a new period begins.
+type OverBudgetError struct{ Until time.Time }
 
 func (e *OverBudgetError) Error() string {
 	return "deletion budget used up until " + e.Until.UTC().Format(time.RFC3339)

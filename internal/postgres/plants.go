@@ -233,8 +233,8 @@ func (e *execution) refusal(m meaning, cause error) error {
 	}
 	seconds, _ := strconv.ParseFloat(pg.Detail, 64) // of plantstore.charge
 	until := time.Now().Add(time.Duration(seconds * float64(time.Second)))
-	last := p.usedUp.add(principal, until, time.Now().Add(min(time.Until(until), p.db.limits.remember)))
-	return &plant.OverBudgetError{Until: until, First: until.Sub(last).Abs() > time.Second}
+	p.usedUp.add(principal, until, time.Now().Add(min(time.Until(until), p.db.limits.remember)))
+	return &plant.OverBudgetError{Until: until}
 }
 
 // fail returns ErrUnknown if an attempt was lost. Otherwise it returns err: nothing was done.

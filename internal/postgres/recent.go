@@ -1,7 +1,6 @@
 package postgres
 
 import (
-	"maps"
 	"math/bits"
 	"sync"
 	"time"
@@ -75,7 +74,6 @@ func (m *memory) slow(principal string) {
 type recent[K comparable, V any] struct {
 	mu     sync.Mutex
 	values map[K]timed[V]
-	swept  time.Time // when those whose time was over were last removed
 }
 
 type timed[V any] struct {
@@ -83,48 +81,35 @@ type timed[V any] struct {
 	until time.Time
 }
 
-// maxRecent limits how many keys are remembered. A forgotten key is added again after the next
-// failure.
+// maxRecent limits how many keys are remembered. When there are more, all are forgotten. A key
+// is added again after its next failure.
 const maxRecent = 10_000
 
 // add remembers a value until a time, or until the key's earlier value ends if that is later.
-// It returns the key's earlier value, which may have ended.
-func (r *recent[K, V]) add(key K, value V, until time.Time) (last V) {
-	return r.change(key, until, func(V) V { return value })
+func (r *recent[K, V]) add(key K, value V, until time.Time) {
+	r.change(key, until, func(V) V { return value })
 }
 
 // change is like add. change makes the new value from the remembered one.
-func (r *recent[K, V]) change(key K, until time.Time, change func(V) V) (last V) {
+func (r *recent[K, V]) change(key K, until time.Time, change func(V) V) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.values == nil {
+	if r.values == nil || len(r.values) >= maxRecent {
 		r.values = make(map[K]timed[V])
 	}
-	now := time.Now()
-	if len(r.values) >= maxRecent && now.Sub(r.swept) >= time.Second {
-		r.swept = now
-		maps.DeleteFunc(r.values, func(_ K, v timed[V]) bool { return !now.Before(v.until) })
-	}
-	var remembered V
-	old, kept := r.values[key]
-	if now.Before(old.until) {
-		remembered = old.value
+	var old timed[V]
+	if v := r.values[key]; time.Now().Before(v.until) {
+		old = v
 	}
 	if until.Before(old.until) {
 		until = old.until
 	}
-	if kept || len(r.values) < maxRecent {
-		r.values[key] = timed[V]{change(remembered), until}
-	}
-	return old.value
+	r.values[key] = timed[V]{change(old.value), until}
 }
 
 func (r *recent[K, V]) get(key K) (value V, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.values) == 0 {
-		return value, false
-	}
 	v, ok := r.values[key]
 	return v.value, ok && time.Now().Before(v.until)
 }

@@ -81,36 +81,26 @@ func TestRecentValuesExpire(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var r recent[int, string]
-		add := func(key int, value string, lasts time.Duration, wantLast string) {
+		check := func(want string) { // "": none
 			t.Helper()
-			if last := r.add(key, value, time.Now().Add(lasts)); last != wantLast {
-				t.Errorf("add(%d, %q): the last value is %q; want %q", key, value, last, wantLast)
+			if got, ok := r.get(1); ok != (want != "") || ok && got != want {
+				t.Errorf("get = %q, %t; want %q", got, ok, want)
 			}
 		}
-		check := func(key int, want string) { // "": none
-			t.Helper()
-			if got, ok := r.get(key); ok != (want != "") || ok && got != want {
-				t.Errorf("get(%d) = %q, %t; want %q", key, got, ok, want)
-			}
-		}
-		check(1, "")
-		add(1, "a", time.Minute, "")
-		add(1, "b", time.Second, "a")
+		check("")
+		r.add(1, "a", time.Now().Add(time.Minute))
+		r.add(1, "b", time.Now().Add(time.Second))
 		time.Sleep(time.Minute - 1)
-		check(1, "b") // for as long as a
+		check("b") // for as long as a
 		time.Sleep(time.Nanosecond)
-		check(1, "")
-		add(1, "c", time.Minute, "b") // although its time is over
-		for n := range maxRecent {
-			add(n+10, "many", time.Second, "")
+		check("")
+		r.change(1, time.Now().Add(time.Minute), func(old string) string { return old + "c" })
+		check("c") // b is over
+		for n := range 2 * maxRecent {
+			r.add(n, "many", time.Now().Add(time.Minute))
 		}
-		check(maxRecent+9, "") // there was no room
-		add(1, "d", time.Minute, "c")
-		check(1, "d")
-		time.Sleep(time.Second)
-		add(2, "e", time.Minute, "")
-		if len(r.values) != 2 {
-			t.Errorf("%d are kept; want 2", len(r.values))
+		if n := len(r.values); n > maxRecent {
+			t.Errorf("%d are remembered; want %d at most", n, maxRecent)
 		}
 	})
 }

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"errors"
 	"io"
 	"net/http"
 	"slices"
@@ -52,10 +51,6 @@ func (s *Server) deletePlant(c echo.Context) error {
 	if err == nil {
 		err = c.NoContent(http.StatusNoContent)
 		c.Response().Flush() // before the log is written: a lone client is answered sooner
-		return err
-	}
-	if over, ok := errors.AsType[*plant.OverBudgetError](err); ok && over.First {
-		s.Log.Warn("deletion budget used up", "principal", r.principal.Name, "until", over.Until.UTC())
 	}
 	return err
 }

@@ -123,20 +123,6 @@ func TestLogHasTheStackOfAPanicOnce(t *testing.T) {
 	}
 }
 
-func TestUsedUpBudgetIsLoggedOnce(t *testing.T) {
-	t.Parallel()
-	for _, first := range []bool{true, false} {
-		c := testConfig()
-		c.Plants = fakePlants(func(context.Context, plant.Deletion) (plant.Result, error) {
-			return plant.Result{}, &plant.OverBudgetError{Until: time.Now().Add(time.Hour), First: first}
-		})
-		lines := logOf(t, c, del())
-		if warned := lines[0]["level"] == "WARN" && lines[0]["principal"] == "alice"; warned != first {
-			t.Errorf("first in its period %v: lines %v, want a warning: %v", first, lines, first)
-		}
-	}
-}
-
 // A slowReader accepts each Write only when the test allows it.
 type slowReader struct {
 	let chan struct{} // closed: always

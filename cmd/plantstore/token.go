@@ -24,9 +24,9 @@ type tokenCommand struct {
 	Budget tokenBudget `cmd:"" help:"Limit how many plants a principal may delete in a period."`
 }
 
-// change runs do on the owner's connection, and explains its error. lost is the advice for a
-// commit whose answer was lost.
-func (f *ownerFlags) change(ctx context.Context, name, lost string, do func(*pgx.Conn) error) error {
+// change runs do on the owner's connection, and explains its error. If the answer to the commit
+// is lost, the same command can be run again, or says what to run.
+func (f *ownerFlags) change(ctx context.Context, name string, do func(*pgx.Conn) error) error {
 	conn, err := f.connect(ctx)
 	if err != nil {
 		return err
@@ -46,17 +46,9 @@ func (f *ownerFlags) change(ctx context.Context, name, lost string, do func(*pgx
 		return fmt.Errorf("%q has JWTs: the identity provider issues and revokes them", name)
 	case errors.Is(err, postgres.ErrNoToken):
 		return fmt.Errorf("all tokens of %q are revoked: 'plantstore token create %s' makes another", name, name)
-	case errors.Is(err, postgres.ErrCommitUnknown):
-		return fmt.Errorf("%w, so the change may have been made: %s", err, lost)
 	}
 	return f.explained(err)
 }
-
-// lostToken and lostChange are advice after a lost answer to a commit.
-const (
-	lostToken  = "if 'plantstore token list' shows a new token, nobody has it: run 'plantstore token rotate' to replace it; otherwise run this command again"
-	lostChange = "run this command again, which does no harm"
-)
 
 // A lifetime is how long a new token is good.
 type lifetime struct {
@@ -97,7 +89,7 @@ func (c *tokenCreate) Run(ctx context.Context, console *console) error {
 	if len(c.Scope) == 0 {
 		return &exitError{exitUsage, errors.New("--scope is empty: the token would allow nothing")}
 	}
-	return c.change(ctx, c.Name, lostToken, func(conn *pgx.Conn) error {
+	return c.change(ctx, c.Name, func(conn *pgx.Conn) error {
 		token, err := postgres.CreatePrincipal(ctx, conn, c.Name, slices.Compact(slices.Sorted(slices.Values(c.Scope))), expires, plant.Budget(c.Budget))
 		if err != nil {
 			return err
@@ -129,7 +121,7 @@ type tokenRotate struct {
 // Run makes another token for a principal.
 func (c *tokenRotate) Run(ctx context.Context, console *console) error {
 	expires := c.end()
-	return c.change(ctx, c.Name, lostToken, func(conn *pgx.Conn) error {
+	return c.change(ctx, c.Name, func(conn *pgx.Conn) error {
 		token, err := postgres.RotateToken(ctx, conn, c.Name, time.Duration(c.Overlap), expires)
 		if err != nil {
 			return err
@@ -156,7 +148,7 @@ type tokenRevoke struct {
 
 // Run revokes the tokens of a principal.
 func (c *tokenRevoke) Run(ctx context.Context, console *console) error {
-	return c.change(ctx, c.Name, lostChange, func(conn *pgx.Conn) error {
+	return c.change(ctx, c.Name, func(conn *pgx.Conn) error {
 		revoked, err := postgres.RevokeTokens(ctx, conn, c.Name)
 		if err != nil {
 			return err
@@ -192,7 +184,7 @@ func (c *tokenBudget) Run(ctx context.Context, console *console) error {
 	if c.Budget == nil && !c.Reset {
 		return &exitError{exitUsage, fmt.Errorf("set the budget of %q, as 500/1h or none, or reset what is used of it with --reset", c.Name)}
 	}
-	return c.change(ctx, c.Name, lostChange, func(conn *pgx.Conn) error {
+	return c.change(ctx, c.Name, func(conn *pgx.Conn) error {
 		if c.Budget != nil {
 			if err := postgres.SetBudget(ctx, conn, c.Name, plant.Budget(*c.Budget)); err != nil {
 				return err

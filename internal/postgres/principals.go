@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,7 +12,7 @@ import (
 	"plantstore/internal/plant"
 )
 
-// Why a change of a principal failed. Nothing was changed.
+// Why a change of a principal was refused.
 var (
 	ErrPrincipalExists = errors.New("the principal exists and has a token")
 	ErrPrincipalName   = errors.New("not a name of a principal")
@@ -21,10 +20,6 @@ var (
 	ErrNoPrincipal     = errors.New("no such principal")
 	ErrNoToken         = errors.New("all tokens of the principal are revoked")
 )
-
-// ErrCommitUnknown is returned where the connection ended during the commit: the change may
-// have been made.
-var ErrCommitUnknown = errors.New("the connection ended during the commit")
 
 // A Principal is a client of the service with every token it ever had.
 type Principal struct {
@@ -238,11 +233,5 @@ func inTx(ctx context.Context, conn *pgx.Conn, do func(pgx.Tx) error) error {
 	if _, err := tx.Exec(ctx, `SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'`); err != nil {
 		return err
 	}
-	err = tx.Commit(ctx)
-	pg, answered := errors.AsType[*pgconn.PgError](err)
-	// pgconn.SafeToRetry is no help: it says yes where the connection ended after the COMMIT.
-	if err != nil && !(answered && pg.SeverityUnlocalized == "ERROR") && !errors.Is(err, pgx.ErrTxCommitRollback) {
-		return fmt.Errorf("%w: %w", ErrCommitUnknown, err)
-	}
-	return err
+	return tx.Commit(ctx)
 }

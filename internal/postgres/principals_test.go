@@ -1,11 +1,8 @@
 package postgres
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"net"
 	"testing"
 	"time"
 
@@ -161,41 +158,5 @@ func TestBudgetsAreSetAndReset(t *testing.T) {
 		if p := principalNamed(t, conn, name); p.Budget != step.budget || p.Used != step.used || len(p.Tokens) > 0 {
 			t.Errorf("%s: got budget %v, used %d, %d tokens; want %v, %d, none", step.name, p.Budget, p.Used, len(p.Tokens), step.budget, step.used)
 		}
-	}
-}
-
-// A cutConn ends once the answer to a commit has come.
-type cutConn struct{ net.Conn }
-
-func (c cutConn) Write(p []byte) (int, error) {
-	n, err := c.Conn.Write(p)
-	if bytes.HasPrefix(p, []byte("Q\x00\x00\x00\x0bcommit")) {
-		_, _ = c.Read(make([]byte, 1))
-		c.Close()
-	}
-	return n, err
-}
-
-func TestLostAnswerToANewTokenIsReported(t *testing.T) {
-	t.Parallel()
-	database, name := pgtest.Shared(t), fmt.Sprint("client-", pgtest.IDs(t))
-	config, err := pgx.ParseConfig(database.Owner)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dial := config.DialFunc
-	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := dial(ctx, network, address)
-		return cutConn{conn}, err
-	}
-	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := CreatePrincipal(t.Context(), conn, name, scopes, time.Time{}, plant.Budget{}); !errors.Is(err, ErrCommitUnknown) {
-		t.Errorf("got error %v, want %v", err, ErrCommitUnknown)
-	}
-	if got := states(principalNamed(t, pgtest.Connect(t, database.Owner), name)); len(got) != 1 {
-		t.Errorf("got tokens %v, want the one that was committed", got)
 	}
 }

@@ -299,7 +299,7 @@ func TestBadCommandLinesAreRejected(t *testing.T) {
 		{"token list", 2, `neither --migrate-database-url (PLANTSTORE_MIGRATE_DATABASE_URL) nor --database-url (DATABASE_URL) is set: set it to the database's URL, as postgres://user:password@host:5432/database`},
 		{"serve --database-url=postgres://u:secret@h:p/d", 2, `--database-url or a PG* variable is wrong: invalid port`},
 		{"migrate up --migrate-database-url=postgres://u:sec/ret@h/d", 2, `the user or password in --migrate-database-url has a character that must be escaped in a URL: write "/" as %2F, "@" as %40, " " as %20 and "%" as %25`},
-		{"doctor --database-url=host=h --migrate-database-url=postgres://u:secret@h/d?gssencmode=prefer", 2, `--migrate-database-url sets gssencmode, a parameter of libpq that this program does not support: remove it`},
+		{"doctor --database-url=host=h --migrate-database-url=postgres://u:secret@h/d?sslmode=on", 2, `--migrate-database-url or a PG* variable is wrong: failed to configure TLS (sslmode is invalid)`},
 		{"token list --migrate-password=secret" + database, 2, `--migrate-password (PLANTSTORE_MIGRATE_PASSWORD) is set without --migrate-database-url (PLANTSTORE_MIGRATE_DATABASE_URL)`},
 		{"token list --migrate-password=secret --migrate-database-url=postgres://u@127.0.0.1:1/d", 1, `cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is --migrate-database-url (its password: PLANTSTORE_MIGRATE_PASSWORD) right?`},
 		{"token list --database-url=postgres://u:secret@127.0.0.1:1/d", 1, `cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is --database-url right?`},

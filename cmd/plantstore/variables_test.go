@@ -20,7 +20,6 @@ func TestBadVariablesAreRejected(t *testing.T) {
 		"DATABASE_URL=host=h\npassword=secret":                        `DATABASE_URL has a line break or another control character in it: a database URL is one line`,
 		"DATABASE_URL_FILE=/nonexistent":                              `DATABASE_URL_FILE cannot be read: open /nonexistent: no such file or directory`,
 		"DATABASE_URL_FILE=/dev/null":                                 `DATABASE_URL_FILE: the file /dev/null is empty`,
-		"DATABASE_URL=host=h keepalives=1":                            `DATABASE_URL sets keepalives, a parameter of libpq that this program does not support: remove it`,
 		"DATABASE_URL=host=h pool_max_conns=3":                        `pool_max_conns is 3: the service needs at least 4 connections`,
 		"OTEL_TRACES_EXPORTER=pigeon":                                 `OTEL_TRACES_EXPORTER is "pigeon": traces are sent with otlp only`,
 		collector + "OTEL_EXPORTER_OTLP_PROTOCOL=grpc":                `OTEL_EXPORTER_OTLP_PROTOCOL is "grpc": traces are sent with http/protobuf only`,

@@ -3,12 +3,9 @@ package postgres
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
-	"maps"
 	"net"
 	"regexp"
 	"slices"
@@ -83,16 +80,10 @@ func explainConnect(e *pgconn.ConnectError, pg *pgconn.PgError, setting string) 
 	at := servers(&pgx.ConnConfig{Config: *c})
 	cannot := fmt.Sprintf("cannot connect to PostgreSQL at %s: ", at)
 	dns, unknownHost := errors.AsType[*net.DNSError](e)
-	host, otherHost := errors.AsType[x509.HostnameError](e)
 	_, unknownAuthority := errors.AsType[x509.UnknownAuthorityError](e)
-	_, network := errors.AsType[*net.OpError](e)
-	_, verification := errors.AsType[*tls.CertificateVerificationError](e)
-	plain := slices.ContainsFunc(c.Fallbacks, func(f *pgconn.FallbackConfig) bool { return f.TLSConfig == nil })
 	switch {
-	case pg != nil && pg.Code == "28P01" && c.Password == "":
-		return fmt.Sprintf("role %q needs a password at %s: set it in %s, in PGPASSWORD or in a password file", c.User, at, setting)
 	case pg != nil && pg.Code == "28P01":
-		return fmt.Sprintf("the password of role %q is wrong at %s, or has expired (VALID UNTIL): correct %s, PGPASSWORD or the password file", c.User, at, setting)
+		return fmt.Sprintf("the password of role %q is missing, wrong or expired (VALID UNTIL) at %s: correct %s, PGPASSWORD or the password file", c.User, at, setting)
 	case pg != nil && pg.Code == "3D000":
 		return fmt.Sprintf("there is no database %q at %s: create it, or correct %s", c.Database, at, setting)
 	case pg != nil: // a role that is missing or may not log in, no entry in pg_hba.conf, no connection left
@@ -101,21 +92,12 @@ func explainConnect(e *pgconn.ConnectError, pg *pgconn.PgError, setting string) 
 		return cannot + fmt.Sprintf("there is no host %q: correct %s", dns.Name, setting)
 	case errors.Is(e, syscall.ECONNREFUSED), errors.Is(e, syscall.ENOENT):
 		return cannot + fmt.Sprintf("connection refused: is it running, and is %s right?", setting)
-	case unknownAuthority && c.TLSConfig != nil && c.TLSConfig.RootCAs == nil:
-		return fmt.Sprintf("an authority unknown to this machine signed the certificate of the server at %s: name the authority's file with sslrootcert in %s. Without sslrootcert, the authorities of the machine count; psql asks for the file", at, setting)
-	case unknownAuthority:
-		return fmt.Sprintf("the authority in sslrootcert did not sign the certificate of the server at %s: correct sslrootcert in %s", at, setting)
-	case otherHost:
-		return fmt.Sprintf("the certificate of the server at %s is not for host %q: use a host name of the certificate in %s, or issue another certificate", at, host.Host, setting)
+	case unknownAuthority: // psql asks for the file
+		return cannot + fmt.Sprintf("an unknown authority signed its certificate: name the authority's file with sslrootcert in %s. Without sslrootcert, the authorities of this machine count", setting)
 	case pgconn.Timeout(e), errors.Is(e, context.DeadlineExceeded):
 		return cannot + fmt.Sprintf("it does not answer in time: is %s right, and does a firewall let connections through?", setting)
 	case errors.Is(e, pgconn.ErrReadOnlyConnection), errors.Is(e, pgconn.ErrStandbyConnection):
 		return cannot + "it is read-only, and the primary is wanted"
-	case network, verification, errors.Is(e, io.EOF), errors.Is(e, io.ErrUnexpectedEOF):
-	case c.ChannelBinding == "require":
-		return cannot + fmt.Sprintf("%v: channel_binding=require in %s needs TLS, and a password that the server asks for and keeps by scram-sha-256 (pg_hba.conf, password_encryption)", innermost(e), setting)
-	case c.TLSConfig != nil && !plain: // what is left; the driver has no type for a server without TLS
-		return cannot + fmt.Sprintf("%v: sslmode in %s asks for TLS: switch TLS on at the server (ssl = on), or ask for less", innermost(e), setting)
 	}
 	return oneLine(e)
 }
@@ -138,27 +120,7 @@ func address(host string, port uint16) string {
 	return net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
 
-// innermost returns the cause of an error: of several, the first.
-func innermost(err error) error {
-	for {
-		next := errors.Unwrap(err)
-		if joined, ok := err.(interface{ Unwrap() []error }); ok {
-			next = joined.Unwrap()[0]
-		}
-		if next == nil {
-			return err
-		}
-		err = next
-	}
-}
-
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
-
-// notDriven are parameters of libpq that the driver would send to the server.
-var notDriven = []string{"fallback_application_name", "gssdelegation", "gssencmode", "gsslib", "hostaddr", "keepalives", "keepalives_count",
-	"keepalives_idle", "keepalives_interval", "load_balance_hosts", "oauth_client_id", "oauth_client_secret", "oauth_issuer", "oauth_scope",
-	"requirepeer", "requiressl", "scram_client_key", "scram_server_key", "ssl_max_protocol_version", "ssl_min_protocol_version", "sslcompression",
-	"sslcrl", "sslcrldir", "sslkeylogfile", "tcp_user_timeout"}
 
 // unescaped matches characters that end a URL's user and password too early.
 var unescaped = regexp.MustCompile(`[/@ ]|%(?:$|[^0-9A-Fa-f]|.$|.[^0-9A-Fa-f])`)
@@ -189,12 +151,8 @@ func CheckURL(setting, url string) error {
 		}
 		return unreadable
 	}
-	parameters := config.ConnConfig.RuntimeParams
-	for _, name := range slices.Sorted(maps.Keys(parameters)) {
-		switch {
-		case slices.Contains(notDriven, name):
-			return fmt.Errorf("%s sets %s, a parameter of libpq that this program does not support: remove it", setting, name)
-		case !parameterName.MatchString(name) || strings.Contains(parameters[name], "://"):
+	for name, value := range config.ConnConfig.RuntimeParams {
+		if !parameterName.MatchString(name) || strings.Contains(value, "://") {
 			return fmt.Errorf("%s has a parameter without a proper name. Remove what is before postgres://, such as a quotation mark, and put values with blanks of a DSN in single quotes", setting)
 		}
 	}

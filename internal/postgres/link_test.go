@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -35,9 +34,7 @@ func simulated(t *testing.T, test func(t *testing.T)) {
 // passes a certain one. It is within the process: silence takes simulated time only.
 type link struct {
 	mu        sync.Mutex
-	down      bool // nobody can connect
-	armed     bool
-	preparing bool        // messages that prepare a statement count, too
+	down      bool        // nobody can connect
 	breaches  []breach    // the breaches to come, one after the other
 	passed    [2]int      // messages since the last breach, by direction
 	exchanges int         // exchanges that ended since the last breach
@@ -55,29 +52,17 @@ const (
 
 func (d direction) String() string { return [...]string{"request", "answer"}[d] }
 
-// A breach hits the connection that passes a number of messages in one direction. Later
-// messages do not arrive.
+// A breach hits the connection that passes a number of messages in one direction. Either the
+// connection is reset, or it falls silent: neither side is told, and later requests arrive late.
 type breach struct {
 	direction direction
 	after     int
-	way       way
-	late      int    // byHolding: the requests arrive when so many more exchanges have ended
-	then      func() // if set, runs when the server has met the breach and the service has not
+	silent    bool
+	late      int // of a silent one: the requests arrive when so many more exchanges have ended
 }
-
-type way string
-
-const (
-	byReset   way = "reset"
-	byEnd     way = "end"     // what came before is still answered
-	bySilence way = "silence" // neither side is told
-	byHolding way = "held"    // likewise, but the requests arrive after all
-)
 
 // afterAnswer is a breach.late: after the client has its answer.
 const afterAnswer = -1
-
-func (b *breach) mute() bool { return b != nil && (b.way == bySilence || b.way == byHolding) }
 
 // simulable are the product's limits without those that the server keeps in real time.
 func simulable() limits {
@@ -90,17 +75,9 @@ func simulable() limits {
 func linked(t *testing.T, database pgtest.Database, l limits) (*DB, *link) {
 	t.Helper()
 	k := &link{}
-	u, err := url.Parse(database.App)
-	if err != nil {
-		t.Fatal(err)
-	}
-	query := u.Query()
-	query.Del("connect_timeout") // the service's own
-	query.Set("sslmode", "disable")
-	query.Set("pool_max_conns", "8")
-	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20")
-	t.Cleanup(func() { time.Sleep(time.Minute) }) // simulated, until the driver has closed the connections that it gave up
-	return opened(t, Config{URL: u.String(), Log: slog.New(slog.NewTextHandler(&k.log, nil)), limits: &l, dial: k.dial}), k
+	url := strings.Replace(database.App, "connect_timeout=60", "sslmode=disable&pool_max_conns=8", 1) // the timeout is the service's own
+	t.Cleanup(func() { time.Sleep(time.Minute) })                                                     // simulated, until the driver has closed the connections that it gave up
+	return opened(t, Config{URL: url, Log: slog.New(slog.NewTextHandler(&k.log, nil)), limits: &l, dial: k.dial}), k
 }
 
 func (l *link) dial(ctx context.Context, network, address string) (net.Conn, error) {
@@ -125,20 +102,20 @@ func (l *link) setDown(down bool) {
 	l.down = down
 }
 
-// arm begins to count.
-func (l *link) arm(preparing bool, breaches ...breach) {
+// arm sets the breaches to come, and begins to count.
+func (l *link) arm(breaches ...breach) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.armed, l.preparing, l.breaches, l.passed = true, preparing, breaches, [2]int{}
+	l.breaches, l.passed = breaches, [2]int{}
 }
 
 // disarm returns how many messages passed since the last breach, and how many breaches did not
 // happen.
-func (l *link) disarm() ([2]int, int) {
+func (l *link) disarm() (passed [2]int, missed int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.armed = false
-	return l.passed, len(l.breaches)
+	passed, missed, l.breaches = l.passed, len(l.breaches), nil
+	return passed, missed
 }
 
 // pids are the server's processes behind connections that fell silent.
@@ -178,8 +155,7 @@ type linkConn struct {
 	pid     uint32
 	begins  bool // the next request begins an exchange
 	pings   bool // the exchange is a ping, or another one of the simple protocol
-	counts  bool // the exchange's messages count
-	binds   bool // the exchange executes a statement
+	counts  bool // the exchange executes a statement, and its messages count
 	broken  *breach
 	held    []byte
 	message [2][]byte // what has come of the present message
@@ -194,10 +170,8 @@ func (c *linkConn) pass(d direction, b []byte) (n int, hit, ended bool) {
 	for at, x := range b {
 		if len(c.message[d]) == 0 && (d == toService || c.started) {
 			if d == toServer && c.begins {
-				c.begins, c.pings, c.binds = false, x == 'Q', false
-				c.counts = c.ready && l.armed && (x == 'B' || x == 'P' && l.preparing)
+				c.begins, c.pings, c.counts = false, x == 'Q', c.ready && x == 'B'
 			}
-			c.binds = c.binds || d == toServer && x == 'B'
 			if c.counts {
 				if c.hits(d) {
 					return at, true, ended
@@ -220,7 +194,7 @@ func (c *linkConn) hits(d direction) bool {
 		return false
 	}
 	c.broken, l.breaches, l.passed, l.exchanges = &l.breaches[0], l.breaches[1:], [2]int{}, 0
-	if c.broken.mute() {
+	if c.broken.silent {
 		l.mute = append(l.mute, c)
 	}
 	return true
@@ -243,29 +217,15 @@ func (c *linkConn) completed(d direction) bool {
 		c.pid = binary.BigEndian.Uint32(m[5:])
 	case m[0] == 'Z':
 		c.begins, c.ready = true, c.ready || c.pings
-		return c.counts && c.binds
+		return c.counts
 	}
 	return false
 }
 
-// meet breaks the server's side. Before that, the server executes the messages that arrived,
-// unless the breach is silent for it.
-func (c *linkConn) meet() {
-	switch {
-	case c.broken.mute():
-	case c.broken.way == byEnd && c.broken.direction == toServer:
-		closeWrite(c.Conn)
-	default:
-		c.drain()
-	}
-	if c.broken.then != nil {
-		c.broken.then()
-	}
-}
-
-// drain ends the connection and waits for the server to end its process.
+// drain ends the connection and waits for the server to end its process. Before that, the server
+// executes the messages that arrived.
 func (c *linkConn) drain() {
-	closeWrite(c.Conn)
+	_ = c.Conn.(interface{ CloseWrite() error }).CloseWrite() // it may be closed already
 	_, _ = io.Copy(io.Discard, c.Conn)
 	c.Conn.Close()
 }
@@ -290,7 +250,7 @@ func (l *link) deliverDue(exchangeEnded bool) {
 		l.exchanges++
 	}
 	for _, c := range l.mute {
-		if c.broken.way == byHolding && c.broken.late == l.exchanges {
+		if c.broken.late == l.exchanges {
 			due = append(due, c)
 		}
 	}
@@ -305,14 +265,14 @@ func (c *linkConn) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	if !c.started && len(b) >= 16 && binary.BigEndian.Uint32(b[4:]) == cancelRequest &&
 		slices.ContainsFunc(l.mute, func(m *linkConn) bool { return m.pid == binary.BigEndian.Uint32(b[8:]) }) {
-		c.broken = &breach{way: bySilence} // a cancel request falls silent with its connection
+		c.broken = &breach{silent: true} // a cancel request falls silent with its connection
 	}
 	arrive, hit := 0, false
 	if c.broken == nil {
 		arrive, hit, _ = c.pass(toServer, b)
 	}
 	broken := c.broken
-	if broken != nil && broken.way == byHolding {
+	if broken != nil && broken.silent {
 		c.held = append(c.held, b[arrive:]...)
 	}
 	l.mu.Unlock()
@@ -320,16 +280,15 @@ func (c *linkConn) Write(b []byte) (int, error) {
 	if arrive > 0 {
 		arrive, err = c.Conn.Write(b[:arrive])
 	}
-	if hit {
-		c.meet()
-	}
 	switch {
 	case broken == nil || err != nil:
 		return arrive, err
-	case broken.way == byReset:
-		return arrive, syscall.ECONNRESET
+	case broken.silent:
+		return len(b), nil
+	case hit:
+		c.drain()
 	}
-	return len(b), nil
+	return arrive, syscall.ECONNRESET
 }
 
 func (c *linkConn) Read(b []byte) (int, error) {
@@ -338,25 +297,19 @@ func (c *linkConn) Read(b []byte) (int, error) {
 		broken := c.broken
 		c.link.mu.Unlock()
 		switch {
-		case broken == nil:
-		case broken.way == byReset:
-			return 0, syscall.ECONNRESET
-		case broken.mute():
+		case broken != nil && broken.silent:
 			n, err := c.nobody.Read(b)
 			c.link.deliverDue(false) // the service gives the connection up
 			return n, err
-		case broken.direction == toService:
-			return 0, io.EOF
+		case broken != nil:
+			return 0, syscall.ECONNRESET
 		}
 		n, err := c.Conn.Read(b)
-		hit, ended := false, false
-		if broken == nil {
-			c.link.mu.Lock()
-			n, hit, ended = c.pass(toService, b[:n])
-			c.link.mu.Unlock()
-		}
-		if hit {
-			c.meet()
+		c.link.mu.Lock()
+		n, hit, ended := c.pass(toService, b[:n])
+		c.link.mu.Unlock()
+		if hit && !c.broken.silent {
+			c.drain()
 		}
 		if ended {
 			c.link.deliverDue(true)
@@ -387,15 +340,11 @@ func overOrNone(t time.Time) time.Time {
 // Close leaves the server's side of a silent connection as it is.
 func (c *linkConn) Close() error {
 	c.link.mu.Lock()
-	silent := c.broken.mute() && c.ready
+	silent := c.broken != nil && c.broken.silent && c.ready
 	c.link.mu.Unlock()
 	c.nobody.Close()
 	if silent {
 		return nil
 	}
 	return c.Conn.Close()
-}
-
-func closeWrite(conn net.Conn) {
-	_ = conn.(interface{ CloseWrite() error }).CloseWrite() // it may be closed already
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -26,92 +27,48 @@ func (b *batcher) hold() (release func()) {
 	}
 }
 
-// Waiting deletions form another batch beside those under way if a slot is free, and if they
-// are many or have waited long enough.
-func TestBatchBeginsWhenFullOrOld(t *testing.T) {
-	t.Parallel()
-	const (
-		beside  = 100 * time.Microsecond // a round trip to the database
-		faraway = time.Millisecond
-	)
-	type batch struct {
-		began time.Duration // after the first
-		size  int
-	}
-	for _, test := range []struct {
-		name      string
-		roundTrip time.Duration
-		first     time.Duration // how long the first batch takes; all others take a minute
-		come      []int         // deletions that come at once, one after the other batch began
-		want      []batch
-	}{
-		{"a lone deletion waits for nobody", beside, time.Second, []int{1}, []batch{{0, 1}}},
-		{"a few wait for the first batch's end", beside, time.Millisecond, []int{1, 63}, []batch{{0, 1}, {time.Millisecond, 63}}},
-		{"a few wait for 2 ms at most", beside, time.Second, []int{1, 63}, []batch{{0, 1}, {2 * time.Millisecond, 63}}},
-		{"64 do not wait", beside, time.Second, []int{1, 64}, []batch{{0, 1}, {0, 64}}},
-		{"four do not wait for a database far away", faraway, time.Second, []int{1, 4}, []batch{{0, 1}, {0, 4}}},
-		{"fewer than four for each batch wait", faraway, time.Second, []int{1, 4, 7}, []batch{{0, 1}, {0, 4}, {2 * time.Millisecond, 7}}},
-		{"all wait for a slot, and 256 go together", beside, time.Second, []int{1, 64, 64, 300}, []batch{{0, 1}, {0, 64}, {0, 64}, {time.Second, 256}, {time.Minute, 44}}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				b := &batcher{db: &DB{limits: defaults}, slots: 3}
-				b.db.roundTrip.Store(int64(test.roundTrip))
-				start := time.Now()
-				var got []batch // guarded by b.mu
-				b.execute = func(items []*batchItem) {
-					b.mu.Lock()
-					got = append(got, batch{time.Since(start), len(items)})
-					first := len(got) == 1
-					b.mu.Unlock()
-					if first {
-						time.Sleep(test.first)
-					} else {
-						time.Sleep(time.Minute)
-					}
-					b.answer(items, deleted, nil)
-				}
-				var all sync.WaitGroup
-				for _, n := range test.come {
-					for range n {
-						all.Go(func() {
-							ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-							defer cancel()
-							if r := b.delete(ctx, &plant.Deletion{}); r.meaning != deleted {
-								t.Errorf("one deletion: %v, %v; want deleted", r.meaning, r.err)
-							}
-						})
-					}
-					synctest.Wait()
-				}
-				all.Wait()
-				if !slices.Equal(got, test.want) {
-					t.Errorf("batches %v; want %v", got, test.want)
-				}
-			})
-		})
-	}
-}
-
-// A request returns with its own result, even if its batch goes on with others' deletions.
-func TestRequestDoesNotWaitForTheRestOfItsBatch(t *testing.T) {
+// Deletions wait for a slow batch only until the next one may begin beside it, or for a slot.
+func TestDeletionsOvertakeASlowBatch(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		b := &batcher{db: &DB{limits: defaults}, slots: 3}
+		b := &batcher{db: &DB{limits: defaults}, slots: 2}
+		var batches []int // guarded by b.mu
 		b.execute = func(items []*batchItem) {
-			b.answer(items[len(items)-1:], deleted, nil)
+			b.mu.Lock()
+			batches = append(batches, len(items))
+			b.mu.Unlock()
 			time.Sleep(time.Minute)
-			b.answer(items[:len(items)-1], deleted, nil)
+			b.answer(items, deleted, nil)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-		defer cancel()
-		b.queue = []*batchItem{{result: make(chan batchResult, 1)}}
-		start := time.Now()
-		if r := b.delete(ctx, &plant.Deletion{}); r.meaning != deleted || time.Since(start) != 0 {
-			t.Errorf("the request: meaning %d, %v, after %s; want its deletion at once", r.meaning, r.err, time.Since(start))
+		check := func(want ...int) {
+			t.Helper()
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			if !slices.Equal(batches, want) {
+				t.Errorf("batches of %d deletions; want %d", batches, want)
+			}
 		}
-		time.Sleep(time.Minute) // the batch ends
+		var all sync.WaitGroup
+		come := func(n int) {
+			for range n {
+				all.Go(func() {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+					defer cancel()
+					if r := b.delete(ctx, &plant.Deletion{}); r.meaning != deleted {
+						t.Errorf("one deletion: meaning %d, %v; want deleted", r.meaning, r.err)
+					}
+				})
+			}
+			synctest.Wait()
+		}
+		come(1)
+		come(3)
+		time.Sleep(lateAge)
+		synctest.Wait()
+		come(maxBatch + 44)
+		check(1, 3)
+		all.Wait()
+		check(1, 3, maxBatch, 44)
 	})
 }
 
@@ -128,7 +85,7 @@ func TestPartsOfARefusedBatchAreRetried(t *testing.T) {
 	}{
 		{"no plant named", "", time.Millisecond, [4]meaning{deleted, referenced, deleted, deleted}, []int{4, 2, 1, 1, 2}},
 		{"the plant named", `Key (id)=(1) is still referenced from table "orders".`, time.Millisecond, [4]meaning{deleted, referenced, deleted, deleted}, []int{4, 3, 1}},
-		{"another plant named", "Key (number)=(3) is still referenced.", time.Millisecond, [4]meaning{deleted, referenced, deleted, deleted}, []int{4, 3, 1, 2, 1, 1, 1}},
+		{"another plant named each time", "Key (number)=(FIRST) is still referenced.", time.Millisecond, [4]meaning{deleted, referenced, deleted, deleted}, []int{4, 3, 1, 1, 1, 1}},
 		{"no such plant named", "Key (number)=(1001) is still referenced.", time.Millisecond, [4]meaning{deleted, referenced, deleted, deleted}, []int{4, 2, 1, 1, 2}},
 		{"the time is over", "", defaults.batch, [4]meaning{batchBusy, batchBusy, batchBusy, batchBusy}, []int{4, 2}},
 	} {
@@ -143,10 +100,11 @@ func TestPartsOfARefusedBatchAreRetried(t *testing.T) {
 				var sent []int
 				b.attempt(items, false, time.Now().Add(b.db.limits.batch), func(items []*batchItem) (gone []int64, err error) {
 					sent = append(sent, len(items))
+					detail := strings.ReplaceAll(test.detail, "FIRST", fmt.Sprint(items[0].Plant))
 					time.Sleep(test.while)
 					for _, i := range items {
 						if i.Plant == 1 {
-							return nil, &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: foreignKeyViolation, Detail: test.detail}
+							return nil, &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: foreignKeyViolation, Detail: detail}
 						}
 						gone = append(gone, int64(i.Plant))
 					}
@@ -162,24 +120,6 @@ func TestPartsOfARefusedBatchAreRetried(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// If every plant of a batch is refused, the batch is halved, although each error names a plant.
-func TestBatchOfRefusedPlantsIsHalved(t *testing.T) {
-	t.Parallel()
-	b := &batcher{db: &DB{limits: patient}}
-	items := make([]*batchItem, 64)
-	for n := range items {
-		items[n] = &batchItem{Deletion: &plant.Deletion{Plant: plant.ID(n)}, result: make(chan batchResult, 1)}
-	}
-	sent := 0
-	b.attempt(items, false, time.Now().Add(time.Hour), func(items []*batchItem) ([]int64, error) {
-		sent += len(items)
-		return nil, &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: foreignKeyViolation, Detail: fmt.Sprintf("Key (id)=(%d) is still referenced.", items[0].Plant)}
-	})
-	if want := 64 * 8; sent > want {
-		t.Errorf("%d plants were sent; want %d at most", sent, want)
 	}
 }
 

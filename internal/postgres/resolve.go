@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
@@ -28,9 +27,6 @@ func (db *DB) resolve(ctx context.Context, d *plant.Deletion, refuse int) (r res
 	for pause, again := firstPause, false; ; again = true {
 		if r, err = db.resolveOnce(ctx, d, refuse); err == nil {
 			r.again = again
-			if r.code == codeThere && refuse >= codeReferenced { // the code is of no migration
-				return r, fmt.Errorf("plantstore.resolve records no refusal %d", refuse)
-			}
 			return r, nil
 		}
 		switch m := classify(err); meanings[m].next {

@@ -77,9 +77,6 @@ type DB struct {
 	control  *pgxpool.Pool   // one connection for tokens and readiness
 	conns    slots[connSlot] // of principals outside of batches
 
-	mostConns map[*pgxpool.Pool]int64 // of a principal, likewise
-
-	server    string       // or servers, for messages
 	roundTrip atomic.Int64 // nanoseconds, the shortest seen
 	warned    atomic.Bool  // of a role's settings behind a pooler
 	metrics   *metrics
@@ -89,7 +86,7 @@ type DB struct {
 // Open prepares the pools. It does not connect: a database that is down now may be up when
 // the first request comes. Its errors are for an operator.
 func Open(ctx context.Context, c Config) (*DB, error) {
-	db := &DB{Config: c, limits: defaults, metrics: newMetrics(), mostConns: make(map[*pgxpool.Pool]int64)}
+	db := &DB{Config: c, limits: defaults, metrics: newMetrics(), conns: slots[connSlot]{number: connSlot.most}}
 	if c.limits != nil {
 		db.limits = *c.limits
 	}
@@ -114,9 +111,7 @@ func Open(ctx context.Context, c Config) (*DB, error) {
 		if *p.pool, err = db.open(ctx, url, p.conns, p.lock, p.statement); err != nil {
 			return nil, err
 		}
-		db.mostConns[*p.pool] = max(2, int64(p.conns)/3) // others need them, too
 	}
-	db.server = servers(db.batch.Config().ConnConfig)
 	db.tokens = newTokens(db)
 	return db, nil
 }
@@ -204,12 +199,10 @@ func (db *DB) renew(_ context.Context, c *pgx.ConnConfig) error {
 		return nil
 	}
 	now, err := pgx.ParseConfig(url)
-	if err != nil {
-		db.Log.Warn("database URL not renewed", "cause", Explain(err, db.Setting))
-		return nil
+	if err == nil {
+		c.User, c.Password = now.User, now.Password
 	}
-	c.User, c.Password = now.User, now.Password
-	return nil
+	return err
 }
 
 // reset closes all connections once they are idle.

@@ -46,7 +46,7 @@ func (p *Plants) Delete(ctx context.Context, d plant.Deletion) (plant.Result, er
 	}
 	e := execution{plants: p, deletion: d, limited: d.Budget != (plant.Budget{})}
 	began := time.Now()
-	if p.onePlant.take(ctx, d.Plant, 1) != nil {
+	if p.onePlant.take(ctx, d.Plant) != nil {
 		return e.result, fmt.Errorf("%w: other requests for the plant took all the time", plant.ErrBusy)
 	}
 	defer p.onePlant.give(d.Plant)
@@ -82,8 +82,6 @@ func (e *execution) run(ctx context.Context) error {
 			if settled, err := e.settle(ctx, m, cause); settled {
 				return err
 			}
-		default:
-			return e.fail(fmt.Errorf("meaning %d has no row", m), cause)
 		}
 		if m != batchBusy && m != missing && !sleep(ctx, &pause, e.plants.db.limits.margin) {
 			return e.fail(cmp.Or(meanings[m].err, plant.ErrBusy), cause)
@@ -96,7 +94,7 @@ func (e *execution) try(ctx context.Context) (m meaning, err error) {
 	p, d := e.plants, &e.deletion
 	if e.limited {
 		began := time.Now()
-		err := p.oneBudget.take(ctx, d.Principal, 1)
+		err := p.oneBudget.take(ctx, d.Principal)
 		e.result.Queued += time.Since(began)
 		if err != nil {
 			return busy, fmt.Errorf("other deletions of the principal's budget took all the time: %w", err)
@@ -165,7 +163,7 @@ func (e *execution) tryAlone(ctx context.Context, pool *pgxpool.Pool, timeout, l
 	defer cancel()
 	began = time.Now()
 	m, err := deleteOne(ctx, conn, &e.deletion, lock)
-	if took := time.Since(began) - time.Duration(p.db.roundTrip.Load()); e.suspect && took > p.db.limits.batchStatement/8 {
+	if e.suspect && time.Since(began) > p.db.limits.batchStatement/8 {
 		// The deletion made its batch slow, as a foreign key without an index does, and would make
 		// the next one slow.
 		p.memory.slow(e.deletion.Principal)

@@ -39,7 +39,7 @@ func (db *DB) Ready(ctx context.Context, versions []int64) error {
 	}
 	if readOnly {
 		db.reset() // with several hosts, the next connection may find the new primary
-		return &NotReadyError{ReadOnly, "the database at " + db.server + " is read-only: a standby, or default_transaction_read_only is on"}
+		return &NotReadyError{ReadOnly, "the database is read-only: a standby, or default_transaction_read_only is on"}
 	}
 	if !migrated { // then the service's role may not even look into the schema
 		return &NotReadyError{SchemaBehind, "the schema is missing: apply the migrations with 'plantstore migrate up'"}

@@ -11,8 +11,9 @@ import (
 
 // slots are semaphores, one for each key that is in use, first come, first served.
 type slots[K comparable] struct {
-	mu    sync.Mutex
-	inUse map[K]*slot
+	number func(K) int64 // a key's slots; one, if nil
+	mu     sync.Mutex
+	inUse  map[K]*slot
 }
 
 type slot struct {
@@ -20,13 +21,17 @@ type slot struct {
 	users int // requests that have a slot or wait for one
 }
 
-// take waits for one of a key's slots. All calls for a key say the same number of slots.
-func (s *slots[K]) take(ctx context.Context, key K, number int64) error {
+// take waits for one of a key's slots.
+func (s *slots[K]) take(ctx context.Context, key K) error {
 	s.mu.Lock()
 	if s.inUse == nil {
 		s.inUse = make(map[K]*slot)
 	}
 	if s.inUse[key] == nil {
+		number := int64(1)
+		if s.number != nil {
+			number = s.number(key)
+		}
 		s.inUse[key] = &slot{Weighted: semaphore.NewWeighted(number)}
 	}
 	slot := s.inUse[key]
@@ -57,11 +62,14 @@ type connSlot struct {
 	principal string
 }
 
-// acquire takes a connection of a pool for a principal, which may have a third of them, or two
-// where that is more.
+// most is how many connections of a pool a principal may have: a third, or two where that is
+// more, since others need them, too.
+func (s connSlot) most() int64 { return max(2, int64(s.pool.Stat().MaxConns())/3) }
+
+// acquire takes a connection of a pool for a principal, which waits while it has most of them.
 func (db *DB) acquire(ctx context.Context, pool *pgxpool.Pool, principal string) (conn *pgx.Conn, release func(), err error) {
 	key := connSlot{pool, principal}
-	if err := db.conns.take(ctx, key, db.mostConns[pool]); err != nil {
+	if err := db.conns.take(ctx, key); err != nil {
 		return nil, nil, err
 	}
 	c, err := pool.Acquire(ctx)

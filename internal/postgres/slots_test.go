@@ -15,13 +15,13 @@ func TestSlotsAreFirstComeFirstServed(t *testing.T) {
 		leaving, leave := context.WithCancel(t.Context())
 		for n, ctx := range []context.Context{t.Context(), t.Context(), leaving, t.Context()} {
 			go func() {
-				if s.take(ctx, "a", 1) == nil {
+				if s.take(ctx, "a") == nil {
 					served <- n
 				}
 			}()
 			synctest.Wait()
 		}
-		if err := s.take(t.Context(), "b", 1); err != nil {
+		if err := s.take(t.Context(), "b"); err != nil {
 			t.Errorf("another key's slot: %v; want it", err)
 		}
 		s.give("b")

@@ -93,12 +93,13 @@ const (
 
 var name = `coalesce(left(` + readable("plant") + ` ->> 'name', 60), '')`
 
-// selects is the condition of a Filter with its arguments. A zero time is in the year 1.
+// selects is the condition of a Filter with its arguments. A zero time is in the year 1. The
+// simple protocol lets PostgreSQL plan it for these values.
 const selects = `($1::bigint IS NULL OR plant_id = $1) AND ($2 = '' OR request_id IS NOT NULL AND deleted_by = $2) AND ($3 = '' OR request_id IS NULL AND deleted_by = $3)
 	AND ($4 = '' OR request_id = $4) AND deleted_at >= $5 AND ($6::timestamptz = '0001-01-01Z' OR deleted_at < $6) AND ($7 = 0 OR id < $7) AND ($8 OR refused IS NULL)`
 
 func (f Filter) arguments() []any {
-	return []any{f.Plant, f.By, f.ByRole, f.Request, f.Since, f.Until, f.Before, f.Refusals}
+	return []any{pgx.QueryExecModeSimpleProtocol, f.Plant, f.By, f.ByRole, f.Request, f.Since, f.Until, f.Before, f.Refusals}
 }
 
 // List calls yield with each entry that f selects, newest first, until it returns an error.

@@ -114,6 +114,9 @@ func (e *OverBudgetError) Error() string {
 	return "deletion budget used up until " + e.Until.UTC().Format(time.RFC3339)
 }
 
+// RetryAfter returns how long the budget is used up.
+func (e *OverBudgetError) RetryAfter() time.Duration { return time.Until(e.Until) }
+
 func because(s string, cause error) string {
 	if cause == nil {
 		return s

@@ -185,9 +185,7 @@ func (a errorAnswer) write(r *requestContext, err error) int32 {
 func retryAfter(err error) int {
 	var wait time.Duration
 	var e interface{ RetryAfter() time.Duration }
-	if over, ok := errors.AsType[*plant.OverBudgetError](err); ok {
-		wait = time.Until(over.Until)
-	} else if errors.As(err, &e) {
+	if errors.As(err, &e) {
 		wait = e.RetryAfter()
 	}
 	return max(1, int(math.Ceil(wait.Seconds())))

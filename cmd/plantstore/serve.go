@@ -233,11 +233,13 @@ func serve(ctx context.Context, console *console, s service, public, admin net.L
 	}
 	defer db.Close()
 	config := s.server
-	config.Plants, config.Tokens, config.Ready = db.Plants(), db.Tokens(), readiness(db)
+	versions := migrate.Versions()
+	config.Plants, config.Tokens = db.Plants(), db.Tokens()
+	config.Ready = func(ctx context.Context) error { return db.Ready(ctx, versions) }
 	config.Metrics, config.Log = []prometheus.Collector{db}, log
 	config.Build = server.Build{Version: version, Commit: commit, Schema: migrate.Latest()}
 	if s.issuer.URL != "" {
-		config.JWTs = auth.NewVerifier(s.issuer, 5*time.Second, log)
+		config.JWTs = auth.NewVerifier(s.issuer, log)
 	}
 	tracer, err := newTracer(ctx, log)
 	if err != nil {
@@ -261,18 +263,6 @@ func serve(ctx context.Context, console *console, s service, public, admin net.L
 	}
 	log.Info("stopped")
 	return nil
-}
-
-// readiness returns the server's question whether the database is ready.
-func readiness(db *postgres.DB) func(context.Context) error {
-	versions := migrate.Versions()
-	return func(ctx context.Context) error {
-		err := db.Ready(ctx, versions)
-		if e, ok := errors.AsType[*postgres.NotReadyError](err); ok {
-			return &server.NotReadyError{Reason: e.Reason, Err: e}
-		}
-		return err
-	}
 }
 
 func newLog(buffer *server.LogBuffer, format logFormat, level slog.Level) *slog.Logger {

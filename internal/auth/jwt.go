@@ -36,6 +36,8 @@ const (
 	maxRemembered = 1024
 	// maxSubject limits a principal's name at its issuer, in bytes (OpenID Connect Core, 2).
 	maxSubject = 255
+	// rememberFor is how long a verified JWT is not verified again, unless it expires.
+	rememberFor = 5 * time.Second
 )
 
 // algorithms may sign a JWT: the usual ones that have a public key and no parameters to
@@ -58,7 +60,6 @@ type Issuer struct {
 // A Verifier authenticates by JWTs of one issuer (RFC 7519, 8725 and 9068).
 type Verifier struct {
 	issuer     Issuer
-	ttl        time.Duration
 	keys       *keyring
 	remembered *lru.Cache[Digest, verified]
 }
@@ -69,13 +70,12 @@ type verified struct {
 	at, expires time.Time
 }
 
-// NewVerifier makes a Verifier, which fetches the issuer's keys from now on. A verified JWT is
-// remembered for ttl, at most until it expires.
-func NewVerifier(issuer Issuer, ttl time.Duration, log *slog.Logger) *Verifier {
-	return newVerifier(issuer, ttl, &keyring{fetch: newIssuersKeys(issuer.URL, issuer.JWKS).fetch, log: log})
+// NewVerifier makes a Verifier, which fetches the issuer's keys from now on.
+func NewVerifier(issuer Issuer, log *slog.Logger) *Verifier {
+	return newVerifier(issuer, &keyring{fetch: newIssuersKeys(issuer.URL, issuer.JWKS).fetch, log: log})
 }
 
-func newVerifier(issuer Issuer, ttl time.Duration, keys *keyring) *Verifier {
+func newVerifier(issuer Issuer, keys *keyring) *Verifier {
 	remembered, err := lru.New[Digest, verified](maxRemembered)
 	if err != nil {
 		panic(err) // only for a size that is not positive
@@ -83,7 +83,7 @@ func newVerifier(issuer Issuer, ttl time.Duration, keys *keyring) *Verifier {
 	issuer.AudienceClaim = cmp.Or(issuer.AudienceClaim, "aud")
 	issuer.ScopeClaim = cmp.Or(issuer.ScopeClaim, "scope")
 	issuer.Scope = cmp.Or(issuer.Scope, ScopeDelete)
-	v := &Verifier{issuer: issuer, ttl: ttl, keys: keys, remembered: remembered}
+	v := &Verifier{issuer: issuer, keys: keys, remembered: remembered}
 	v.keys.refresh()
 	return v
 }
@@ -95,7 +95,7 @@ func IsJWT(token string) bool { return strings.Count(token, ".") == 2 }
 // one that is not acceptable, or ErrKeysUnknown.
 func (v *Verifier) Authenticate(ctx context.Context, token string) (Principal, error) {
 	digest, now := Digest(sha256.Sum256([]byte(token))), time.Now()
-	if r, ok := v.remembered.Get(digest); ok && now.Sub(r.at) < v.ttl && now.Before(r.expires) {
+	if r, ok := v.remembered.Get(digest); ok && now.Sub(r.at) < rememberFor && now.Before(r.expires) {
 		return r.principal, nil
 	}
 	principal, expires, err := v.verify(ctx, token, now)
@@ -225,7 +225,6 @@ func (v *Verifier) checkSignature(ctx context.Context, token *jwt.JSONWebToken) 
 				continue
 			}
 			if token.Claims(key.Key) == nil {
-				wrong = false
 				return true
 			}
 			wrong = header.KeyID != ""

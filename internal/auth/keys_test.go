@@ -57,10 +57,8 @@ func (s *source) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
 	return keys, nil
 }
 
-const ttl = 5 * time.Second
-
 func newTestVerifier(s *source, i Issuer) *Verifier {
-	return newVerifier(i, ttl, &keyring{fetch: s.fetch, log: slog.New(slog.DiscardHandler)})
+	return newVerifier(i, &keyring{fetch: s.fetch, log: slog.New(slog.DiscardHandler)})
 }
 
 // simulate runs a test in simulated time, a while after the keys were first fetched.

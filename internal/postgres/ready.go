@@ -22,6 +22,9 @@ type NotReadyError struct {
 
 func (e *NotReadyError) Error() string { return e.text }
 
+// NotReady returns the reason, for a metric.
+func (e *NotReadyError) NotReady() string { return e.Reason }
+
 // Ready returns nil when a writable primary answers, has every migration of versions and is
 // fit to delete from. Otherwise it returns a *NotReadyError.
 func (db *DB) Ready(ctx context.Context, versions []int64) error {

@@ -40,14 +40,11 @@ func (s *Server) Admin() http.Handler {
 	return mux
 }
 
-// A NotReadyError is the reason why requests can't be served.
-type NotReadyError struct {
-	Reason string // one of notReadyReasons
-	Err    error  // a sentence for an operator
+// A notReadyError is an error that has one of notReadyReasons.
+type notReadyError interface {
+	error
+	NotReady() string
 }
-
-func (e *NotReadyError) Error() string { return e.Err.Error() }
-func (e *NotReadyError) Unwrap() error { return e.Err }
 
 const (
 	reasonMisconfigured = "misconfigured" // what 'plantstore doctor' explains
@@ -84,8 +81,8 @@ func (s *Server) watch(ctx context.Context) {
 		state := &readiness{err: err}
 		if err != nil {
 			state.reason = reasonMisconfigured
-			if e, ok := errors.AsType[*NotReadyError](err); ok {
-				state.reason = e.Reason
+			if e, ok := errors.AsType[notReadyError](err); ok {
+				state.reason = e.NotReady()
 			}
 		}
 		before := s.state.Load()

@@ -47,6 +47,12 @@ func TestPagesOfTheOperatorsListener(t *testing.T) {
 	}
 }
 
+// A notReady is the reason of an error.
+type notReady string
+
+func (notReady) Error() string      { return errDriver.Error() }
+func (r notReady) NotReady() string { return string(r) }
+
 func TestReadiness(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -72,8 +78,8 @@ func TestReadiness(t *testing.T) {
 			metrics []string
 		}{
 			{nil, 200, "ready\n", []string{"plantstore_ready 1"}},
-			{&NotReadyError{"unreachable", errDriver}, 503, errDriver.Error() + "\n", []string{`plantstore_not_ready{reason="unreachable"} 1`, "plantstore_ready 0"}},
-			{&NotReadyError{"schema_behind", errDriver}, 503, errDriver.Error() + "\n", []string{`plantstore_not_ready{reason="schema_behind"} 1`, "plantstore_ready 0"}},
+			{notReady("unreachable"), 503, errDriver.Error() + "\n", []string{`plantstore_not_ready{reason="unreachable"} 1`, "plantstore_ready 0"}},
+			{notReady("schema_behind"), 503, errDriver.Error() + "\n", []string{`plantstore_not_ready{reason="schema_behind"} 1`, "plantstore_ready 0"}},
 			{errHangs, 503, "context deadline exceeded\n", []string{`plantstore_not_ready{reason="misconfigured"} 1`, "plantstore_ready 0"}},
 			{errDriver, 503, errDriver.Error() + "\n", []string{`plantstore_not_ready{reason="misconfigured"} 1`, "plantstore_ready 0"}},
 			{nil, 200, "ready\n", []string{"plantstore_ready 1"}},

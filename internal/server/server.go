@@ -43,7 +43,8 @@ type Config struct {
 	Tokens authenticator
 	// JWTs is for tokens that have the shape of one. Nil: none is accepted.
 	JWTs authenticator
-	// Ready returns nil when requests can be served, or else a *NotReadyError.
+	// Ready returns nil when requests can be served, or else an error whose method NotReady
+	// returns the reason, one of notReadyReasons. Its text is for an operator.
 	Ready func(context.Context) error
 	// Metrics are shown beside the server's own.
 	Metrics []prometheus.Collector

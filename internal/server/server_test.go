@@ -231,7 +231,7 @@ func TestRequestIDHeader(t *testing.T) {
 	s := New(c)
 	seen := make(map[string]bool)
 	for sent, want := range map[string]string{ // empty: a new one
-		"azAZ09._-": "azAZ09._-", long: long,
+		"azAZ09._-": "azAZ09._-", "r": "r", long: long,
 		"": "", long + "r": "", "a b": "", `"a"`: "", "a\tb": "", "é": "", "a\r\nX-Request-Id: a": "", auth.NewToken(): "",
 	} {
 		got := s.ask(t, del("X-Request-Id: "+sent)).header.Get("X-Request-Id")

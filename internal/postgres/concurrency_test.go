@@ -130,8 +130,9 @@ func TestPoolsShareTheConnections(t *testing.T) {
 // A principal's locked plants leave connections for the plants of others.
 func TestPrincipalLeavesConnectionsToOthers(t *testing.T) {
 	t.Parallel()
+	database := pgtest.Shared(t)
 	simulated(t, func(t *testing.T) {
-		db, _ := linked(t, pgtest.Shared(t), simulable())
+		db, _ := linked(t, database, simulable())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		acquire := func(principal string) error {

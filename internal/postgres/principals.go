@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"plantstore/internal/auth"
 	"plantstore/internal/plant"
@@ -96,11 +97,8 @@ func RotateToken(ctx context.Context, conn *pgx.Conn, name string, overlap time.
 		if err != nil {
 			return err
 		}
-		end := `UPDATE plantstore.tokens SET expires_at = least(expires_at, now() + make_interval(secs => $2)) WHERE principal = $1 AND revoked_at IS NULL`
-		if overlap == 0 {
-			end = `UPDATE plantstore.tokens SET revoked_at = now() + make_interval(secs => $2) WHERE principal = $1 AND revoked_at IS NULL`
-		}
-		if _, err := tx.Exec(ctx, end, name, overlap.Seconds()); err != nil {
+		if _, err := tx.Exec(ctx, `UPDATE plantstore.tokens SET expires_at = least(expires_at, now() + make_interval(secs => $2)),
+			revoked_at = CASE WHEN $2 = 0 THEN now() END WHERE principal = $1 AND revoked_at IS NULL`, name, overlap.Seconds()); err != nil {
 			return err
 		}
 		token, err = addToken(ctx, tx, name, scopes, expires)
@@ -115,11 +113,7 @@ func addToken(ctx context.Context, tx pgx.Tx, principal string, scopes []string,
 	if err != nil {
 		return "", err
 	}
-	var at *time.Time
-	if !expires.IsZero() {
-		at = &expires
-	}
-	_, err = tx.Exec(ctx, `INSERT INTO plantstore.tokens (principal, digest, scopes, expires_at) VALUES ($1, $2, $3, $4)`, principal, digest[:], scopes, at)
+	_, err = tx.Exec(ctx, `INSERT INTO plantstore.tokens (principal, digest, scopes, expires_at) VALUES ($1, $2, $3, $4)`, principal, digest[:], scopes, zeronull.Timestamptz(expires))
 	return token, err
 }
 
@@ -185,28 +179,21 @@ func Principals(ctx context.Context, conn *pgx.Conn) ([]Principal, error) {
 	var p Principal
 	var t Token
 	var seconds float64
-	var resets, created, expires, revoked, used *time.Time
-	_, err = pgx.ForEachRow(rows, []any{&p.Name, &p.CreatedAt, &p.Budget.Most, &seconds, &p.Used, &resets, &t.Scopes, &created, &expires, &revoked, &used}, func() error {
+	null := func(t *time.Time) any { return (*zeronull.Timestamptz)(t) }
+	_, err = pgx.ForEachRow(rows, []any{&p.Name, &p.CreatedAt, &p.Budget.Most, &seconds, &p.Used, null(&p.ResetsAt), &t.Scopes,
+		null(&t.CreatedAt), null(&t.ExpiresAt), null(&t.RevokedAt), null(&t.LastUsedAt)}, func() error {
 		if len(list) == 0 || list[len(list)-1].Name != p.Name {
 			p.Budget.Period = time.Duration(seconds * float64(time.Second))
-			p.ResetsAt = orZero(resets)
 			list = append(list, p)
 		}
-		if created != nil {
+		if !t.CreatedAt.IsZero() {
 			last := &list[len(list)-1]
-			last.Tokens = append(last.Tokens, Token{t.Scopes, *created, orZero(expires), orZero(revoked), orZero(used)})
+			last.Tokens = append(last.Tokens, t)
 			t.Scopes = nil // the next row scans into another
 		}
 		return nil
 	})
 	return list, err
-}
-
-func orZero(t *time.Time) time.Time {
-	if t == nil {
-		return time.Time{}
-	}
-	return *t
 }
 
 // lockPrincipal locks a principal, so that nobody else changes its tokens until the

@@ -56,7 +56,7 @@ test: ## Run the tests on a real Postgres; TESTS says which, as in TESTS='-race 
 	@deploy/postgres/ensure.sh pgbouncer
 	@go run ./internal/pgtest/run go test -timeout 30m $(or $(TESTS),./...)
 
-nightly: ## What takes long: every fault, the alerts in a real Prometheus, the page in a browser, generated clients, sabotage, chaos
+nightly: ## What takes long: every fault, the alerts in promtool, the page in a browser, generated clients, sabotage, chaos
 	PLANTSTORE_TEST_EVERY_FAULT=1 $(MAKE) test TESTS='-run TestEveryConnectionFault ./internal/postgres'
 	$(MAKE) test TESTS='-tags slow -run TestCheckerCatchesSabotage ./cmd/chaos'
 	.ci/alerts-check

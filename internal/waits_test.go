@@ -10,11 +10,6 @@ import (
 	"plantstore/internal/readme"
 )
 
-// mayWait has the files of tests that wait for a time on a real clock.
-var mayWait = map[string]string{
-	"cmd/plantstore/alerts_prometheus_test.go": "Prometheus does not announce that an alert fires",
-}
-
 // A test that waits for a time fails on a busy machine. Tests wait for events, or run in a
 // bubble of testing/synctest.
 func TestTestsWaitForEvents(t *testing.T) {
@@ -22,7 +17,7 @@ func TestTestsWaitForEvents(t *testing.T) {
 	wait := regexp.MustCompile(`\btime\.(Sleep|After|AfterFunc|Tick|NewTicker|NewTimer)\b|pg_` + `sleep`)
 	files := os.DirFS(readme.Top(t))
 	err := fs.WalkDir(files, ".", func(name string, _ fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(name, "_test.go") || mayWait[name] != "" {
+		if err != nil || !strings.HasSuffix(name, "_test.go") {
 			return err
 		}
 		text, err := fs.ReadFile(files, name)

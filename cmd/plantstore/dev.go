@@ -59,10 +59,10 @@ func (c *devCommand) Run(ctx context.Context, console *console, parsed *kong.Con
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(console.out, devGreeting, public.Addr(), token, pg.Version(), owner, admin.Addr(), shellQuoted(program), app)
+	fmt.Fprintf(console.out, devGreeting, public.Addr(), token, pg.Version(), owner, admin.Addr(), program, app)
 	s := c.limitFlags.service()
 	s.database.URL, s.database.Setting = app, devSetting
-	s.format, s.level = c.LogFormat, c.LogLevel.Level
+	s.logFormat, s.logLevel = c.LogFormat, c.LogLevel
 	return serve(ctx, console, s, public, admin, changed(parsed))
 }
 
@@ -93,8 +93,8 @@ Next, undo the deletion that you just made. --help lists what else the program d
 
   export PLANTSTORE_MIGRATE_DATABASE_URL='%[4]s'
   export DATABASE_URL='%[7]s'
-  %[6]s deletions list
-  %[6]s deletions restore --plant 1 --yes
+  '%[6]s' deletions list
+  '%[6]s' deletions restore --plant 1 --yes
 
 `
 
@@ -108,11 +108,6 @@ func unsetPGVariables() (names []string) {
 	}
 	slices.Sort(names)
 	return names
-}
-
-// shellQuoted quotes a path for a shell.
-func shellQuoted(path string) string {
-	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
 }
 
 // prepare makes roles, schema, sample plants and a token.

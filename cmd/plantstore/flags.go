@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"net/url"
 	"os"
@@ -17,7 +16,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"plantstore/internal/plant"
 	"plantstore/internal/postgres"
 	"plantstore/internal/server"
 )
@@ -183,29 +181,6 @@ func (o *origin) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// A logFormat is json or text.
-type logFormat string
-
-// UnmarshalText reads a log format.
-func (f *logFormat) UnmarshalText(text []byte) error {
-	*f = logFormat(text)
-	if *f != "json" && *f != "text" {
-		return fmt.Errorf("%q is not a log format: use json or text", string(text))
-	}
-	return nil
-}
-
-// A logLevel is a level on the command line.
-type logLevel struct{ slog.Level }
-
-// UnmarshalText reads a log level.
-func (l *logLevel) UnmarshalText(text []byte) error {
-	if l.Level.UnmarshalText(text) != nil {
-		return fmt.Errorf("%q is not a log level: use debug, info, warn or error", string(text))
-	}
-	return nil
-}
-
 // A rateLimit is a rate on the command line.
 type rateLimit server.Rate
 
@@ -213,16 +188,16 @@ type rateLimit server.Rate
 func (r *rateLimit) UnmarshalText(text []byte) error {
 	limit, burst, hasBurst := strings.Cut(string(text), ",burst=")
 	count, in, _ := strings.Cut(limit, "/")
-	n, err := strconv.ParseUint(count, 10, 31)
+	n, err := strconv.Atoi(count)
 	most := n
 	if hasBurst && err == nil {
-		most, err = strconv.ParseUint(burst, 10, 31)
+		most, err = strconv.Atoi(burst)
 	}
 	time, ok := map[string]time.Duration{"s": time.Second, "m": time.Minute}[in]
 	if err != nil || !ok || n < 1 || most < 1 {
 		return fmt.Errorf("%q is not a rate such as 200/s, 600/m or 200/s,burst=400", text)
 	}
-	*r = rateLimit{int(n), time, int(most)}
+	*r = rateLimit{n, time, most}
 	return nil
 }
 
@@ -233,24 +208,6 @@ func (r rateLimit) String() string {
 	}
 	return fmt.Sprintf("%d/%c,burst=%d", r.Count, map[time.Duration]rune{time.Second: 's', time.Minute: 'm'}[r.In], r.Burst)
 }
-
-// A budget is a deletion budget on the command line.
-type budget plant.Budget
-
-// UnmarshalText reads a budget, or none. An empty text is an error: a script with an unset
-// variable must not remove a limit.
-func (b *budget) UnmarshalText(text []byte) error {
-	if string(text) == "none" {
-		*b = budget{}
-		return nil
-	}
-	parsed, err := plant.ParseBudget(string(text))
-	*b = budget(parsed)
-	return err
-}
-
-// String returns a text that UnmarshalText reads.
-func (b budget) String() string { return plant.Budget(b).String() }
 
 // A moment is a time on the command line: RFC 3339, a date, or how long ago.
 type moment struct{ time.Time }
@@ -286,12 +243,13 @@ type age time.Duration
 // UnmarshalText reads an age.
 func (a *age) UnmarshalText(text []byte) error {
 	s := string(text)
-	d, err := time.ParseDuration(s)
+	duration := s
 	if days, ok := strings.CutSuffix(s, "d"); ok {
-		var n uint64
-		n, err = strconv.ParseUint(days, 10, 16)
-		d = time.Duration(n) * 24 * time.Hour
+		if n, err := strconv.Atoi(days); err == nil {
+			duration = strconv.Itoa(24*n) + "h"
+		}
 	}
+	d, err := time.ParseDuration(duration)
 	if err != nil || d < 0 {
 		return fmt.Errorf("%q is not a duration such as 365d or 36h", s)
 	}

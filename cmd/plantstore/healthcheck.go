@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -17,16 +16,9 @@ type healthcheckCommand struct {
 
 // Run asks /readyz. It is for containers that have no shell and no curl.
 func (c *healthcheckCommand) Run(ctx context.Context, console *console) error {
-	host, port, err := net.SplitHostPort(c.AdminAddr)
-	if err != nil {
-		return &exitError{exitUsage, fmt.Errorf("--admin-addr (PLANTSTORE_ADMIN_ADDR) is %q: %w", c.AdminAddr, err)}
-	}
-	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-		host = "localhost"
-	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+"/readyz", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.AdminAddr+"/readyz", nil)
 	if err != nil {
 		return &exitError{exitUsage, fmt.Errorf("--admin-addr (PLANTSTORE_ADMIN_ADDR) is %q: %w", c.AdminAddr, err)}
 	}

@@ -113,22 +113,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err == nil {
 		return command.Run()
 	}
-	if e, ok := errors.AsType[*kong.ParseError](err); ok && isIncomplete(e.Context) {
+	// Where the command is missing, or there is no such command, the usage helps.
+	if e, ok := errors.AsType[*kong.ParseError](err); ok && (e.Context.Selected() == nil || len(e.Context.Selected().Children) > 0) {
 		parser.Stdout = stderr
 		if err := e.Context.PrintUsage(true); err != nil {
 			return err
 		}
 	}
 	return &exitError{exitUsage, err}
-}
-
-// isIncomplete reports whether the command or its argument is missing, or there is no such
-// command: then the usage helps.
-func isIncomplete(c *kong.Context) bool {
-	selected := c.Selected()
-	if selected == nil || len(selected.Children) > 0 {
-		return true
-	}
-	given := slices.ContainsFunc(c.Path, func(p *kong.Path) bool { return p.Positional != nil })
-	return c.Error == nil && len(selected.Positional) > 0 && !given
 }

@@ -36,11 +36,11 @@ type serveCommand struct {
 	OIDCScopeClaim     string        `name:"oidc-scope-claim" env:"PLANTSTORE_OIDC_SCOPE_CLAIM" default:"scope" help:"Claim of a JWT that has its scopes; by default scp, too. Microsoft Entra: roles."`
 	OIDCScope          string        `name:"oidc-scope" env:"PLANTSTORE_OIDC_SCOPE" default:"plants:delete" help:"Scope of a JWT that allows deleting plants."`
 	OIDCPrincipalClaim string        `name:"oidc-principal-claim" env:"PLANTSTORE_OIDC_PRINCIPAL_CLAIM" default:"sub" help:"Claim of a JWT that names the principal."`
-	OIDCBudget         budget        `name:"oidc-budget" env:"PLANTSTORE_OIDC_BUDGET" placeholder:"N/PERIOD" help:"Deletion budget of each principal of JWTs that has none of its own, as 500/1h or 10000/7d. Default: no limit."`
+	OIDCBudget         plant.Budget  `name:"oidc-budget" env:"PLANTSTORE_OIDC_BUDGET" placeholder:"N/PERIOD" help:"Deletion budget of each principal of JWTs that has none of its own, as 500/1h or 10000/7d. Default: no limit."`
 	JWKSURL            string        `name:"jwks-url" env:"PLANTSTORE_JWKS_URL" placeholder:"URL" help:"URL of the issuer's keys, https or file. Default: OpenID Connect discovery."`
 	DrainDelay         time.Duration `env:"PLANTSTORE_DRAIN_DELAY" default:"5s" help:"How long to go on serving, not ready, after SIGTERM."`
-	LogFormat          logFormat     `env:"PLANTSTORE_LOG_FORMAT" default:"json" help:"Log format: json or text."`
-	LogLevel           logLevel      `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
+	LogFormat          string        `env:"PLANTSTORE_LOG_FORMAT" default:"json" enum:"json,text" help:"Log format: ${enum}."`
+	LogLevel           string        `env:"PLANTSTORE_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least severe log entry: ${enum}."`
 	limitFlags         `embed:""`
 
 	database    target
@@ -101,7 +101,7 @@ func (c *serveCommand) AfterApply(parsed *kong.Context) (err error) {
 func (c *serveCommand) checkIssuer() error {
 	if c.OIDCIssuer == "" {
 		if len(c.OIDCAudience) > 0 || c.OIDCAudienceClaim != "aud" || c.OIDCScopeClaim != "scope" || c.OIDCScope != auth.ScopeDelete ||
-			c.JWKSURL != "" || c.OIDCPrincipalClaim != "sub" || c.OIDCBudget != (budget{}) {
+			c.JWKSURL != "" || c.OIDCPrincipalClaim != "sub" || c.OIDCBudget != (plant.Budget{}) {
 			return errors.New("--oidc-issuer (PLANTSTORE_OIDC_ISSUER) is not set, but other settings of JWTs are")
 		}
 		return nil
@@ -111,17 +111,8 @@ func (c *serveCommand) checkIssuer() error {
 			return errors.New("--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) has an empty name in its list: remove the comma")
 		}
 	}
-	for _, s := range []struct{ name, value string }{
-		{"--oidc-issuer (PLANTSTORE_OIDC_ISSUER)", c.OIDCIssuer},
-		{"--oidc-audience (PLANTSTORE_OIDC_AUDIENCE)", strings.Join(c.OIDCAudience, ",")},
-		{"--oidc-audience-claim (PLANTSTORE_OIDC_AUDIENCE_CLAIM)", c.OIDCAudienceClaim},
-		{"--oidc-scope-claim (PLANTSTORE_OIDC_SCOPE_CLAIM)", c.OIDCScopeClaim},
-		{"--oidc-scope (PLANTSTORE_OIDC_SCOPE)", c.OIDCScope},
-		{"--oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM)", c.OIDCPrincipalClaim},
-	} {
-		if s.value == "" || strings.TrimSpace(s.value) != s.value {
-			return fmt.Errorf("%s is %q: set it, without blanks around it", s.name, s.value)
-		}
+	if len(c.OIDCAudience) == 0 {
+		return errors.New("--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is not set: set it to the name that JWTs have for this service")
 	}
 	if c.JWKSURL == "" {
 		if err := auth.CheckIssuer(c.OIDCIssuer); err != nil {
@@ -183,20 +174,19 @@ func changed(parsed *kong.Context) (settings []any) {
 // A service has the configurations from the settings of serve or dev. Fields that are no
 // settings, such as the log and the repositories, are empty.
 type service struct {
-	database postgres.Config
-	server   server.Config
-	issuer   auth.Issuer // without URL: no JWTs are accepted
-	format   logFormat
-	level    slog.Level
+	database            postgres.Config
+	server              server.Config
+	issuer              auth.Issuer // without URL: no JWTs are accepted
+	logFormat, logLevel string
 }
 
 func (c *serveCommand) service() service {
 	s := c.limitFlags.service()
 	s.database.URL, s.database.File, s.database.Setting = c.DatabaseURL, c.DatabaseURLFile, c.database.setting
 	s.server.Certificate, s.server.DrainDelay = c.certificate, c.DrainDelay
-	s.issuer = auth.Issuer{URL: c.OIDCIssuer, JWKS: c.JWKSURL, Claim: c.OIDCPrincipalClaim, Budget: plant.Budget(c.OIDCBudget),
+	s.issuer = auth.Issuer{URL: c.OIDCIssuer, JWKS: c.JWKSURL, Claim: c.OIDCPrincipalClaim, Budget: c.OIDCBudget,
 		Audiences: c.OIDCAudience, AudienceClaim: c.OIDCAudienceClaim, ScopeClaim: c.OIDCScopeClaim, Scope: c.OIDCScope}
-	s.format, s.level = c.LogFormat, c.LogLevel.Level
+	s.logFormat, s.logLevel = c.LogFormat, c.LogLevel
 	return s
 }
 
@@ -221,7 +211,7 @@ func serve(ctx context.Context, console *console, s service, public, admin net.L
 	signal.Ignore(syscall.SIGPIPE) // where nobody reads the log any more, deletions go on
 	buffer := server.NewLogBuffer(console.err)
 	defer buffer.Close()
-	log := newLog(buffer, s.format, s.level)
+	log := newLog(buffer, s.logFormat, s.logLevel)
 	for _, w := range console.warnings {
 		log.Warn(w)
 	}
@@ -265,8 +255,9 @@ func serve(ctx context.Context, console *console, s service, public, admin net.L
 	return nil
 }
 
-func newLog(buffer *server.LogBuffer, format logFormat, level slog.Level) *slog.Logger {
-	options := &slog.HandlerOptions{Level: level}
+func newLog(buffer *server.LogBuffer, format, level string) *slog.Logger {
+	least := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}[level]
+	options := &slog.HandlerOptions{Level: least}
 	if format == "text" {
 		return slog.New(buffer.Handler(slog.NewTextHandler(buffer, options)))
 	}

@@ -78,9 +78,9 @@ func (l *lifetime) end() time.Time {
 type tokenCreate struct {
 	ownerFlags `embed:""`
 	lifetime   `embed:""`
-	Name       string   `arg:"" help:"The client that gets the token: recorded with each deletion."`
-	Scope      []string `default:"${scope}" enum:"${scope}" help:"What the token allows: ${enum}."`
-	Budget     budget   `default:"none" placeholder:"BUDGET" help:"How many plants the principal may delete in a period, as 500/1h or 10000/7d."`
+	Name       string       `arg:"" help:"The client that gets the token: recorded with each deletion."`
+	Scope      []string     `default:"${scope}" enum:"${scope}" help:"What the token allows: ${enum}."`
+	Budget     plant.Budget `default:"none" placeholder:"BUDGET" help:"How many plants the principal may delete in a period, as 500/1h or 10000/7d."`
 }
 
 // Run creates a principal.
@@ -90,7 +90,7 @@ func (c *tokenCreate) Run(ctx context.Context, console *console) error {
 		return &exitError{exitUsage, errors.New("--scope is empty: the token would allow nothing")}
 	}
 	return c.change(ctx, c.Name, func(conn *pgx.Conn) error {
-		token, err := postgres.CreatePrincipal(ctx, conn, c.Name, slices.Compact(slices.Sorted(slices.Values(c.Scope))), expires, plant.Budget(c.Budget))
+		token, err := postgres.CreatePrincipal(ctx, conn, c.Name, slices.Compact(slices.Sorted(slices.Values(c.Scope))), expires, c.Budget)
 		if err != nil {
 			return err
 		}
@@ -164,9 +164,9 @@ func (c *tokenRevoke) Run(ctx context.Context, console *console) error {
 
 type tokenBudget struct {
 	ownerFlags `embed:""`
-	Name       string  `arg:"" help:"The principal; ${jwt_prefix}SUBJECT if it comes with JWTs."`
-	Budget     *budget `arg:"" optional:"" help:"How many plants it may delete in a period, as 500/1h or 10000/7d, or none. Deletions of the current period count."`
-	Reset      bool    `help:"Reset the used part of the budget to zero."`
+	Name       string        `arg:"" help:"The principal; ${jwt_prefix}SUBJECT if it comes with JWTs."`
+	Budget     *plant.Budget `arg:"" optional:"" help:"How many plants it may delete in a period, as 500/1h or 10000/7d, or none. Deletions of the current period count."`
+	Reset      bool          `help:"Reset the used part of the budget to zero."`
 }
 
 // Help adds to the command's help.
@@ -186,7 +186,7 @@ func (c *tokenBudget) Run(ctx context.Context, console *console) error {
 	}
 	return c.change(ctx, c.Name, func(conn *pgx.Conn) error {
 		if c.Budget != nil {
-			if err := postgres.SetBudget(ctx, conn, c.Name, plant.Budget(*c.Budget)); err != nil {
+			if err := postgres.SetBudget(ctx, conn, c.Name, *c.Budget); err != nil {
 				return err
 			}
 			fmt.Fprintf(console.out, "the deletion budget of %q is %s; %s\n", c.Name, c.Budget, inEffect)

@@ -23,9 +23,14 @@ const shortestPeriod = time.Second
 // mostPlants is the largest budget.
 const mostPlants = 1_000_000_000
 
-// ParseBudget reads a budget such as 500/1h, 20/90s or 10000/7d. Its errors are for a
-// person.
-func ParseBudget(s string) (Budget, error) {
+// UnmarshalText reads a budget such as 500/1h, 20/90s or 10000/7d, or none. An empty text is an
+// error: a script with an unset variable must not remove a limit. Its errors are for a person.
+func (b *Budget) UnmarshalText(text []byte) error {
+	s := string(text)
+	if s == "none" {
+		*b = Budget{}
+		return nil
+	}
 	most, period, _ := strings.Cut(s, "/")
 	n, err := strconv.ParseInt(most, 10, 64)
 	var d time.Duration
@@ -34,15 +39,16 @@ func ParseBudget(s string) (Budget, error) {
 	}
 	switch {
 	case err != nil:
-		return Budget{}, fmt.Errorf("%q is not a deletion budget such as 500/1h or 10000/7d", s)
+		return fmt.Errorf("%q is not a deletion budget such as 500/1h or 10000/7d", s)
 	case n < 1 || n > mostPlants:
-		return Budget{}, fmt.Errorf("the deletion budget %s is for %d plants: it must be for 1 to %d", s, n, mostPlants)
+		return fmt.Errorf("the deletion budget %s is for %d plants: it must be for 1 to %d", s, n, mostPlants)
 	case d < shortestPeriod:
-		return Budget{}, fmt.Errorf("the deletion budget %s has a period of %s: it must be at least %s", s, period, shortestPeriod)
+		return fmt.Errorf("the deletion budget %s has a period of %s: it must be at least %s", s, period, shortestPeriod)
 	case d > LongestPeriod:
-		return Budget{}, fmt.Errorf("the deletion budget %s has a period of %s: it must be at most 7d", s, period)
+		return fmt.Errorf("the deletion budget %s has a period of %s: it must be at most 7d", s, period)
 	}
-	return Budget{n, d}, nil
+	*b = Budget{n, d}
+	return nil
 }
 
 func parsePeriod(s string) (time.Duration, error) {
@@ -53,7 +59,7 @@ func parsePeriod(s string) (time.Duration, error) {
 	return time.ParseDuration(s)
 }
 
-// String writes a budget as ParseBudget reads it; none as "none".
+// String writes a budget as UnmarshalText reads it; none as "none".
 func (b Budget) String() string {
 	if b == (Budget{}) {
 		return "none"

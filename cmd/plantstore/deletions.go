@@ -9,7 +9,6 @@ import (
 	"io"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -76,65 +75,38 @@ func (c *deletionsList) Run(ctx context.Context, console *console) error {
 	filter := ledger.Filter{Plant: c.Plant, By: c.By, ByRole: c.ByRole, Request: c.Request, Since: c.Since.Time, Until: c.Until.Time,
 		Before: c.Before, Refusals: c.Refusals, Limit: c.Limit + 1, Rows: c.JSON}
 	return c.withLedger(ctx, func(conn *pgx.Conn) error {
-		var table *tabwriter.Writer
-		if !c.JSON {
-			table = newTable(console.out, "ID", "PLANT", "NAME", "DELETED AT", "BY", "REQUEST", "STATE")
-		}
-		n, last := 0, int64(0)
-		if err := ledger.List(ctx, conn, filter, func(d ledger.Deletion) error {
-			if n++; n > c.Limit {
-				return nil
-			}
-			last = d.ID
-			if c.JSON {
-				return writeElement(console.out, n, d)
-			}
-			state, by := "deleted", d.By()
-			if d.Cascaded > 0 {
-				state += " with " + counted(d.Cascaded, "row")
-			}
-			switch {
-			case d.Refused != nil:
-				state, by = "refused "+strconv.Itoa(*d.Refused), shown(d.DeletedBy)
-			case d.RestoredAt != nil:
-				state = "restored " + date(*d.RestoredAt, "")
-			}
-			_, err := fmt.Fprintf(table, "%d\t%d\t%s\t%s\t%s\t%s\t%s\n", d.ID, d.PlantID, shown(d.Name), date(d.DeletedAt, ""), by, orDash(d.RequestID), state)
-			return err
-		}); err != nil {
+		list := []ledger.Deletion{}
+		if err := ledger.List(ctx, conn, filter, func(d ledger.Deletion) error { list = append(list, d); return nil }); err != nil {
 			return err
 		}
-		var err error
-		switch {
-		case !c.JSON:
-			err = table.Flush()
-		case n == 0:
-			_, err = fmt.Fprintln(console.out, "[]")
-		default:
-			_, err = fmt.Fprintln(console.out, "\n]")
+		page := list[:min(len(list), c.Limit)]
+		if err := c.print(console.out, page); err != nil || len(list) == len(page) {
+			return err
 		}
-		if n > c.Limit && err == nil {
-			_, err = fmt.Fprintf(console.err, "there are more: add --before=%d for the next page\n", last)
-		}
+		_, err := fmt.Fprintf(console.err, "there are more: add --before=%d for the next page\n", page[len(page)-1].ID)
 		return err
 	})
 }
 
-// writeElement writes the nth element of a JSON array, with the bracket or comma before it.
-func writeElement(w io.Writer, n int, v any) error {
-	before := ",\n  "
-	if n == 1 {
-		before = "[\n  "
+func (c *deletionsList) print(w io.Writer, list []ledger.Deletion) error {
+	if c.JSON {
+		return writeJSON(w, list)
 	}
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetIndent("  ", "  ")
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
-		return err
+	table := newTable(w, "ID", "PLANT", "NAME", "DELETED AT", "BY", "REQUEST", "STATE")
+	for _, d := range list {
+		state, by := "deleted", d.By()
+		if d.Cascaded > 0 {
+			state += " with " + counted(d.Cascaded, "row")
+		}
+		switch {
+		case d.Refused != nil:
+			state, by = "refused "+strconv.Itoa(*d.Refused), shown(d.DeletedBy)
+		case d.RestoredAt != nil:
+			state = "restored " + date(*d.RestoredAt, "")
+		}
+		fmt.Fprintf(table, "%d\t%d\t%s\t%s\t%s\t%s\t%s\n", d.ID, d.PlantID, shown(d.Name), date(d.DeletedAt, ""), by, orDash(d.RequestID), state)
 	}
-	_, err := fmt.Fprintf(w, "%s%s", before, bytes.TrimSpace(b.Bytes()))
-	return err
+	return table.Flush()
 }
 
 func orDash(s *string) string {
@@ -196,25 +168,12 @@ func printDeletion(w io.Writer, d ledger.Deletion) error {
 	if err := table.Flush(); err != nil || d.Plant == nil {
 		return err
 	}
-	fmt.Fprintln(w)
-	table = newTable(w, "COLUMN", "TYPE", "VALUE")
-	// Read key by key, to keep the order of the columns.
-	row := json.NewDecoder(bytes.NewReader(d.Plant))
-	if _, err := row.Token(); err != nil {
+	var row bytes.Buffer
+	if err := json.Indent(&row, d.Plant, "", "  "); err != nil {
 		return err
 	}
-	for i := 0; row.More(); i++ {
-		column, err := row.Token()
-		if err != nil {
-			return err
-		}
-		var value json.RawMessage
-		if err := row.Decode(&value); err != nil {
-			return err
-		}
-		fmt.Fprintf(table, "%s\t%s\t%s\n", shown(fmt.Sprint(column)), shown(d.Types[i]), escaped(value))
-	}
-	return table.Flush()
+	_, err := fmt.Fprintf(w, "\n%s\n", escaped(row.String()))
+	return err
 }
 
 type deletionsPurge struct {
@@ -246,20 +205,13 @@ func (c *deletionsPurge) Run(ctx context.Context, console *console) error {
 		}
 		switch {
 		case err != nil && n > 0:
-			return fmt.Errorf("%w; %s purged, run the command again for the rest", err, entries(n))
+			return fmt.Errorf("%w; purged entries: %d, run the command again for the rest", err, n)
 		case err != nil:
 			return err
 		case c.JSON:
 			return writeJSON(console.out, map[string]any{"entries": n, "dry_run": c.DryRun})
 		}
-		_, err = fmt.Fprintf(console.out, "%s %s older than %s\n", what, entries(n), c.OlderThan)
+		_, err = fmt.Fprintf(console.out, "%s entries older than %s: %d\n", what, c.OlderThan, n)
 		return err
 	})
-}
-
-func entries(n int64) string {
-	if n == 1 {
-		return "1 entry"
-	}
-	return strconv.FormatInt(n, 10) + " entries"
 }

@@ -70,20 +70,18 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 			if err != nil {
 				return err
 			}
-			if len(planned.Plants) > 0 {
-				if err := printPlants(console.err, planned); err != nil {
-					return err
-				}
-				if err := confirm(ctx, console.err, fmt.Sprintf("Restore %s?", countedAll(planned)), errors.New("nothing was restored")); err != nil {
-					return err
-				}
+			if len(planned.Plants) == 0 {
+				return c.print(console, planned)
+			}
+			if err := printPlants(console.err, planned); err != nil {
+				return err
+			}
+			if err := confirm(ctx, console.err, fmt.Sprintf("Restore %s?", countedAll(planned)), errors.New("nothing was restored")); err != nil {
+				return err
 			}
 			selection = ledger.Selection{} // the plants that the operator agreed to
 			for _, d := range planned.Plants {
 				selection.IDs = append(selection.IDs, d.ID)
-			}
-			if len(planned.Plants) == 0 {
-				return c.print(console, planned)
 			}
 		}
 		done, err := ledger.Restore(ctx, conn, selection, options)

@@ -62,18 +62,19 @@ request          r-4
 idempotency key  k-4
 transaction      \d+
 
-COLUMN      TYPE                      VALUE
-id          bigint                    14
-name        text                      "Fern <14>"
-created_at  timestamp with time zone  "2026-01-01T00:00:00\+00:00"
+\{
+  "id": 14,
+  "name": "Fern <14>",
+  "created_at": "2026-01-01T00:00:00\+00:00"
+\}
 `, "", "deletions", "show", "4")
 	expect(0, `.*refused +40401\nrefused at +20\S+Z\nasked by +shop\nrequest +r-5\n.*`, "", "deletions", "show", "5")
 	expect(0, `\{\n  "id": 4,\n.*"literal": "\(14,\\"Fern <14>\\",\\"2026-01-01 00:00:00\+00\\"\)",\n.*\}\n`, "", "deletions", "show", "4", "--json")
 	expect(1, "", `plantstore: there is no deletion 9: see 'plantstore deletions list'\n`, "deletions", "show", "9")
 
-	// Characters that a terminal would obey or hide are escaped in values and in names.
+	// Characters that a terminal would obey or hide are escaped.
 	execute(t, owner, `ALTER TABLE plants ADD j json; INSERT INTO plants (id, name, j) VALUES (1, E'ä \u0085\u009b31m \u202e \u2066 \U000e0001', E'{"a":\n1}'); DELETE FROM plants`, pgx.QueryExecModeSimpleProtocol)
-	expect(0, `.*\nname +text +"ä \\u0085\\u009b31m \\u202e \\u2066 \\udb40\\udc01"\n.*\nj +json +\{"a": 1\}\n`, "", "deletions", "show", "6")
+	expect(0, `.*\n  "name": "ä \\u0085\\u009b31m \\u202e \\u2066 \\udb40\\udc01",\n.*\n  "j": \{\n    "a": 1\n  \}\n\}\n`, "", "deletions", "show", "6")
 	expecting(t, pgtest.Empty(t).Owner)(1, "", `plantstore: ERROR: relation "plantstore.deletions" does not exist .*'plantstore migrate up'\n`, "deletions", "list")
 }
 
@@ -154,11 +155,11 @@ func TestDeletionsPurge(t *testing.T) {
 	execute(t, owner, `UPDATE plantstore.deletions SET deleted_at = now() - interval '366 days' WHERE id < 4`)
 	expect(2, "", `plantstore: .*--older-than is 6d: it must be at least 7d, so that the ledger recognizes repeated requests\n`,
 		"deletions", "purge", "--older-than=6d")
-	expect(0, "would purge 3 entries older than 365d\n", "", "deletions", "purge", "--older-than=365d", "--dry-run")
-	expect(0, "purged 3 entries older than 365d\n", "", "deletions", "purge", "--older-than=365d")
+	expect(0, "would purge entries older than 365d: 3\n", "", "deletions", "purge", "--older-than=365d", "--dry-run")
+	expect(0, "purged entries older than 365d: 3\n", "", "deletions", "purge", "--older-than=365d")
 	expect(0, `\{\n  "dry_run": false,\n  "entries": 0\n\}\n`, "", "deletions", "purge", "--older-than=8760h", "--json")
 	execute(t, owner, `INSERT INTO plantstore.deletions (plant_id, deleted_at, deleted_by) SELECT i, now() - interval '8 days', 'script' FROM generate_series(1, 20000) i;
 		CREATE FUNCTION plantstore.keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$;
 		CREATE TRIGGER keep BEFORE DELETE ON plantstore.deletions FOR EACH ROW WHEN (OLD.plant_id = 20000) EXECUTE FUNCTION plantstore.keep()`)
-	expect(1, "", `plantstore: .*no.*; \d+ entries purged, run the command again for the rest\n`, "deletions", "purge", "--older-than=7d")
+	expect(1, "", `plantstore: .*no.*; purged entries: \d+, run the command again for the rest\n`, "deletions", "purge", "--older-than=7d")
 }

@@ -47,20 +47,16 @@ func shown(s string) string {
 	return s
 }
 
-// escaped returns JSON with the characters escaped that a terminal would obey or hide. Outside
-// of strings JSON has none but spaces and line breaks.
-func escaped(value json.RawMessage) string {
+// escaped returns indented JSON with the characters escaped that a terminal would obey or hide.
+func escaped(indented string) string {
 	var b strings.Builder
-	for _, r := range string(value) {
-		switch {
-		case r == '\n' || r == '\r' || r == '\t':
-			b.WriteByte(' ')
-		case unicode.IsPrint(r):
+	for _, r := range indented {
+		if r == '\n' || unicode.IsPrint(r) {
 			b.WriteRune(r)
-		default:
-			for _, unit := range utf16.AppendRune(nil, r) {
-				fmt.Fprintf(&b, `\u%04x`, unit)
-			}
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			fmt.Fprintf(&b, `\u%04x`, unit)
 		}
 	}
 	return b.String()

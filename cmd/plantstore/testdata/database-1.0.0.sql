@@ -127,7 +127,6 @@ CREATE FUNCTION plantstore."record public.order_items"() RETURNS trigger
     SET bytea_output TO 'hex'
     SET "TimeZone" TO 'UTC'
     SET lc_monetary TO 'C'
-    SET xmlbinary TO 'base64'
     SET quote_all_identifiers TO 'off'
     AS $$
 #variable_conflict use_variable -- the table may name its columns like these
@@ -156,7 +155,6 @@ CREATE FUNCTION plantstore."record public.stock"() RETURNS trigger
     SET bytea_output TO 'hex'
     SET "TimeZone" TO 'UTC'
     SET lc_monetary TO 'C'
-    SET xmlbinary TO 'base64'
     SET quote_all_identifiers TO 'off'
     AS $$
 #variable_conflict use_variable -- the table may name its columns like these
@@ -184,7 +182,6 @@ CREATE FUNCTION plantstore.record_deletion() RETURNS trigger
     SET bytea_output TO 'hex'
     SET "TimeZone" TO 'UTC'
     SET lc_monetary TO 'C'
-    SET xmlbinary TO 'base64'
     SET quote_all_identifiers TO 'off'
     AS $$
 #variable_conflict use_variable -- the store may name its columns like these

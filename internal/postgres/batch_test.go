@@ -123,44 +123,17 @@ func TestPartsOfARefusedBatchAreRetried(t *testing.T) {
 	}
 }
 
-// If a request ends in the queue, its deletion is never sent. If it ends after its batch began,
-// the outcome is unknown.
-func TestRequestEndsInTheQueueOrItsBatch(t *testing.T) {
+func TestRequestThatEndsInTheQueueIsNeverSent(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		name    string
-		running int // batches
-		want    meaning
-		sent    int
-	}{
-		{"in the queue", 1, busy, 0},
-		{"in a batch", 0, lost, 1},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				b := &batcher{db: &DB{limits: patient}, slots: 1, running: test.running}
-				var sent int
-				b.execute = func(items []*batchItem) {
-					time.Sleep(time.Second)
-					sent += len(items)
-					b.answer(items, deleted, nil)
-				}
-				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-				defer cancel()
-				if r := b.delete(ctx, &plant.Deletion{}); r.meaning != test.want {
-					t.Errorf("the request: meaning %d, %v; want %d", r.meaning, r.err, test.want)
-				}
-				b.mu.Lock()
-				b.running = 0
-				b.mu.Unlock()
-				b.another()
-				time.Sleep(2 * time.Second)
-				synctest.Wait()
-				if sent != test.sent {
-					t.Errorf("%d deletions were sent; want %d", sent, test.sent)
-				}
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		b := &batcher{db: &DB{limits: patient}}
+		b.execute = func(items []*batchItem) { t.Errorf("%d deletions are sent; want none", len(items)) }
+		release := b.hold()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if r := b.delete(ctx, &plant.Deletion{}); r.meaning != busy {
+			t.Errorf("the request: meaning %d, %v; want %d", r.meaning, r.err, busy)
+		}
+		release()
+	})
 }

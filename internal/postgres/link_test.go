@@ -323,19 +323,16 @@ func (c *linkConn) Read(b []byte) (int, error) {
 // SetDeadline sets a deadline in simulated time, which only a silent connection keeps. A
 // stalled machine could miss the deadline of one that works.
 func (c *linkConn) SetDeadline(t time.Time) error {
-	_ = c.Conn.SetDeadline(overOrNone(t)) // it may be closed already
+	over := t
+	if time.Until(t) > 0 {
+		over = time.Time{} // none
+	}
+	_ = c.Conn.SetDeadline(over) // it may be closed already
 	return c.nobody.SetDeadline(t)
 }
 
 func (c *linkConn) SetReadDeadline(t time.Time) error  { return c.SetDeadline(t) }
 func (c *linkConn) SetWriteDeadline(t time.Time) error { return c.SetDeadline(t) }
-
-func overOrNone(t time.Time) time.Time {
-	if time.Until(t) > 0 {
-		return time.Time{}
-	}
-	return t
-}
 
 // Close leaves the server's side of a silent connection as it is.
 func (c *linkConn) Close() error {

@@ -19,22 +19,21 @@ func TestHarmfulPlantsAndPrincipalsLeaveBatches(t *testing.T) {
 	}
 	a := func(plant plant.ID, times int, m meaning) step { return step{plant: plant, times: times, meaning: m} }
 	for _, test := range []struct {
-		name             string
-		steps            []step // of principal a
-		same, next       route  // of the first step's plant, of another one of a
-		afterOne, toLast route  // of another plant of a, a second later; of the same plant just before it is forgotten
+		name                 string
+		steps                []step // of principal a
+		same, next, afterOne route  // of the first step's plant; of another one of a, at once and a second later
 	}{
-		{"a locked plant", []step{a(1, 1, busy)}, onSoloPool, onBatchPool, inBatch, onSoloPool},
-		{"a locked plant, retried", []step{a(1, 1, busy), {wait: defaults.outOfBatches}, a(1, 1, busy)}, onSoloPool, inBatch, inBatch, onSoloPool},
-		{"a refused plant", []step{a(1, 1, referenced)}, onBatchPool, inBatch, inBatch, onBatchPool},
-		{"one refused plant, retried", []step{a(1, 20, storeRule)}, onBatchPool, inBatch, inBatch, onBatchPool},
-		{"one in a hundred refused", []step{a(0, 99, deleted), a(0, 1, referenced), a(0, 99, deleted), a(0, 1, referenced)}, inBatch, inBatch, inBatch, inBatch},
-		{"three of eight refused", []step{a(0, 3, conflict), a(0, 5, deleted)}, onBatchPool, inBatch, inBatch, onBatchPool},
-		{"four of eight refused", []step{a(0, 4, conflict), a(0, 4, missing)}, onBatchPool, onBatchPool, onBatchPool, onBatchPool},
-		{"four of nine refused", []step{a(0, 4, conflict), a(0, 5, deleted)}, onBatchPool, inBatch, inBatch, onBatchPool},
-		{"four refused, and one of them gone since", []step{a(1, 1, conflict), a(0, 3, conflict), a(1, 8, missing)}, onBatchPool, onBatchPool, onBatchPool, onBatchPool},
-		{"slow batches", []step{a(1, 20, batchBusy)}, inBatch, inBatch, inBatch, inBatch},
-		{"lost connections", []step{a(0, 20, lost)}, inBatch, inBatch, inBatch, inBatch},
+		{"a locked plant", []step{a(1, 1, busy)}, onSoloPool, onBatchPool, inBatch},
+		{"a locked plant, retried", []step{a(1, 1, busy), {wait: defaults.outOfBatches}, a(1, 1, busy)}, onSoloPool, inBatch, inBatch},
+		{"a refused plant", []step{a(1, 1, referenced)}, onBatchPool, inBatch, inBatch},
+		{"one refused plant, retried", []step{a(1, 20, storeRule)}, onBatchPool, inBatch, inBatch},
+		{"one in a hundred refused", []step{a(0, 99, deleted), a(0, 1, referenced), a(0, 99, deleted), a(0, 1, referenced)}, inBatch, inBatch, inBatch},
+		{"three of eight refused", []step{a(0, 3, conflict), a(0, 5, deleted)}, onBatchPool, inBatch, inBatch},
+		{"four of eight refused", []step{a(0, 4, conflict), a(0, 4, missing)}, onBatchPool, onBatchPool, onBatchPool},
+		{"four of nine refused", []step{a(0, 4, conflict), a(0, 5, deleted)}, onBatchPool, inBatch, inBatch},
+		{"four refused, and one of them gone since", []step{a(1, 1, conflict), a(0, 3, conflict), a(1, 8, missing)}, onBatchPool, onBatchPool, onBatchPool},
+		{"slow batches", []step{a(1, 20, batchBusy)}, inBatch, inBatch, inBatch},
+		{"lost connections", []step{a(0, 20, lost)}, inBatch, inBatch, inBatch},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -68,7 +67,7 @@ func TestHarmfulPlantsAndPrincipalsLeaveBatches(t *testing.T) {
 				time.Sleep(defaults.outOfBatches)
 				check("another plant of the principal, a second later", ids, "a", test.afterOne)
 				time.Sleep(defaults.remember - defaults.outOfBatches - 1)
-				check("the same plant at last", first, "a", test.toLast)
+				check("the same plant at last", first, "a", test.same)
 				time.Sleep(time.Nanosecond)
 				check("the same plant afterwards", first, "a", inBatch)
 				check("another plant of the principal afterwards", ids, "a", inBatch)

@@ -253,7 +253,7 @@ func (s *store) cancel(t *testing.T, by uint32) {
 	s.exec(t, `SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`, int32(by))
 }
 
-// A locked plant leaves its batch. Only its own principal's deletions leave with it.
+// A locked plant leaves its batch.
 func TestLockedPlantLeavesItsBatch(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -273,15 +273,8 @@ func TestLockedPlantLeavesItsBatch(t *testing.T) {
 	if got, want := <-results[1], "batch_busy, busy, deleted"; got != want {
 		t.Errorf("the locked plant: %s; want %s", got, want)
 	}
-	another := locked
-	another.Plant = s.first
-	for what, c := range map[string]struct {
-		plant.Deletion
-		want route
-	}{"the locked plant": {locked, onSoloPool}, "another plant of its principal": {another, onBatchPool}, "a plant of its batch": {s.of(id, "again"), inBatch}} {
-		if got := s.memory.route(&c.Deletion); got != c.want {
-			t.Errorf("%s takes route %d next; want %d", what, got, c.want)
-		}
+	if got := s.memory.route(&locked); got != onSoloPool {
+		t.Errorf("the locked plant takes route %d next; want %d", got, onSoloPool)
 	}
 }
 

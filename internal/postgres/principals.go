@@ -147,22 +147,14 @@ func SetBudget(ctx context.Context, conn *pgx.Conn, name string, budget plant.Bu
 }
 
 func setBudget(ctx context.Context, tx pgx.Tx, name string, budget plant.Budget) error {
-	tag, err := tx.Exec(ctx, `UPDATE plantstore.principals SET budget = nullif($2::bigint, 0),
+	return onPrincipal(ctx, tx, `UPDATE plantstore.principals SET budget = nullif($2::bigint, 0),
 		budget_period = CASE WHEN $2::bigint > 0 THEN make_interval(secs => $3) END WHERE name = $1`, name, budget.Most, budget.Period.Seconds())
-	if err == nil && tag.RowsAffected() == 0 {
-		return ErrNoPrincipal
-	}
-	return err
 }
 
 // ResetBudget lets a principal use its whole budget again. It returns ErrNoPrincipal.
 func ResetBudget(ctx context.Context, conn *pgx.Conn, name string) error {
 	return inTx(ctx, conn, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `UPDATE plantstore.principals SET budget_used = 0, budget_resets_at = '-infinity' WHERE name = $1`, name)
-		if err == nil && tag.RowsAffected() == 0 {
-			return ErrNoPrincipal
-		}
-		return err
+		return onPrincipal(ctx, tx, `UPDATE plantstore.principals SET budget_used = 0, budget_resets_at = '-infinity' WHERE name = $1`, name)
 	})
 }
 
@@ -199,7 +191,12 @@ func Principals(ctx context.Context, conn *pgx.Conn) ([]Principal, error) {
 // lockPrincipal locks a principal, so that nobody else changes its tokens until the
 // transaction ends. It returns ErrNoPrincipal.
 func lockPrincipal(ctx context.Context, tx pgx.Tx, name string) error {
-	tag, err := tx.Exec(ctx, `SELECT FROM plantstore.principals WHERE name = $1 FOR UPDATE`, name)
+	return onPrincipal(ctx, tx, `SELECT FROM plantstore.principals WHERE name = $1 FOR UPDATE`, name)
+}
+
+// onPrincipal executes a statement for a principal. It returns ErrNoPrincipal.
+func onPrincipal(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
+	tag, err := tx.Exec(ctx, sql, args...)
 	if err == nil && tag.RowsAffected() == 0 {
 		return ErrNoPrincipal
 	}

@@ -50,8 +50,8 @@ type deletionsList struct {
 	ownerFlags `embed:""`
 	period     `embed:""`
 	Plant      *int64 `placeholder:"ID" help:"Of this plant."`
-	By         string `aliases:"principal" placeholder:"NAME" help:"By this principal."`
-	ByRole     string `placeholder:"ROLE" help:"By this database role, with SQL."`
+	By         string `aliases:"principal" xor:"by" placeholder:"NAME" help:"By this principal."`
+	ByRole     string `xor:"by" placeholder:"ROLE" help:"By this database role, with SQL."`
 	Request    string `placeholder:"ID" help:"Under this request id."`
 	Refusals   bool   `help:"Include recorded refusals."`
 	Limit      int    `default:"50" help:"How many at most, up to 10000."`
@@ -61,11 +61,8 @@ type deletionsList struct {
 
 // Validate rejects values that cannot work.
 func (c *deletionsList) Validate() error {
-	switch {
-	case c.Limit < 1 || c.Limit > 10000:
+	if c.Limit < 1 || c.Limit > 10000 {
 		return fmt.Errorf("--limit is %d: it must be from 1 to 10000", c.Limit)
-	case c.By != "" && c.ByRole != "":
-		return errors.New("--by and --by-role contradict each other: no deletion is by both")
 	}
 	return inOrder(c.Since, c.Until)
 }

@@ -16,8 +16,8 @@ type deletionsRestore struct {
 	period       `embed:""`
 	IDs          []int64 `arg:"" name:"id" optional:"" help:"The deletions, as 'deletions list' numbers them."`
 	Plant        []int64 `placeholder:"ID" help:"The newest deletion of this plant; beside ids or instead of them."`
-	By           string  `aliases:"principal" placeholder:"NAME" help:"Instead of ids: all that this principal deleted, with --since."`
-	ByRole       string  `placeholder:"ROLE" help:"Instead of ids: all that this database role deleted with SQL, with --since."`
+	By           string  `aliases:"principal" xor:"by" placeholder:"NAME" help:"Instead of ids: all that this principal deleted, with --since."`
+	ByRole       string  `xor:"by" placeholder:"ROLE" help:"Instead of ids: all that this database role deleted with SQL, with --since."`
 	FireTriggers bool    `help:"Restore even if the store's triggers fire and change rows."`
 	SkipExisting bool    `help:"Leave out plants whose ids are taken, and columns of watched tables that have another value since."`
 	PlantsOnly   bool    `help:"Leave out the rows of watched tables."`
@@ -47,8 +47,6 @@ func (c *deletionsRestore) Validate() error {
 		return errors.New("name deletions by id or --plant, or select them with --since and --until, --by or --by-role")
 	case criteria && c.Since.IsZero():
 		return errors.New("--since is missing: when did the deletions to be restored begin?")
-	case c.By != "" && c.ByRole != "":
-		return errors.New("--by and --by-role contradict each other: no deletion is by both")
 	case c.SQL && (c.JSON || c.DryRun || c.FireTriggers || c.SkipExisting || c.PlantsOnly):
 		return errors.New("--sql prints SQL for an unchanged table: leave out the other flags of restore")
 	}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -28,8 +27,10 @@ const devDatabase, devSetting = "plantstore", "the private database's URL"
 
 // Run serves a private database until ctx ends, and removes it.
 func (c *devCommand) Run(ctx context.Context, console *console, parsed *kong.Context) (err error) {
-	if ignored := unsetPGVariables(); len(ignored) > 0 {
-		fmt.Fprintf(console.err, "ignored, as the database is a private one: %s\n", strings.Join(ignored, ", "))
+	for _, variable := range os.Environ() {
+		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "PG") {
+			os.Unsetenv(name) // libpq's variables are for another database
+		}
 	}
 	program, err := os.Executable()
 	if err != nil {
@@ -97,18 +98,6 @@ Next, undo the deletion that you just made. --help lists what else the program d
   '%[6]s' deletions restore --plant 1 --yes
 
 `
-
-// unsetPGVariables removes libpq's variables from the environment, and returns their names.
-func unsetPGVariables() (names []string) {
-	for _, variable := range os.Environ() {
-		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "PG") {
-			os.Unsetenv(name)
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
 
 // prepare makes roles, schema, sample plants and a token.
 func prepare(ctx context.Context, pg *localpg.Server, owner string) (token string, err error) {

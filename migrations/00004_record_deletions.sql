@@ -27,6 +27,7 @@ SET extra_float_digits = 1
 SET bytea_output = 'hex'
 SET timezone = 'UTC'
 SET lc_monetary = 'C'
+SET xmlbinary = 'base64'
 SET quote_all_identifiers = off
 AS $$
 #variable_conflict use_variable -- the store may name its columns like these

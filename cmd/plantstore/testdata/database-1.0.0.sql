@@ -127,6 +127,7 @@ CREATE FUNCTION plantstore."record public.order_items"() RETURNS trigger
     SET bytea_output TO 'hex'
     SET "TimeZone" TO 'UTC'
     SET lc_monetary TO 'C'
+    SET xmlbinary TO 'base64'
     SET quote_all_identifiers TO 'off'
     AS $$
 #variable_conflict use_variable -- the table may name its columns like these
@@ -155,6 +156,7 @@ CREATE FUNCTION plantstore."record public.stock"() RETURNS trigger
     SET bytea_output TO 'hex'
     SET "TimeZone" TO 'UTC'
     SET lc_monetary TO 'C'
+    SET xmlbinary TO 'base64'
     SET quote_all_identifiers TO 'off'
     AS $$
 #variable_conflict use_variable -- the table may name its columns like these
@@ -182,6 +184,7 @@ CREATE FUNCTION plantstore.record_deletion() RETURNS trigger
     SET bytea_output TO 'hex'
     SET "TimeZone" TO 'UTC'
     SET lc_monetary TO 'C'
+    SET xmlbinary TO 'base64'
     SET quote_all_identifiers TO 'off'
     AS $$
 #variable_conflict use_variable -- the store may name its columns like these

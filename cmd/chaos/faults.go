@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -56,23 +54,6 @@ func kinds() []kind {
 		{"service-kill", "kill -9 of the service, and start", program, restartService((*service).kill)},
 		{"service-term", "SIGTERM of the service, and start", program, restartService((*service).stop)},
 	}
-}
-
-// chosen returns the kinds that a list names: names with commas between, or "all".
-func chosen(list string) ([]kind, error) {
-	all := kinds()
-	if list == "all" {
-		return all, nil
-	}
-	var some []kind
-	for name := range strings.SplitSeq(list, ",") {
-		i := slices.IndexFunc(all, func(k kind) bool { return k.name == name })
-		if i < 0 {
-			return nil, fmt.Errorf("there is no fault %q", name)
-		}
-		some = append(some, all[i])
-	}
-	return some, nil
 }
 
 // An injector breaks things.
@@ -166,13 +147,12 @@ func cutting(d direction, most int64) strike {
 
 // blackHole makes the primary silent or, as often, the whole database.
 func blackHole(ctx context.Context, in *injector, random *rand.Rand) (bool, error) {
-	nodes := in.cluster.nodes
+	proxies := []*proxy{in.cluster.atPrimary().proxy}
 	if random.IntN(2) == 0 {
-		nodes = []*node{in.cluster.atPrimary()}
+		proxies = []*proxy{in.cluster.nodes[0].proxy, in.cluster.nodes[1].proxy}
 	}
-	for _, n := range nodes {
-		end := n.proxy.blackHole()
-		defer end()
+	for _, p := range proxies {
+		defer p.blackHole()()
 	}
 	programs.Sleep(ctx, 250*time.Millisecond+below(random, 1250*time.Millisecond))
 	return true, nil

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 
+	"plantstore/cmd/internal/programs"
 	"plantstore/cmd/internal/witness"
 )
 
@@ -19,7 +20,7 @@ import (
 type config struct {
 	duration time.Duration
 	seed     uint64
-	faults   string        // see chosen
+	faults   string        // names of kinds with commas between, or "all"
 	every    time.Duration // how often each kind of fault comes, at most
 	clients  int
 	players  int           // of scenarios, besides the clients
@@ -46,7 +47,7 @@ const (
 // run breaks a new cluster for a while, under load, and reports the result. The end of ctx
 // ends the faults early. An error means that there is no result. Nothing is left behind.
 func run(ctx context.Context, c config) (_ *report, err error) {
-	kinds, err := chosen(c.faults)
+	kinds, err := programs.Named("fault", kinds(), c.faults, func(k kind) string { return k.name })
 	if err != nil {
 		return nil, err
 	}

@@ -8,8 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -56,23 +54,6 @@ func allEvents() []event {
 		{"password", "change of the password", planned, changePassword},
 		{"upgrade", "migration and rolling upgrade to the next release, and back", planned, upgrade},
 	}
-}
-
-// chosen returns the events that a list names.
-func chosen(list string) ([]event, error) {
-	all := allEvents()
-	if list == "all" {
-		return all, nil
-	}
-	var events []event
-	for name := range strings.SplitSeq(list, ",") {
-		i := slices.IndexFunc(all, func(e event) bool { return e.name == name })
-		if i < 0 {
-			return nil, fmt.Errorf("there is no event %q", name)
-		}
-		events = append(events, all[i])
-	}
-	return events, nil
 }
 
 const (

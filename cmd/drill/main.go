@@ -67,7 +67,7 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 		return c, err
 	}
 	c.synchronous = synchronous == "on"
-	switch c.events, err = chosen(list); {
+	switch c.events, err = programs.Named("event", allEvents(), list, func(e event) string { return e.name }); {
 	case err != nil:
 		return c, err
 	case flags.NArg() > 0:

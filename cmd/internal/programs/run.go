@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"os/exec"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -90,6 +92,22 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 	case <-time.After(d):
 		return true
 	}
+}
+
+// Named returns the things of a sort, such as faults, that a list names: names with commas
+// between, or "all".
+func Named[T any](sort string, all []T, list string, name func(T) string) (named []T, err error) {
+	if list == "all" {
+		return all, nil
+	}
+	for wanted := range strings.SplitSeq(list, ",") {
+		i := slices.IndexFunc(all, func(thing T) bool { return name(thing) == wanted })
+		if i < 0 {
+			return nil, fmt.Errorf("there is no %s %q", sort, wanted)
+		}
+		named = append(named, all[i])
+	}
+	return named, nil
 }
 
 // FreeAddress finds a port of 127.0.0.1 that nobody listens on. It is below the ports that

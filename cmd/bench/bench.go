@@ -291,7 +291,7 @@ func (b *bench) startDistance(ctx context.Context, r *row, folder string) error 
 	if err := os.Mkdir(folder, 0o700); err != nil {
 		return err
 	}
-	socket := b.plain.socket()
+	socket := b.server.Socket()
 	listener, err := net.Listen("unix", filepath.Join(folder, filepath.Base(socket)))
 	if err != nil {
 		return err

@@ -120,12 +120,7 @@ func (s *store) url(folder string) string {
 	if folder == "" {
 		return direct
 	}
-	return strings.Replace(direct, filepath.Dir(s.socket()), folder, 1)
-}
-
-// socket is the path of the server's socket.
-func (s *store) socket() string {
-	return filepath.Join(s.control.Config().Host, fmt.Sprintf(".s.PGSQL.%d", s.control.Config().Port))
+	return strings.Replace(direct, filepath.Dir(s.server.Socket()), folder, 1)
 }
 
 // refill puts back the first n plants of a walk, and returns how many were missing. It

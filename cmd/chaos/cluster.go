@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"plantstore/cmd/internal/programs"
 	"plantstore/cmd/internal/witness"
 	"plantstore/internal/localpg"
@@ -31,7 +29,7 @@ type cluster struct {
 	log   io.Writer
 	nodes []*node
 
-	mu      sync.Mutex // guards what a failover changes: primary and the nodes' servers
+	mu      sync.Mutex // guards primary and the nodes' servers against a failover, which alone changes them
 	primary int        // index of the primary among nodes
 }
 
@@ -85,25 +83,13 @@ func startCluster(ctx context.Context, log io.Writer) (_ *cluster, err error) {
 func (c *cluster) add(server *localpg.Server) error {
 	n := &node{server: server}
 	c.nodes = append(c.nodes, n)
-	target, err := addressOf(server)
-	if err == nil {
-		n.proxy, err = newProxy(target)
-	}
+	var err error
+	n.proxy, err = newProxy(server.Socket())
 	return err
 }
 
-// addressOf is where a server listens.
-func addressOf(server *localpg.Server) (address, error) {
-	config, err := pgconn.ParseConfig(server.URL(super, super))
-	if err != nil {
-		return address{}, err
-	}
-	network, at := pgconn.NetworkAddress(config.Host, config.Port)
-	return address{network, at}, nil
-}
-
 // url returns the primary's URL for a role, without the proxy.
-func (c *cluster) url(role string) string { return c.primaryServer().URL(role, database) }
+func (c *cluster) url(role string) string { return c.atPrimary().server.URL(role, database) }
 
 // proxied returns the service's URL: both nodes, through their proxies.
 func (c *cluster) proxied() string {
@@ -111,22 +97,16 @@ func (c *cluster) proxied() string {
 	return fmt.Sprintf("postgres://%s@127.0.0.1:%d,127.0.0.1:%d/%s?%s", app, c.nodes[0].proxy.port(), c.nodes[1].proxy.port(), database, query.Encode())
 }
 
-// atPrimary returns the primary's node.
-func (c *cluster) atPrimary() *node {
+// atPrimary returns the primary's node as it is now.
+func (c *cluster) atPrimary() node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.nodes[c.primary]
-}
-
-func (c *cluster) primaryServer() *localpg.Server {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.nodes[c.primary].server
+	return *c.nodes[c.primary]
 }
 
 // restart stops the primary in one of the ways and starts it again.
 func (c *cluster) restart(ctx context.Context, mode localpg.Mode) error {
-	server := c.primaryServer()
+	server := c.atPrimary().server
 	if err := server.Stop(ctx, mode); err != nil {
 		return err
 	}
@@ -139,18 +119,15 @@ func (c *cluster) restart(ctx context.Context, mode localpg.Mode) error {
 //
 // The old primary is fenced before the promotion: Stop returns when its last process is gone.
 func (c *cluster) failover(ctx context.Context, silently bool) error {
-	c.mu.Lock()
 	old, next := c.nodes[c.primary], c.nodes[1-c.primary]
 	lost, promoted := old.server, next.server
-	c.mu.Unlock()
 	if silently {
-		end := old.proxy.blackHole()
-		defer end()
+		defer old.proxy.blackHole()()
 	}
 	if err := lost.Stop(ctx, localpg.Kill); err != nil {
 		return err
 	}
-	old.proxy.setTarget(address{})
+	old.proxy.setTarget("")
 	if err := promoted.Promote(ctx); err != nil {
 		return err
 	}
@@ -168,19 +145,14 @@ func (c *cluster) failover(ctx context.Context, silently bool) error {
 	c.mu.Lock()
 	old.server = standby
 	c.mu.Unlock()
-	target, err := addressOf(standby)
-	if err == nil {
-		old.proxy.setTarget(target)
-	}
-	return err
+	old.proxy.setTarget(standby.Socket())
+	return nil
 }
 
 // loseUnreplicated stops the standby, cancels the waits for it for a while, and then fails
 // over to it. The commits meanwhile are lost. It returns false if there was no wait to cancel.
 func (c *cluster) loseUnreplicated(ctx context.Context, d time.Duration) (bool, error) {
-	c.mu.Lock()
 	standby := c.nodes[1-c.primary].server
-	c.mu.Unlock()
 	if err := standby.Stop(ctx, localpg.Kill); err != nil {
 		return false, err
 	}
@@ -193,7 +165,7 @@ func (c *cluster) loseUnreplicated(ctx context.Context, d time.Duration) (bool, 
 		cancelled += n
 	}
 	// The primary goes first: nothing may reach the standby any more.
-	if err := c.primaryServer().Stop(ctx, localpg.Kill); err != nil {
+	if err := c.atPrimary().server.Stop(ctx, localpg.Kill); err != nil {
 		return false, err
 	}
 	if err := standby.Start(ctx); err != nil {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -20,14 +19,11 @@ type proxy struct {
 	silent   sync.RWMutex // locked by a black hole; whoever passes bytes on reads it
 
 	mu     sync.Mutex
-	target address
+	target string // socket of the server; empty: connections are reset
 	links  map[*link]struct{}
 	closed bool
 	draw   func() *cut // for a new connection; nil: no cuts
 }
-
-// An address is a server's address, as the arguments of net.Dial.
-type address struct{ network, address string }
 
 // A direction is which way bytes go.
 type direction int
@@ -54,7 +50,7 @@ type cut struct {
 	left atomic.Int64
 }
 
-func newProxy(target address) (*proxy, error) {
+func newProxy(target string) (*proxy, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
@@ -67,8 +63,8 @@ func newProxy(target address) (*proxy, error) {
 // port is where the proxy listens.
 func (p *proxy) port() int { return p.listener.Addr().(*net.TCPAddr).Port }
 
-// setTarget names the server of new connections. With the zero address they are reset.
-func (p *proxy) setTarget(target address) {
+// setTarget sets the server of new connections.
+func (p *proxy) setTarget(target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.target = target
@@ -162,7 +158,7 @@ func (p *proxy) serve(client net.Conn) {
 	p.pass()
 	l := p.connect(client)
 	if l == nil {
-		reset(client)
+		_ = client.(*net.TCPConn).SetLinger(0) // makes the close a reset
 		return
 	}
 	var pumps sync.WaitGroup
@@ -179,12 +175,7 @@ func (p *proxy) connect(client net.Conn) *link {
 	p.mu.Lock()
 	target := p.target
 	p.mu.Unlock()
-	if target == (address{}) {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	server, err := new(net.Dialer).DialContext(ctx, target.network, target.address)
+	server, err := net.DialTimeout("unix", target, time.Second)
 	if err != nil {
 		return nil
 	}
@@ -229,12 +220,4 @@ func (p *proxy) pump(l *link, d direction, dst, src net.Conn) {
 			return
 		}
 	}
-}
-
-// reset closes a connection so that its peer sees a reset.
-func reset(conn net.Conn) {
-	if tcp, ok := conn.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0) // the connection is given up either way
-	}
-	conn.Close()
 }

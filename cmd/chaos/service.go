@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"syscall"
@@ -66,11 +65,7 @@ func (s *service) start(ctx context.Context, random *rand.Rand) (err error) {
 		return err
 	}
 	return programs.Until(ctx, slack, "the service does not listen", func() error {
-		conn, err := net.Dial("tcp", s.address)
-		if err != nil {
-			return cmp.Or(s.Running(), err)
-		}
-		return conn.Close()
+		return cmp.Or(s.Running(), programs.Answers(ctx, "http://"+s.address+"/openapi.yaml"))
 	})
 }
 

@@ -63,12 +63,8 @@ type Server struct {
 	process *Process // nil when stopped
 }
 
-// ErrNoBinaries is returned by Start when this machine has no PostgreSQL.
-var ErrNoBinaries = errors.New("PostgreSQL's server programs (initdb, postgres) were not found: " +
-	"install them with `apt-get install postgresql` or the like, or put their folder on PATH")
-
 // ProgramFolder returns the folder that holds initdb and postgres: that on PATH, or the one
-// with the highest version where packages put them. It returns ErrNoBinaries without any.
+// with the highest version where packages put them.
 func ProgramFolder() (string, error) {
 	var folders []string
 	if path, err := exec.LookPath("initdb"); err == nil {
@@ -94,7 +90,8 @@ func ProgramFolder() (string, error) {
 			return f, nil
 		}
 	}
-	return "", ErrNoBinaries
+	return "", errors.New("PostgreSQL's server programs (initdb, postgres) were not found: " +
+		"install them with `apt-get install postgresql` or the like, or put their folder on PATH")
 }
 
 // Start makes a new database cluster with the superuser postgres and returns its server when
@@ -142,10 +139,7 @@ func start(ctx context.Context, o Options, programs, program string, args ...str
 	if err := s.configure(o.Settings); err != nil {
 		return nil, err
 	}
-	if err := s.Start(ctx); err != nil {
-		return nil, err
-	}
-	return s, nil
+	return s, s.Start(ctx)
 }
 
 // configure appends to postgresql.conf, where the last of two settings counts.
@@ -248,6 +242,9 @@ func (s *Server) Close() error {
 func (s *Server) URL(role, database string) string {
 	return socketURL(url.User(role), database, url.Values{"host": {s.path}, "port": {"5432"}})
 }
+
+// Socket returns the path of the server's socket.
+func (s *Server) Socket() string { return filepath.Join(s.path, ".s.PGSQL.5432") }
 
 // socketURL writes a URL for people to read. libpq takes no plus for a blank, and a slash needs
 // no escape in a query.

@@ -1,27 +1,24 @@
 package main
 
 import (
-	"os"
 	"strings"
 	"testing"
 
 	"plantstore/cmd/internal/programs"
 	"plantstore/cmd/internal/witness"
+	"plantstore/internal/readme"
 )
 
 func TestReadmeNamesEveryFault(t *testing.T) {
 	t.Parallel()
-	b, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := readme.Read(t, "cmd/chaos/README.md")
 	for _, k := range kinds() {
-		if !strings.Contains(string(b), "`"+k.name+"`") {
+		if !strings.Contains(text, "`"+k.name+"`") {
 			t.Errorf("README.md does not name the fault %s", k.name)
 		}
 	}
 	for _, name := range programs.Sabotages() {
-		if !strings.Contains(string(b), "-sabotage "+name) {
+		if !strings.Contains(text, "-sabotage "+name) {
 			t.Errorf("README.md does not name the sabotage %s", name)
 		}
 	}

@@ -19,8 +19,13 @@ import (
 
 // A plantState is the state of a plant between two operations.
 type plantState struct {
-	there     bool
+	final
 	reference reference
+}
+
+// A final is what the database has of a plant in the end. It is the last operation.
+type final struct {
+	there     bool
 	deletions int                   // how often it was deleted
 	outcomes  [scenarioKeys + 1]int // by key: 204, the code of a recorded refusal, or zero. Key 0 stands for none.
 }
@@ -33,13 +38,6 @@ const (
 	doubtful reference = "doubtful"
 	present  reference = "present"
 )
-
-// A final is the state of the plant in the database in the end. It is the last operation.
-type final struct {
-	there     bool
-	deletions int
-	outcomes  [scenarioKeys + 1]int
-}
 
 // step returns the states that an operation with its outcome can lead to, none if it can't have
 // had that outcome.
@@ -142,14 +140,14 @@ func (s plantState) change(o op) []plantState {
 // contract is the model for Porcupine.
 func contract() porcupine.Model {
 	nondeterministic := porcupine.NondeterministicModel{
-		Init: func() []any { return []any{plantState{there: true}} },
+		Init: func() []any { return []any{plantState{final: final{there: true}}} },
 		Step: func(state, input, output any) (next []any) {
 			s := state.(plantState)
 			if l, ok := output.(final); ok {
-				if l != (final{s.there, s.deletions, s.outcomes}) {
-					return nil
+				if l == s.final {
+					next = []any{s}
 				}
-				return []any{s}
+				return next
 			}
 			for _, n := range s.step(input.(op)) {
 				next = append(next, n)
@@ -256,7 +254,7 @@ func (t *scenario) describe(end final) string {
 	return b.String()
 }
 
-// triggerOff returns when the trigger was disabled, in order: its lane has one fault at a time.
+// triggerOff returns when the trigger was disabled.
 func (e events) triggerOff() (spans []witness.Span) {
 	for _, f := range e.faults {
 		if f.kind == triggerOff {

@@ -20,7 +20,6 @@ var (
 	inDoubt     = witness.Answer{Status: 504, Code: 50400}
 	lost        = witness.Answer{Lost: "unexpected EOF"}
 	referredTo  = witness.Answer{Status: 409, Code: 40900}
-	busy        = witness.Answer{Status: 503, Code: 50301}
 )
 
 // del is a deletion with a key, or none if that is zero.
@@ -51,9 +50,6 @@ func TestCheckerOrdersSequentialOperations(t *testing.T) {
 		want bool
 	}{
 		{"nothing", nil, there, true},
-		{"deleted", []op{del(1, yes)}, ends(1, 204), true},
-		{"deleted without a key", []op{del(0, yes)}, ends(1), true},
-		{"replayed", []op{del(1, yes), del(1, replay)}, ends(1, 204), true},
 		{"replayed after a lost answer", []op{del(1, lost), del(1, replay)}, ends(1, 204), true},
 		{"lost, and not deleted", []op{del(1, lost)}, there, true},
 		{"lost, and deleted", []op{del(1, inDoubt)}, ends(1, 204), true},
@@ -73,11 +69,9 @@ func TestCheckerOrdersSequentialOperations(t *testing.T) {
 		{"no reference to what is gone", []op{del(1, yes), notMade(refer)}, ends(1, 204), true},
 
 		{"204, and there", []op{del(1, yes)}, there, false},
-		{"204, and not recorded", []op{del(1, yes)}, final{}, false},
 		{"204, recorded under another key", []op{del(1, yes)}, ends(1, 0, 204), false},
 		{"204 that is no replay and should be", []op{del(1, yes), made(insertIt), del(1, yes)}, ends(2, 204), false},
 		{"a replay of nothing", []op{del(1, replay)}, ends(1, 204), false},
-		{"a late retry deletes", []op{del(1, yes), made(insertIt), del(1, replay)}, ends(2, 204), false},
 		{"204 in spite of a reference", []op{made(refer), del(1, yes)}, ends(1, 204), false},
 		{"404, and there", []op{del(1, never)}, there, false},
 		{"404 after its own deletion", []op{del(1, yes), del(1, earlier)}, ends(1, 204), false},
@@ -87,14 +81,8 @@ func TestCheckerOrdersSequentialOperations(t *testing.T) {
 		{"409 of what is gone", []op{made(refer), made(unrefer), del(1, yes), del(2, referredTo)}, ends(1, 204, 40900), false},
 		{"409, and asked again as if for the first time", []op{made(refer), del(1, referredTo), del(1, referredTo)}, back(ends(0, 40900)), false},
 		{"409, and then 204", []op{made(refer), del(1, referredTo), made(unrefer), del(1, yes)}, ends(1, 204), false},
-		{"409, and then 404", []op{made(refer), del(1, referredTo), made(unrefer), del(0, yes), del(1, earlier)}, ends(1, 40402), false},
-		{"409, and deleted by what was late", []op{made(refer), del(1, referredTo), made(unrefer)}, ends(1, 204), false},
 		{"409, and deleted by an earlier request of its key", []op{del(1, lost), made(refer), del(1, referredTo), made(unrefer)}, ends(1, 204), false},
-		{"404, and then deleted by an earlier request of its key",
-			[]op{del(1, lost), del(0, yes), del(1, earlier), made(insertIt)}, ends(2, 204), false},
-		{"503, and deleted", []op{del(1, busy)}, ends(1, 204), false},
-		{"503 without a key, and deleted", []op{del(0, busy)}, ends(1), false},
-		{"gone, and nobody did it", nil, ends(1), false},
+		{"503, and deleted", []op{del(1, unavailable)}, ends(1, 204), false},
 		{"inserted twice", []op{del(0, yes), made(insertIt), made(insertIt)}, back(ends(1)), false},
 		{"restored what is there", []op{made(restoreIt)}, there, false},
 	} {
@@ -104,12 +92,8 @@ func TestCheckerOrdersSequentialOperations(t *testing.T) {
 			for i := range played.ops {
 				played.ops[i].Start, played.ops[i].End = time.Duration(2*i), time.Duration(2*i+1)
 			}
-			want := porcupine.Ok
-			if !test.want {
-				want = porcupine.Illegal
-			}
-			if got := order(played, test.end); got != want {
-				t.Errorf("order: %v, want %v, of\n%s", got, want, played.describe(test.end))
+			if got := order(played, test.end) == porcupine.Ok; got != test.want {
+				t.Errorf("there is an order: %v, want %v, of\n%s", got, test.want, played.describe(test.end))
 			}
 		})
 	}
@@ -150,22 +134,5 @@ func TestCheckerFindsALateDeletion(t *testing.T) {
 	}
 	if found := check(e, s, 1, 1); len(found) != 0 {
 		t.Errorf("without a late deletion: violations %+v, want none", found)
-	}
-}
-
-// TestCheckerAllows50304OnlyWithoutTheTrigger checks rule f for the code 50304.
-func TestCheckerAllows50304OnlyWithoutTheTrigger(t *testing.T) {
-	t.Parallel()
-	e := events{history: []witness.Deletion{{Plant: 1, Key: "key-1", Answers: []witness.Answer{
-		{Status: 503, Code: 50304, Start: 10, End: 12}, {Status: 204, Start: 20, End: 21},
-	}}}}
-	s := witness.State{Ledger: map[int64][]witness.Entry{1: {{By: principal, Key: "key-1", Request: witness.RequestID(1, 2)}}}}
-	e.faults = []fault{{triggerOff, witness.Span{Start: 5, End: 11}}}
-	if found := check(e, s, 1, 1); len(found) != 0 {
-		t.Errorf("while it was disabled: violations %+v, want none", found)
-	}
-	e.faults = []fault{{"terminate", witness.Span{Start: 5, End: 11}}, {triggerOff, witness.Span{Start: 13, End: 14}}}
-	if found := check(e, s, 1, 1); len(found) != 1 || found[0].Rule != "f" {
-		t.Errorf("while it was not: violations %+v, want one of rule f", found)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"sort"
 	"time"
 )
 
@@ -93,10 +92,3 @@ func (a Answer) String() string {
 
 // A Span is a time in a run.
 type Span struct{ Start, End time.Duration }
-
-// Overlaps reports whether a request was in flight during one of the spans. These are in
-// order and apart.
-func Overlaps(spans []Span, a Answer) bool {
-	i := sort.Search(len(spans), func(i int) bool { return spans[i].End >= a.Start })
-	return i < len(spans) && spans[i].Start <= a.End
-}

@@ -3,13 +3,8 @@
 package main
 
 import (
-	"errors"
-	"io"
-	"net"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestBenchRejectsBadMeasurements(t *testing.T) {
@@ -54,54 +49,5 @@ func TestTableShowsTheMedianOfShares(t *testing.T) {
 	want := "| clients | 1 | 8 |\n|:--|--:|--:|\n| beside it |  | 0.80 |\n| **wanted** |  | **0.85** |\n\n**Beside it**\n"
 	if got := markdown([]*row{s}, []int{1, 8}); !strings.HasPrefix(got, want) {
 		t.Errorf("got\n%s\nwant it to begin with\n%s", got, want)
-	}
-}
-
-func TestBenchFlags(t *testing.T) {
-	t.Parallel()
-	c, err := parse([]string{"-quick", "-rounds", "9"}, t.Output())
-	if err != nil || c.rounds != 9 || c.duration != time.Second || c.pool != 32 {
-		t.Errorf("got %+v, error %v, want 9 rounds of a second and a pool of 32", c, err)
-	}
-	if _, err := parse([]string{"-rows", "far"}, t.Output()); err == nil || !strings.Contains(err.Error(), `no row "far"`) {
-		t.Errorf("-rows far: got error %v, want one that names the row", err)
-	}
-}
-
-// The client sends again and again before the first answer.
-func TestDistanceKeepsTheOrderOfBytes(t *testing.T) {
-	t.Parallel()
-	const delay = 50 * time.Millisecond
-	folder := t.TempDir()
-	server, err1 := net.Listen("unix", filepath.Join(folder, "server"))
-	proxy, err2 := net.Listen("unix", filepath.Join(folder, "proxy"))
-	if err := errors.Join(err1, err2); err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
-	defer proxy.Close()
-	go func() {
-		if conn, err := server.Accept(); err == nil {
-			_, _ = io.Copy(conn, conn)
-		}
-	}()
-	go serveDistance(proxy, filepath.Join(folder, "server"), delay)
-	conn, err := net.Dial("unix", filepath.Join(folder, "proxy"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	sent := time.Now()
-	for i := range 10 {
-		if _, err := conn.Write([]byte{byte('0' + i)}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got := make([]byte, 10)
-	if _, err := io.ReadFull(conn, got); err != nil || string(got) != "0123456789" {
-		t.Errorf("got %q, error %v, want the digits in order", got, err)
-	}
-	if took := time.Since(sent); took < delay {
-		t.Errorf("the last answer came after %s, want at least %s", took, delay)
 	}
 }

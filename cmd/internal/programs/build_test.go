@@ -1,7 +1,6 @@
 package programs
 
 import (
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,50 +17,31 @@ func TestEverySabotageBuilds(t *testing.T) {
 	}
 }
 
-// TestChangedSourceIsBuilt proves that the compiler reads the edited file and the added one.
+// The compiler's errors show that it reads edited and added files.
 func TestChangedSourceIsBuilt(t *testing.T) {
 	t.Parallel()
-	edits := []edit{{"internal/plant/plant.go", "type ID int64", "type ID editedSource"}}
-	added := map[string]string{"internal/plant/added.go": "package plant\n\nfunc added() { addedSource }"}
-	_, err := build(t.Context(), t.TempDir(), Spec{Package: "internal/plant", Name: "changed", Added: added}, edits)
-	if err == nil || !strings.Contains(err.Error(), "editedSource") || !strings.Contains(err.Error(), "addedSource") {
-		t.Errorf("got error %v, want the compiler's about editedSource and addedSource", err)
-	}
-}
-
-func TestOverlayHasTheEdits(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	if err := os.WriteFile(filepath.Join(root, "a.go"), []byte("one two two three"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	const file, id = "internal/plant/plant.go", "type ID int64"
 	for _, test := range []struct {
-		name      string
-		edits     []edit
-		added     map[string]string
-		want, err string
+		name  string
+		edits []edit
+		added string // name of a file
+		want  []string
 	}{
-		{"two edits of a file", []edit{{"a.go", "one", "1"}, {"a.go", "three", "3"}}, nil, "1 two two 3", ""},
-		{"text gone", []edit{{"a.go", "one", "1"}, {"a.go", "four", "4"}}, nil, "", `a.go has the text "four" 0 times`},
-		{"text twice", []edit{{"a.go", "two", "2"}}, nil, "", `a.go has the text "two" 2 times`},
-		{"file gone", []edit{{"b.go", "one", "1"}}, nil, "", "b.go: no such file"},
-		{"file there", nil, map[string]string{"a.go": "four"}, "", "a.go is there already"},
+		{"edited twice", []edit{{file, id, "type ID editedOnce"}, {file, "editedOnce", "editedTwice"}}, "", []string{"undefined: editedTwice"}},
+		{"edited and added", []edit{{file, id, "type ID edited"}}, "added.go", []string{"undefined: edited", "undefined: added"}},
+		{"text gone", []edit{{file, "no such text", ""}}, "", []string{`plant.go has the text "no such text" 0 times`}},
+		{"text twice", []edit{{file, id, id + "\n" + id}, {file, id, ""}}, "", []string{`plant.go has the text "type ID int64" 2 times`}},
+		{"file there", nil, "plant.go", []string{"plant.go is there already"}},
 	} {
-		folder := filepath.Join(t.TempDir(), "overlay")
-		_, err := writeOverlay(root, folder, test.edits, test.added)
-		if test.err != "" {
-			if err == nil || !strings.Contains(err.Error(), test.err) {
-				t.Errorf("%s: got error %v, want one with %q", test.name, err, test.err)
+		s := Spec{Package: "internal/plant"}
+		if test.added != "" {
+			s.Added = map[string]string{"internal/plant/" + test.added: "package plant\n\nvar _ added"}
+		}
+		_, err := build(t.Context(), t.TempDir(), s, test.edits)
+		for _, want := range test.want {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: got error %v, want one with %q", test.name, err, want)
 			}
-			continue
-		}
-		if err != nil {
-			t.Errorf("%s: %v", test.name, err)
-			continue
-		}
-		got, err := os.ReadFile(filepath.Join(folder, "0.go"))
-		if err != nil || string(got) != test.want {
-			t.Errorf("%s: got %q (%v), want %q", test.name, got, err, test.want)
 		}
 	}
 }

@@ -2,7 +2,6 @@ package pgtest
 
 import (
 	"os"
-	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -26,17 +25,5 @@ func TestDatabaseIsDroppedAtTheEndOfItsTest(t *testing.T) {
 	var exists bool
 	if err := Connect(t, other.Super).QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)`, name).Scan(&exists); err != nil || exists {
 		t.Errorf("database %s exists after its test: got %v, %v, want false", name, exists, err)
-	}
-}
-
-func TestStartServerRejectsBadURLs(t *testing.T) {
-	t.Parallel()
-	for url, want := range map[string]string{
-		"host=/tmp dbname=postgres":                "TEST_DATABASE_URL: want a URL",
-		"postgres://postgres@127.0.0.1:1/postgres": "failed to connect",
-	} {
-		if s, err := startServer(url); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: got %v, %v, want an error with %q", url, s, err, want)
-		}
 	}
 }

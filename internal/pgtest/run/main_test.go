@@ -37,7 +37,8 @@ func TestRunLeavesNoServer(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cmd := exec.CommandContext(t.Context(), os.Args[0], "sh", "-c", "echo here; exit 7")
+			// A run within the command uses the same server: the source is not chosen again.
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "sh", "-c", `echo here; test "$TEST_DATABASE_URL" -a -z "$PLANTSTORE_TEST_POSTGRES" && exit 7`)
 			cmd.Env = append(os.Environ(), runMain+"=1", "TMPDIR="+temporary, "PLANTSTORE_TEST_POSTGRES=local", "TEST_DATABASE_URL=")
 			cmd.Stdout = writer
 			if isRead {

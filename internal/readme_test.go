@@ -12,25 +12,7 @@ import (
 	"plantstore/internal/readme"
 )
 
-func exists(t *testing.T, name string) bool {
-	t.Helper()
-	_, err := os.Stat(filepath.Join(readme.Top(t), name))
-	return err == nil
-}
-
 var fence = regexp.MustCompile("(?ms)^ *```.*?^ *```$")
-
-// codeOf returns the code in a manual: spans in sentences, and lines of blocks.
-func codeOf(text string) []string {
-	var code []string
-	for _, block := range fence.FindAllString(text, -1) {
-		code = append(code, strings.Split(block, "\n")...)
-	}
-	for _, span := range regexp.MustCompile("`([^`\n]+)`").FindAllStringSubmatch(fence.ReplaceAllString(text, ""), -1) {
-		code = append(code, span[1])
-	}
-	return code
-}
 
 // anchors are the names of a manual's headings in links.
 func anchors(text string) map[string]bool {
@@ -55,9 +37,10 @@ func TestLinksOfManualsResolve(t *testing.T) {
 			target, anchor, _ := strings.Cut(link[1], "#")
 			file := path.Join(path.Dir(manual), cmp.Or(target, path.Base(manual)))
 			linked[file], linked[path.Join(file, "README.md")] = true, true
+			_, err := os.Stat(filepath.Join(readme.Top(t), file))
 			switch {
-			case !exists(t, file):
-				t.Errorf("%s links to %s, which does not exist", manual, link[1])
+			case err != nil:
+				t.Errorf("%s links to %s: %v", manual, link[1], err)
 			case anchor != "" && !anchors(all[file])[anchor]:
 				t.Errorf("%s links to %s, and %s has no such heading", manual, link[1], file)
 			}
@@ -70,36 +53,25 @@ func TestLinksOfManualsResolve(t *testing.T) {
 	}
 }
 
-// Code is named as "`this` in [file](file)", or in a table with the file in the next cell.
-func TestManualsNameCodeInItsFile(t *testing.T) {
+func TestWayOfARequestNamesFunctionsOfItsFiles(t *testing.T) {
 	t.Parallel()
-	place := regexp.MustCompile("(`\\w+`(?:, `\\w+`)*)(?: in | \\| )\\[[^]]+\\]\\(([^)#]+)\\)")
-	named := 0
-	for manual, text := range readme.Manuals(t) {
-		for _, m := range place.FindAllStringSubmatch(text, -1) {
-			file := path.Join(path.Dir(manual), m[2])
-			if path.Ext(file) != ".go" && path.Ext(file) != ".sql" {
-				continue
-			}
-			for _, name := range regexp.MustCompile(`\w+`).FindAllString(m[1], -1) {
-				named++
-				if !regexp.MustCompile(`\b(func|type|var|const|FUNCTION|TRIGGER)\b[^\n]*\b` + name + `\b`).MatchString(readme.Read(t, file)) {
-					t.Errorf("%s says that %s is in %s, but it is not", manual, name, file)
-				}
+	for _, row := range readme.Table(t, "internal/README.md", "function") {
+		_, link, _ := strings.Cut(strings.TrimSuffix(row[1], ")"), "](")
+		file := path.Join("internal", link)
+		for name := range strings.SplitSeq(row[0], ", ") {
+			if !regexp.MustCompile(`\b(func|FUNCTION)\b[^\n]*\b` + name + `\b`).MatchString(readme.Read(t, file)) {
+				t.Errorf("internal/README.md says that %s is in %s, but it is not", name, file)
 			}
 		}
-	}
-	if named == 0 {
-		t.Error("no manual names code: the expression does not find it")
 	}
 }
 
 func TestManualsNameExistingMakeTargets(t *testing.T) {
 	t.Parallel()
 	makefile := readme.Read(t, "Makefile")
-	target := regexp.MustCompile(`\bmake ([a-z]+)\b`)
+	code, target := regexp.MustCompile("(?s)```.*?```|`[^`\n]+`"), regexp.MustCompile(`\bmake ([a-z]+)\b`)
 	for manual, text := range readme.Manuals(t) {
-		for _, code := range codeOf(text) {
+		for _, code := range code.FindAllString(text, -1) {
 			for _, m := range target.FindAllStringSubmatch(code, -1) {
 				if !strings.Contains(makefile, "\n"+m[1]+": ## ") {
 					t.Errorf("%s names 'make %s', which the Makefile does not have", manual, m[1])

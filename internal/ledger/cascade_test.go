@@ -380,7 +380,7 @@ func TestRestoreWithCascadesIsRefused(t *testing.T) {
 		{name: "another primary key", sql: `ALTER TABLE pictures DROP CONSTRAINT pictures_pkey CASCADE, ADD number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY`,
 			refused: "public.pictures has another primary key than when its rows left, or none [--plants-only]"},
 		{name: "triggers", sql: `CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
-				CREATE TRIGGER i BEFORE INSERT ON pictures FOR EACH ROW EXECUTE FUNCTION veto(); CREATE TRIGGER u BEFORE UPDATE ON order_items FOR EACH ROW EXECUTE FUNCTION veto()`,
+				CREATE TRIGGER i BEFORE INSERT ON pictures FOR EACH ROW EXECUTE FUNCTION veto(); CREATE TRIGGER u BEFORE UPDATE ON order_items FOR EACH ROW EXECUTE FUNCTION veto(); CREATE TRIGGER d BEFORE DELETE ON stock FOR EACH ROW EXECUTE FUNCTION veto()`,
 			refused: "the store's triggers of public.pictures fire: i (function public.veto) [--fire-triggers]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

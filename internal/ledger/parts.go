@@ -285,7 +285,7 @@ func (r *restore) asTheStore(ctx context.Context, flag, sql string, args ...any)
 	}
 	done, err := r.Exec(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && slices.Contains([]string{"22", "23", "42", "P0"}, pg.Code[:2]) && pg.Code != "42501" {
-		if pg.TableName != "" && (pg.TableName != "plants" || pg.SchemaName != "public") {
+		if pg.TableName != "" && pg.TableName != "plants" {
 			flag = plantsOnly
 		}
 		r.refuse(flag, "%s", strings.TrimSuffix(pg.Message+": "+pg.Detail, ": "))

@@ -116,7 +116,7 @@ func (e *execution) try(ctx context.Context) (m meaning, err error) {
 	case onSoloPool: // which ends early enough for the server to say that it was rolled back
 		deadline, _ := ctx.Deadline()
 		early, cancel := context.WithDeadline(ctx, deadline.Add(-p.db.limits.margin))
-		m, err = e.tryAlone(early, p.db.solo, p.db.RequestTimeout, 0)
+		m, err = e.tryAlone(early, p.db.solo, p.db.RequestTimeout, p.db.limits.soloLock)
 		cancel()
 	}
 	if _, ok := errors.AsType[*pgconn.PgError](err); ok || err == nil { // the database said so

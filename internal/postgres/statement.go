@@ -33,9 +33,9 @@ const (
 )
 
 // deleteOne deletes one plant on a connection. The limit of its wait for locks is that of
-// the session or, behind a pooler, lock; 0 is the role's.
+// the session or, behind a pooler, lock.
 func deleteOne(ctx context.Context, conn *pgx.Conn, d *plant.Deletion, lock time.Duration) (meaning, error) {
-	if lock > 0 && conn.PgConn().CustomData()[throughPooler] != nil {
+	if conn.PgConn().CustomData()[throughPooler] != nil {
 		gone, err := deleteMany(ctx, conn, []*plant.Deletion{d}, lock)
 		return meaningOf(len(gone), err), err
 	}

@@ -26,8 +26,8 @@ const (
 	AND (SELECT set_config('plantstore.requests', $2::text, true)) IS NOT NULL` + conditions + `
 	RETURNING id`
 
-	// Behind a transaction pooler, the session's lock_timeout is that of a lone deletion.
-	deleteImpatientlySQL = `DELETE FROM ONLY public.plants WHERE id = ANY (ARRAY(SELECT unnest($1::bigint[])))
+	// Behind a transaction pooler, lock_timeout is the role's, and all deletions set their own.
+	deleteThroughPoolerSQL = `DELETE FROM ONLY public.plants WHERE id = ANY (ARRAY(SELECT unnest($1::bigint[])))
 	AND (SELECT set_config('plantstore.requests', $2::text, true) || set_config('lock_timeout', $3::text, true)) IS NOT NULL` + conditions + `
 	RETURNING id`
 )
@@ -64,7 +64,7 @@ func deleteMany(ctx context.Context, conn *pgx.Conn, deletions []*plant.Deletion
 	}
 	sql, args := deleteManySQL, []any{ids, requests(deletions...)}
 	if conn.PgConn().CustomData()[throughPooler] != nil {
-		sql, args = deleteImpatientlySQL, append(args, strconv.FormatInt(lock.Milliseconds(), 10))
+		sql, args = deleteThroughPoolerSQL, append(args, strconv.FormatInt(lock.Milliseconds(), 10))
 	}
 	rows, err := conn.Query(ctx, sql, args...)
 	if err != nil {

@@ -101,7 +101,7 @@ func (t *Tokens) age() time.Duration {
 // run polls for changes until ctx ends: every two seconds, or each second while somebody
 // waits. Once a minute it notes which tokens were used.
 func (t *Tokens) run(ctx context.Context) {
-	failing := false
+	var failing bool
 	noted := time.Now()
 	for ctx.Err() == nil {
 		began := time.Now()

@@ -61,7 +61,8 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 		if c.SQL {
 			return ledger.Script(ctx, conn, selection, console.out)
 		}
-		if !c.Yes && !c.DryRun {
+		ask := !c.Yes && !c.DryRun
+		if ask {
 			trial := options
 			trial.DryRun = true
 			planned, err := ledger.Restore(ctx, conn, selection, trial)
@@ -69,12 +70,12 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 				return err
 			}
 			if len(planned.Plants) == 0 {
-				return c.print(console, planned)
+				return c.print(console, planned, false)
 			}
 			if err := printPlants(console.err, planned); err != nil {
 				return err
 			}
-			if err := confirm(ctx, console.err, fmt.Sprintf("Restore %s?", countedAll(planned)), errors.New("nothing was restored")); err != nil {
+			if err := console.confirm(ctx, fmt.Sprintf("Restore %s?", countedAll(planned)), errors.New("nothing was restored")); err != nil {
 				return err
 			}
 			selection = ledger.Selection{} // the plants that the operator agreed to
@@ -86,7 +87,7 @@ func (c *deletionsRestore) Run(ctx context.Context, console *console) error {
 		if err != nil {
 			return err
 		}
-		return c.print(console, done)
+		return c.print(console, done, ask)
 	})
 }
 
@@ -135,7 +136,8 @@ func countedAll(r ledger.Restored) string {
 	return text
 }
 
-func (c *deletionsRestore) print(console *console, r ledger.Restored) error {
+// print prints what was restored. The plants may be listed already.
+func (c *deletionsRestore) print(console *console, r ledger.Restored, listed bool) error {
 	if c.JSON {
 		ids := func(list []ledger.Deletion) []int64 {
 			plants := make([]int64, len(list))
@@ -146,8 +148,10 @@ func (c *deletionsRestore) print(console *console, r ledger.Restored) error {
 		}
 		return writeJSON(console.out, map[string]any{"dry_run": c.DryRun, "restored": ids(r.Plants), "taken": ids(r.Taken), "deleted_again": r.DeletedAgain, "cascaded": append([]ledger.Cascaded{}, r.Cascaded...), "notices": append([]string{}, r.Notices...)})
 	}
-	if err := printPlants(console.err, r); err != nil {
-		return err
+	if !listed {
+		if err := printPlants(console.err, r); err != nil {
+			return err
+		}
 	}
 	restored := "restored"
 	if c.DryRun {

@@ -91,7 +91,7 @@ func TestCommandsFailWhenOutputFails(t *testing.T) {
 		writes := 0
 		printing := func(room int) error {
 			writes = 0
-			return run(t.Context(), append(strings.Fields(args), "--migrate-database-url="+owner.Config().ConnString()), writerFunc(func(p []byte) (int, error) {
+			return run(t.Context(), append(strings.Fields(args), "--migrate-database-url="+owner.Config().ConnString()), nil, writerFunc(func(p []byte) (int, error) {
 				if writes++; writes > room {
 					return 0, full
 				}
@@ -115,8 +115,7 @@ func TestDeletionsRestore(t *testing.T) {
 	fern := func(plant, deletion int) string {
 		return fmt.Sprintf(`plant %d "Fern <%[1]d>" \(deletion %d, deleted by role plantstore_owner at 2026-07-01T%d:00:00Z\)`, plant, deletion, deletion+12)
 	}
-	// Standard input of a test is at its end.
-	expect(2, "", fern(11, 1)+"\n"+fern(12, 2)+`\nRestore 2 plants\? \[y/N\] plantstore: standard input is not a terminal, .*--yes\n`, "deletions", "restore", "1", "--plant=12")
+	expect(2, "", fern(11, 1)+"\n"+fern(12, 2)+`\nRestore 2 plants\? \[y/N\] plantstore: standard input has no answer: use --yes\n`, "deletions", "restore", "1", "--plant=12")
 	expect(0, "would restore 1 plant\n", fern(11, 1)+"\n", "deletions", "restore", "1", "--dry-run")
 	execute(t, owner, `INSERT INTO plants (id, name) VALUES (12, 'Moss')`)
 	expect(1, "", "plantstore: nothing was restored:\n  "+fern(12, 2)+": its id is taken\n--skip-existing restores the others.\n", "deletions", "restore", "1", "2")
@@ -126,6 +125,13 @@ func TestDeletionsRestore(t *testing.T) {
 	execute(t, owner, `ALTER TABLE plants ADD note text`)
 	expect(0, `\{\n  "cascaded": \[\],\n  "deleted_again": 0,\n  "dry_run": false,\n  "notices": \[\n    "column \\"note\\" of public.plants is new and takes its default"\n  \],\n  "restored": \[\n    14\n  \],\n  "taken": \[\]\n\}\n`, "",
 		"deletions", "restore", "--plant=14", "--yes", "--json")
+	execute(t, owner, `DELETE FROM plants WHERE id = 14`)
+	for _, tt := range []struct{ answer, stdout, end string }{{"n\n", "", "plantstore: nothing was restored\n"}, {"Yes \n", "restored 1 plant\n", ""}} {
+		stdout, stderr, _ := answering(t, tt.answer, "deletions", "restore", "--plant=14", "--migrate-database-url="+owner.Config().ConnString())
+		if stdout != tt.stdout || !strings.HasSuffix(stderr, "\nRestore 1 plant? [y/N] "+tt.end) || strings.Count(stderr, "Fern") != 1 {
+			t.Errorf("restore, answered %q: got %q, %q; want %q, and the plant, the question and %q", tt.answer, stdout, stderr, tt.stdout, tt.end)
+		}
+	}
 	for _, args := range []string{"", "1 --by=shop", "--by=shop", "--by=shop --by-role=x --since=1h", "1 --sql --plants-only"} {
 		expect(2, "", ".*plantstore: .*", append([]string{"deletions", "restore"}, strings.Fields(args)...)...)
 	}

@@ -72,7 +72,7 @@ func TestDevEndsWhenInterruptedBeforeItServes(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var out, stderr strings.Builder
-	if err := run(ctx, []string{"dev", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0"}, &out, &stderr); err != nil || out.String() != "" {
+	if err := run(ctx, []string{"dev", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0"}, nil, &out, &stderr); err != nil || out.String() != "" {
 		t.Errorf("got %v, %q; want no error and no greeting", err, out.String())
 	}
 }

@@ -36,7 +36,7 @@ func main() {
 	// A second signal ends the process at once, but not one that comes with the first:
 	// timeout, for one, sends each signal twice.
 	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	err := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	if err == nil {
 		return
 	}
@@ -83,9 +83,9 @@ func helpVariables() kong.Vars {
 
 // run runs the command that args name until it is done or ctx ends. Settings come from flags
 // and the environment.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	helped := false
-	console := &console{out: stdout, err: stderr}
+	console := &console{in: stdin, out: stdout, err: stderr}
 	parser, err := kong.New(&commands{},
 		kong.Name("plantstore"),
 		kong.Description("Deletes plants over HTTP: authenticated, recorded, and reversible."),

@@ -50,8 +50,14 @@ func TestMain(m *testing.M) {
 // command runs a command line in this process.
 func command(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
+	return answering(t, "", args...)
+}
+
+// answering runs a command line that reads from standard input.
+func answering(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
 	var out, errOut bytes.Buffer
-	err := run(t.Context(), args, &out, &errOut)
+	err := run(t.Context(), args, strings.NewReader(stdin), &out, &errOut)
 	if exit, ok := errors.AsType[*exitError](err); ok {
 		code, err = exit.code, exit.err
 	} else if err != nil {

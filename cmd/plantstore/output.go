@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -17,8 +16,9 @@ import (
 	"unicode/utf8"
 )
 
-// A console is where a command writes.
+// A console is where a command reads and writes.
 type console struct {
+	in       io.Reader
 	out, err io.Writer
 	warnings []string // about variables, for a log
 }
@@ -78,19 +78,13 @@ func counted[N int | int64](n N, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-var errNoAnswer = errors.New("standard input is not a terminal, so nobody can confirm: use --yes")
-
-// confirm asks a question on a terminal. It returns nil for yes, and otherwise refused.
-func confirm(ctx context.Context, out io.Writer, question string, refused error) error {
-	info, err := os.Stdin.Stat()
-	if err != nil || info.Mode()&os.ModeCharDevice == 0 {
-		return &exitError{exitUsage, errNoAnswer}
-	}
-	fmt.Fprintf(out, "%s [y/N] ", question)
+// confirm asks a question. It returns nil for yes, and otherwise refused.
+func (c *console) confirm(ctx context.Context, question string, refused error) error {
+	fmt.Fprintf(c.err, "%s [y/N] ", question)
 	answer := make(chan string, 1)
 	go func() {
-		line, err := bufio.NewReader(os.Stdin).ReadString('\n')
-		if err != nil { // /dev/null passes for a terminal
+		line, err := bufio.NewReader(c.in).ReadString('\n')
+		if err != nil {
 			close(answer)
 			return
 		}
@@ -102,7 +96,7 @@ func confirm(ctx context.Context, out io.Writer, question string, refused error)
 	case line, ok := <-answer:
 		switch {
 		case !ok:
-			return &exitError{exitUsage, errNoAnswer}
+			return &exitError{exitUsage, errors.New("standard input has no answer: use --yes")}
 		case line == "y" || line == "yes":
 			return nil
 		}

@@ -63,7 +63,7 @@ func TestTokenCommandsReportATokenLostInOutput(t *testing.T) {
 	database := pgtest.New(t)
 	const want = `the new token of "shop" is lost: no space left on device: 'plantstore token rotate shop' makes another`
 	for _, args := range [][]string{{"create", "shop"}, {"rotate", "shop"}} {
-		err := run(t.Context(), append([]string{"token"}, append(args, "--migrate-database-url="+database.Owner)...),
+		err := run(t.Context(), append([]string{"token"}, append(args, "--migrate-database-url="+database.Owner)...), nil,
 			writerFunc(func([]byte) (int, error) { return 0, syscall.ENOSPC }), io.Discard)
 		if err == nil || err.Error() != want {
 			t.Errorf("token %v: got %v, want %s", args, err, want)

@@ -47,8 +47,7 @@ const (
 	Fast = Mode(syscall.SIGINT)
 	// Immediate ends all processes at once; the next start recovers.
 	Immediate = Mode(syscall.SIGQUIT)
-	// Kill kills the postmaster, as the kernel does when memory runs out; the next start
-	// recovers. Without a next start, 56 bytes of shared memory stay allocated.
+	// Kill kills the postmaster, as the kernel does without memory; the next start recovers.
 	Kill = Mode(syscall.SIGKILL)
 )
 
@@ -84,9 +83,7 @@ func ProgramFolder() (string, error) {
 		folders = append(folders, found...)
 	}
 	for _, f := range folders {
-		_, err1 := os.Stat(filepath.Join(f, "initdb"))
-		_, err2 := os.Stat(filepath.Join(f, "postgres"))
-		if err1 == nil && err2 == nil {
+		if _, err := os.Stat(filepath.Join(f, "postgres")); err == nil { // folders of the client lack it
 			return f, nil
 		}
 	}
@@ -146,7 +143,7 @@ func start(ctx context.Context, o Options, programs, program string, args ...str
 func (s *Server) configure(settings map[string]string) error {
 	f, err := os.OpenFile(filepath.Join(s.data(), "postgresql.conf"), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
-		return fmt.Errorf("configure postgres: %w", err)
+		return err
 	}
 	defer f.Close()
 	// Shared memory in the data folder is removed with it, also after a Kill. A standby that
@@ -155,10 +152,8 @@ func (s *Server) configure(settings map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		all += fmt.Sprintf("%s = %s\n", name, quote(settings[name]))
 	}
-	if _, err := f.WriteString(all); err != nil {
-		return fmt.Errorf("configure postgres: %w", err)
-	}
-	return nil
+	_, err = f.WriteString(all)
+	return err
 }
 
 // quote quotes a value for the files of PostgreSQL and PgBouncer.

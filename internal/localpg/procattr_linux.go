@@ -2,8 +2,8 @@ package localpg
 
 import "syscall"
 
-// setAttributes puts a program that is to be started in a process group of its
-// own, and has it sent last when the thread that starts it ends.
+// setAttributes gives a program a process group of its own. When the thread that starts it
+// ends, the program gets the signal last.
 func setAttributes(a *syscall.SysProcAttr, last syscall.Signal) {
 	a.Setpgid, a.Pdeathsig = true, last
 }

@@ -4,6 +4,6 @@ package localpg
 
 import "syscall"
 
-// setAttributes puts a program that is to be started in a process group of its
-// own. This system can't end it with its parent.
+// setAttributes gives a program a process group of its own. This system can't end it with its
+// parent.
 func setAttributes(a *syscall.SysProcAttr, _ syscall.Signal) { a.Setpgid = true }

@@ -23,11 +23,9 @@ type Process struct {
 	err  error // how it ended, once done is closed
 }
 
-// StartProcess starts a program in a process group of its own: a terminal's
-// Ctrl-C does not reach it. If this program ends first, Linux sends last to
-// the process. Other systems let the process run on.
-//
-// It sets the fields of cmd.SysProcAttr for these two purposes.
+// StartProcess starts a program in a process group of its own: a terminal's Ctrl-C does not
+// reach it. If this program ends first, Linux sends last to the process. Other systems let it
+// run on. The fields of cmd.SysProcAttr for these two purposes are set.
 func StartProcess(cmd *exec.Cmd, last syscall.Signal) (*Process, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = new(syscall.SysProcAttr)
@@ -55,16 +53,14 @@ func StartProcess(cmd *exec.Cmd, last syscall.Signal) (*Process, error) {
 // PID returns the process's id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Done is closed when the process is gone. Where its output goes to an io.Writer
-// that is no file, the processes that inherited the output are gone, too.
+// Done is closed when the process is gone. Where its output goes to an io.Writer that is no
+// file, the processes that inherited the output are gone, too.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Err returns how the process ended, nil for success. It may be called only when
-// Done is closed.
+// Err returns how the process ended, nil for success. Done has to be closed.
 func (p *Process) Err() error { return p.err }
 
-// Signal sends a signal to the process. It returns os.ErrProcessDone when the
-// process is gone.
+// Signal sends a signal to the process, or returns os.ErrProcessDone.
 func (p *Process) Signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) }
 
 // Kill kills the process and returns when Done is closed.
@@ -73,8 +69,7 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
-// Environ returns the environment of this program without the variables whose
-// names start with one of the prefixes.
+// Environ returns the environment of this program without the variables with these prefixes.
 func Environ(without ...string) []string {
 	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		return slices.ContainsFunc(without, func(prefix string) bool { return strings.HasPrefix(variable, prefix) })

@@ -50,7 +50,8 @@ func Main(m *testing.M) int {
 	if process.shared.Name != "" {
 		err = process.server.drop(process.shared.Name)
 	}
-	if err := errors.Join(err, process.server.close()); err != nil {
+	process.server.admin.Close()
+	if err := errors.Join(err, process.server.stop()); err != nil {
 		fmt.Fprintln(os.Stderr, "pgtest:", err)
 		return 1
 	}

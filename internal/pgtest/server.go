@@ -82,11 +82,6 @@ func Settings() map[string]string {
 	return map[string]string{"fsync": "off", "max_connections": "300"}
 }
 
-func (s *server) close() error {
-	s.admin.Close()
-	return s.stop()
-}
-
 // prepare makes roles and templates, unless another process has. Their names depend on all
 // that they are made from.
 func (s *server) prepare(ctx context.Context) error {

@@ -57,10 +57,6 @@ func run(args []string) (code int, err error) {
 	}
 	defer func() { err = errors.Join(err, s.stop()) }()
 	fmt.Printf("postgres for the tests: %s\n", s.source)
-	if ctx.Err() != nil {
-		return 0, context.Cause(ctx)
-	}
-
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	// The source is chosen: a run within the command uses the same server.

@@ -38,8 +38,8 @@ func TestTraceOfARequest(t *testing.T) {
 			"http.response.status_code": int64(204), "plantstore.outcome": "deleted", "plantstore.attempts": int64(1), "plantstore.batch": int64(1)}},
 		{"not found, which is no error of the service", plant.Result{Attempts: 1}, plant.ErrNotFound, del(), "DELETE /plants/:id", codes.Unset, map[string]any{
 			"http.response.status_code": int64(404), "plantstore.outcome": "not_found"}},
-		{"unavailable", failed, plant.ErrUnavailable, del(), "DELETE /plants/:id", codes.Error, map[string]any{
-			"http.response.status_code": int64(503), "plantstore.outcome": "unavailable", "plantstore.failed_attempts": "lost,unreachable", "plantstore.queued_us": int64(1000000)}},
+		{"a bug", failed, errDriver, del(), "DELETE /plants/:id", codes.Error, map[string]any{
+			"http.response.status_code": int64(500), "plantstore.outcome": "error", "plantstore.failed_attempts": "lost,unreachable", "plantstore.queued_us": int64(1000000)}},
 		{"token in the path", plant.Result{}, nil, request{"DELETE", "/plants/" + token + "?" + token, []string{asAlice, "User-Agent: " + token}, ""},
 			"DELETE /plants/:id", codes.Unset, map[string]any{"url.path": "(a token)", "http.route": "/plants/:id", "client.address": "127.0.0.1"}},
 		{"token for a method", plant.Result{}, nil, request{token, "/plants/%FF", nil, ""},

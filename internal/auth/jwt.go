@@ -76,10 +76,7 @@ func NewVerifier(issuer Issuer, log *slog.Logger) *Verifier {
 }
 
 func newVerifier(issuer Issuer, keys *keyring) *Verifier {
-	remembered, err := lru.New[Digest, verified](maxRemembered)
-	if err != nil {
-		panic(err) // only for a size that is not positive
-	}
+	remembered, _ := lru.New[Digest, verified](maxRemembered) // fails only for a size that is not positive
 	issuer.AudienceClaim = cmp.Or(issuer.AudienceClaim, "aud")
 	issuer.ScopeClaim = cmp.Or(issuer.ScopeClaim, "scope")
 	issuer.Scope = cmp.Or(issuer.Scope, ScopeDelete)

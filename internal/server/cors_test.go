@@ -18,6 +18,7 @@ func TestCORS(t *testing.T) {
 	c := testConfig()
 	c.CORSOrigins = []string{"https://shop.example"}
 	s, off := New(c), New(testConfig())
+	before := samples(t, s, "plantstore_")
 	preflight := http.Header{"Access-Control-Allow-Headers": {"Authorization,Idempotency-Key,X-Request-Id,Content-Type"}, "Access-Control-Allow-Methods": {"DELETE"},
 		"Access-Control-Allow-Origin": {"https://shop.example"}, "Access-Control-Max-Age": {"600"},
 		"Vary": {"Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers"}}
@@ -61,6 +62,7 @@ func TestCORS(t *testing.T) {
 			t.Errorf("%s: headers (-want +got):\n%s", what, diff)
 		}
 	}
+	s.wantSeries(t, before)
 	// A preflight is no deletion.
 	want := []string{`plantstore_http_requests_total{error="0",route="/plants/:id",status="204"} 3`, `plantstore_http_requests_total{error="0",route="preflight",status="204"} 2`}
 	got := slices.DeleteFunc(counted(t, s, "plantstore_http_requests_total"), func(line string) bool { return !strings.Contains(line, `status="204"`) })

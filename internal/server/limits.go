@@ -34,10 +34,7 @@ type limiters[K comparable] struct {
 }
 
 func newLimiters[K comparable](r Rate) *limiters[K] {
-	recent, err := lru.New[K, *rate.Limiter](maxLimiters)
-	if err != nil {
-		panic(err) // only for a size that is not positive
-	}
+	recent, _ := lru.New[K, *rate.Limiter](maxLimiters) // fails only for a size that is not positive
 	return &limiters[K]{r, recent}
 }
 

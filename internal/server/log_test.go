@@ -169,7 +169,7 @@ func TestLogBufferWritesManyLinesAtOnce(t *testing.T) {
 		if got := reader.written(); len(got) > 0 {
 			t.Errorf("written within 100 ms: %q, want it to wait", got)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		log.Info("three")
 		log.With("k", "v").WithGroup("g").Warn("four") // at once

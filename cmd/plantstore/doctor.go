@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -22,9 +21,6 @@ const (
 	exitProblems = 2
 	exitUnknown  = 3 // the database, or a part of it, could not be checked
 )
-
-// doctorTimeout is how long all checks together may take.
-const doctorTimeout = 2 * time.Minute
 
 type doctorCommand struct {
 	ownerFlags `embed:""`
@@ -58,8 +54,6 @@ func (c *doctorCommand) Validate() error {
 
 // Run checks the database.
 func (c *doctorCommand) Run(ctx context.Context, console *console) error {
-	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
-	defer cancel()
 	in := doctor.Input{Versions: migrate.Versions(), Skip: c.Skip}
 	if c.service.url != "" || hasPGVariables() {
 		if in.Connections, in.ServiceErr = c.connections(ctx); in.ServiceErr == nil {

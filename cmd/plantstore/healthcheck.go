@@ -28,7 +28,7 @@ func (c *healthcheckCommand) Run(ctx context.Context, console *console) error {
 		return fmt.Errorf("not healthy: %w: is the service running, and is --admin-addr (PLANTSTORE_ADMIN_ADDR) right?", err)
 	}
 	defer answer.Body.Close()
-	reason, err := io.ReadAll(io.LimitReader(answer.Body, 4096))
+	reason, err := io.ReadAll(answer.Body)
 	switch {
 	case err != nil:
 		return fmt.Errorf("not healthy: %w", err)

@@ -27,34 +27,31 @@ func TestEnsureScriptNamesWhatItInstalls(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for file, script := range map[string]string{"deploy/postgres/ensure.sh": "ensure.sh", ".ci/packages": "../../.ci/install-packages"} {
-		text, err := os.ReadFile(script)
-		if err == nil {
-			err = os.WriteFile(filepath.Join(top, file), text, 0o600)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+	script := filepath.Join(top, "deploy/postgres/ensure.sh")
+	text, err := os.ReadFile("ensure.sh")
+	if err == nil {
+		err = os.WriteFile(script, text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 	const (
 		what   = "no PostgreSQL on this machine: "
 		advice = what + "install it, as with 'sudo apt-get install postgresql' or 'brew install postgresql@18', or have it fetched from Debian, as with 'make "
 	)
 	for _, tt := range []struct {
-		script, user, variable string
-		code                   int
-		want                   string // each line's beginning
+		argument, user, variable string
+		code                     int
+		want                     string // each line's beginning
 	}{
-		{"deploy/postgres/ensure.sh", "0", "", 0, what + "apt-get now installs Debian's package 'postgresql' (with PLANTSTORE_NO_INSTALL=1 nothing is installed)\npostgresql"},
-		{"deploy/postgres/ensure.sh pgbouncer", "0", "", 0, what + "apt-get now installs\npostgresql\nno PgBouncer on this machine: apt-get now installs Debian's package 'pgbouncer'\npgbouncer"},
-		{"deploy/postgres/ensure.sh pgbouncer", "1000", "", 1, advice + "test POSTGRES=17'"},
-		{"deploy/postgres/ensure.sh", "0", "PLANTSTORE_NO_INSTALL=", 0, what + "apt-get now installs\npostgresql"},
-		{"deploy/postgres/ensure.sh", "0", "PLANTSTORE_NO_INSTALL=1", 1, advice + "run POSTGRES=17'"},
-		{"deploy/postgres/ensure.sh", "1000", "", 1, advice + "run POSTGRES=17'"},
-		{".ci/packages jq", "0", "PLANTSTORE_NO_INSTALL=1", 1, "PLANTSTORE_NO_INSTALL is set: install what is missing yourself, with 'sudo apt-get install jq', and try again"},
+		{"", "0", "", 0, what + "apt-get now installs Debian's package 'postgresql' (with PLANTSTORE_NO_INSTALL=1 nothing is installed)\npostgresql"},
+		{"pgbouncer", "0", "", 0, what + "apt-get now installs\npostgresql\nno PgBouncer on this machine: apt-get now installs Debian's package 'pgbouncer'\npgbouncer"},
+		{"pgbouncer", "1000", "", 1, advice + "test POSTGRES=17'"},
+		{"", "0", "PLANTSTORE_NO_INSTALL=", 0, what + "apt-get now installs\npostgresql"},
+		{"", "0", "PLANTSTORE_NO_INSTALL=1", 1, advice + "run POSTGRES=17'"},
+		{"", "1000", "", 1, advice + "run POSTGRES=17'"},
 	} {
-		script, argument, _ := strings.Cut(tt.script, " ")
-		command := exec.CommandContext(t.Context(), "/bin/sh", "-f", "-c", `id() { echo "$USER_ID"; }; . "$0"`, filepath.Join(top, script), argument)
+		command := exec.CommandContext(t.Context(), "/bin/sh", "-f", "-c", `id() { echo "$USER_ID"; }; . "$0"`, script, tt.argument)
 		command.Env = []string{"PATH=" + filepath.Join(top, "bin"), "USER_ID=" + tt.user, tt.variable}
 		out, _ := command.CombinedOutput()
 		got, want := strings.Split(strings.TrimSpace(string(out)), "\n"), strings.Split(tt.want, "\n")
@@ -63,7 +60,7 @@ func TestEnsureScriptNamesWhatItInstalls(t *testing.T) {
 			ok = ok && strings.HasPrefix(got[i], want[i])
 		}
 		if !ok {
-			t.Errorf("%s as user %s with %q: got exit code %d, %q; want %d, %q", tt.script, tt.user, tt.variable, command.ProcessState.ExitCode(), out, tt.code, tt.want)
+			t.Errorf("%q as user %s with %q: got exit code %d, %q; want %d, %q", tt.argument, tt.user, tt.variable, command.ProcessState.ExitCode(), out, tt.code, tt.want)
 		}
 	}
 }

@@ -124,7 +124,7 @@ func prepare(ctx context.Context, pg *localpg.Server, owner string) (token strin
 		INSERT INTO order_items VALUES (1001, 3, 2);`); err != nil {
 		return "", err
 	}
-	return postgres.CreatePrincipal(ctx, conn, "dev", []string{auth.ScopeDelete}, time.Now().AddDate(0, 0, 1), plant.Budget{})
+	return postgres.CreatePrincipal(ctx, conn, "dev", []string{auth.ScopeDelete}, time.Time{}, plant.Budget{})
 }
 
 // listenOrAny listens on addr or, if that is empty, on preferred or else any port of the

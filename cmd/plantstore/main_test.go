@@ -311,7 +311,7 @@ func TestBadCommandLinesAreRejected(t *testing.T) {
 		{"token list --migrate-password=secret" + database, 2, `--migrate-password (PLANTSTORE_MIGRATE_PASSWORD) is set without --migrate-database-url (PLANTSTORE_MIGRATE_DATABASE_URL)`},
 		{"token list --migrate-password=secret --migrate-database-url=postgres://u@127.0.0.1:1/d", 1, `cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is --migrate-database-url (its password: PLANTSTORE_MIGRATE_PASSWORD) right?`},
 		{"token list --database-url=postgres://u:secret@127.0.0.1:1/d", 1, `cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is --database-url right?`},
-		{"migrate up --migrate-database-url=postgres://u:secret@127.0.0.1:1/d", 1, `cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is --migrate-database-url right?`},
+		{"migrate up --lock-attempts=1 --lock-timeout=10ms --migrate-database-url=postgres://u:secret@127.0.0.1:1/d", 1, `cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is --migrate-database-url right?`},
 		{"serve --request-timeout=soon", 2, `--request-timeout: expected duration but got "soon": time: invalid duration "soon"`},
 		{"serve --request-timeout=499ms" + service, 2, `--request-timeout (PLANTSTORE_REQUEST_TIMEOUT) is 499ms: it must be from 500ms to 10m`},
 		{"dev --request-timeout=25s --addr=nowhere", 2, `--shutdown-timeout (PLANTSTORE_SHUTDOWN_TIMEOUT) is 20s: it must be from 25s, which is --request-timeout (PLANTSTORE_REQUEST_TIMEOUT), to 1h`},
@@ -338,6 +338,7 @@ func TestBadCommandLinesAreRejected(t *testing.T) {
 		{"serve --addr=127.0.0.1:0 --admin-addr=nowhere" + database, 2, strings.ReplaceAll(strings.ReplaceAll(noPort, "--addr", "--admin-addr"), "_ADDR", "_ADMIN_ADDR")},
 		// Limits are inclusive, and lists may have blanks.
 		{"serve --request-timeout=10m --shutdown-timeout=10m --drain-delay=10m --rate-limit=600/m,burst=50 --trusted-proxies=10.0.0.0/8,_2001:db8::7 --cors-origins=http://localhost:5173,_https://[2001:db8::7]:8443 --addr=nowhere" + database, 2, noPort},
+		{"serve --request-timeout=500ms --shutdown-timeout=1h --max-in-flight=1 --max-connections=1 --rate-limit=1/s --addr=nowhere" + database, 2, noPort},
 		{"token create x --days=0" + database, 2, `token create: --days is 0: it must be from 1 to 36500; --no-expiry is for a token that never expires`},
 		{"token create x --days=90 --no-expiry" + database, 2, `token create: --days and --no-expiry contradict each other`},
 		{"token create x --scope=" + database, 2, `--scope is empty: the token would allow nothing`},

@@ -20,7 +20,7 @@ func TestMigrateCommands(t *testing.T) {
 	expect(exitPending, `\{\n  "database": .*"pending": \[.*`, "", "migrate", "plan", "--json")
 	expect(0, `nothing to do: no such migration is applied\n`, "", "migrate", "down")
 	expect(0, fmt.Sprintf(`applied 00001_plants.sql in \S+s\n.*applied %s in \S+s\n`, newest.Name), "", "migrate", "up")
-	expect(0, fmt.Sprintf(`nothing to do: every migration up to %d is applied\n`, newest.Version), "", "migrate", "up")
+	expect(0, fmt.Sprintf(`nothing to do: every migration up to %d is applied\n`, newest.Version), "", "migrate", "up", "--lock-timeout=1m")
 	expect(0, fmt.Sprintf(`database \S+ is at version %d, this plantstore at %[1]d: nothing to do\n.*`, newest.Version), "", "migrate", "plan")
 	expect(0, fmt.Sprintf(`rolled back %s in \S+s\n`, newest.Name), "", "migrate", "down")
 	expect(0, fmt.Sprintf(`rolled back %s in \S+s\n.*rolled back 00003_\S+ in \S+s\n`, before.Name), "", "migrate", "down", "--to=2")

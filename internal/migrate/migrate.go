@@ -26,16 +26,16 @@ import (
 // table is goose's table of applied migrations. Its schema has to exist before goose runs.
 const table = "plantstore.goose_db_version"
 
-// Limits of one attempt. Clients may have to wait behind a migration that waits for a lock.
-// 1.2 s is longer than deadlock_timeout, when autovacuum gives way.
+// The limits of the command line. Clients may have to wait behind a migration that waits for a
+// lock. 1.2 s is longer than deadlock_timeout, when autovacuum gives way.
 const (
 	DefaultLockTimeout  = 1200 * time.Millisecond
 	DefaultLockAttempts = 10
 )
 
-// Options are for Up and Down. The zero value is fine.
+// Options are for Up and Down. The zero value waits for locks without a limit.
 type Options struct {
-	LockTimeout  time.Duration
+	LockTimeout  time.Duration // of an attempt
 	LockAttempts int
 	Notify       func(message string) // called for each step and each failed attempt
 }
@@ -212,12 +212,6 @@ func holdsData(ctx context.Context, conn *pgx.Conn, version int64) ([]string, er
 
 // run applies migrations (up) or rolls them back, in the order given.
 func run(ctx context.Context, conn *pgx.Conn, work []Migration, up bool, o Options) (done []Migration, err error) {
-	if o.LockTimeout == 0 {
-		o.LockTimeout = DefaultLockTimeout
-	}
-	if o.LockAttempts == 0 {
-		o.LockAttempts = DefaultLockAttempts
-	}
 	if o.Notify == nil {
 		o.Notify = func(string) {}
 	}

@@ -22,13 +22,10 @@ func sessionNames(pids string) string {
 // tableBlockers names the sessions that block a migration. A rollback waits for every lock on
 // the tables, Up only for locks to write.
 func tableBlockers(ctx context.Context, conn *pgx.Conn, up bool) ([]string, error) {
-	rows, err := conn.Query(ctx, sessionNames(`SELECT l.pid FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+	rows, _ := conn.Query(ctx, sessionNames(`SELECT l.pid FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
 		WHERE l.locktype = 'relation' AND l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 			AND (c.oid = to_regclass('public.plants') OR c.relnamespace = to_regnamespace('plantstore'))
 			AND NOT ($1 AND l.mode IN ('AccessShareLock', 'RowShareLock'))`), up)
-	if err != nil {
-		return nil, err
-	}
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return nil, fmt.Errorf("find the session with the lock: %w", err)

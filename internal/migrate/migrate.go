@@ -175,11 +175,12 @@ func Down(ctx context.Context, databaseURL string, to int64, o Options) ([]Migra
 	}
 	var problems []string
 	for _, m := range work {
-		full, err := holdsData(ctx, conn, m.Version)
-		if err != nil {
-			return nil, err
+		if sql := losses[m.Version]; sql != "" {
+			rows, _ := conn.Query(ctx, sql)
+			if problems, err = pgx.AppendRows(problems, rows, pgx.RowTo[string]); err != nil {
+				return nil, err
+			}
 		}
-		problems = append(problems, full...)
 	}
 	if problems != nil {
 		return nil, &UnmetError{problems}
@@ -195,19 +196,6 @@ var losses = map[int64]string{
 	2: `SELECT 'plantstore.deletions has entries, and deleted plants cannot be restored without them. To go on, export them and TRUNCATE plantstore.deletions' WHERE EXISTS (SELECT FROM plantstore.deletions)`,
 	1: `SELECT 'public.plants has rows: move or delete them first' WHERE EXISTS (SELECT FROM public.plants)
 		AND obj_description(to_regclass('public.plants'), 'pg_class') = 'created by plantstore'`,
-}
-
-// holdsData returns why the Down of a migration would refuse.
-func holdsData(ctx context.Context, conn *pgx.Conn, version int64) ([]string, error) {
-	sql, ok := losses[version]
-	if !ok {
-		return nil, nil
-	}
-	rows, err := conn.Query(ctx, sql)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
 // run applies migrations (up) or rolls them back, in the order given.
@@ -374,10 +362,7 @@ func status(ctx context.Context, conn *pgx.Conn) ([]State, error) {
 	applied := map[int64]time.Time{}
 	if exists {
 		// The column has no time zone: it is the time of the session that wrote it.
-		rows, err := conn.Query(ctx, `SELECT version_id, max(tstamp)::timestamptz FROM `+table+` WHERE is_applied AND version_id > 0 GROUP BY version_id`)
-		if err != nil {
-			return nil, err
-		}
+		rows, _ := conn.Query(ctx, `SELECT version_id, max(tstamp)::timestamptz FROM `+table+` WHERE is_applied AND version_id > 0 GROUP BY version_id`)
 		var version int64
 		var at time.Time
 		if _, err := pgx.ForEachRow(rows, []any{&version, &at}, func() error { applied[version] = at; return nil }); err != nil {

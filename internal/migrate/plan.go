@@ -73,10 +73,7 @@ func preview(ctx context.Context, conn *pgx.Conn) (*Preview, error) {
 		return nil, err
 	}
 	for _, query := range []string{owner, beforeDelete} {
-		rows, err := conn.Query(ctx, query)
-		if err != nil {
-			return nil, err
-		}
+		rows, _ := conn.Query(ctx, query)
 		if p.Advice, err = pgx.AppendRows(p.Advice, rows, pgx.RowTo[string]); err != nil {
 			return nil, err
 		}
@@ -173,10 +170,7 @@ func problems(ctx context.Context, conn *pgx.Conn) ([]string, error) {
 		return nil, err
 	}
 	for _, query := range []string{server, rights, unfit} {
-		rows, err := conn.Query(ctx, query)
-		if err != nil {
-			return nil, err
-		}
+		rows, _ := conn.Query(ctx, query)
 		if found, err = pgx.AppendRows(found, rows, pgx.RowTo[string]); err != nil {
 			return nil, err
 		}

@@ -109,7 +109,7 @@ func List(ctx context.Context, conn *pgx.Conn, f Filter, yield func(Deletion) er
 		last = row
 	}
 	order := "id"
-	if !f.Since.IsZero() || !f.Until.IsZero() {
+	if !f.Since.IsZero() {
 		order = "id + 0" // the primary key's order would tempt the planner away from deletions_by_time
 	}
 	rows, _ := conn.Query(ctx, `SELECT `+columns+`, `+last+`, `+cascaded+`, `+name+` FROM plantstore.deletions WHERE `+selects+` ORDER BY `+order+` DESC LIMIT nullif($9, 0)`, append(f.arguments(), f.Limit)...)

@@ -28,8 +28,7 @@ type Restored struct {
 }
 
 // Cascaded counts rows of a watched table: those that were removed, or those whose column
-// Changed was set to null or to its default. Rows that were recorded with other columns count
-// apart.
+// Changed was set to null or to its default. Rows recorded with other columns count apart.
 type Cascaded struct {
 	Table   string `json:"table"`
 	Changed string `json:"changed,omitempty"`

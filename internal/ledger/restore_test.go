@@ -240,9 +240,9 @@ func TestRefusedErrorLimitsItsReasons(t *testing.T) {
 	for n, want := range map[int]string{ledger.MaxListed: "", ledger.MaxListed + 1: "  and 1 more\n"} {
 		refused := &ledger.RefusedError{Notices: []string{"a notice"}, ByHand: "COMMIT;"}
 		for i := range n {
-			refused.Reasons = append(refused.Reasons, ledger.Reason{Text: fmt.Sprintf("reason %d", i)})
+			refused.Reasons = append(refused.Reasons, ledger.Reason{Text: fmt.Sprintf("reason %d", i), Flag: "--flag helps."})
 		}
-		want = "\n  reason 19\n" + want + "  also: a notice\nBy hand, without the columns that are gone or have another type, unless you add them:\nCOMMIT;"
+		want = "\n  reason 19\n" + want + "  also: a notice\n--flag helps.\nBy hand, without the columns that are gone or have another type, unless you add them:\nCOMMIT;"
 		if got := refused.Error(); !strings.HasSuffix(got, want) {
 			t.Errorf("%d reasons: got %q, want it to end with %q", n, got, want)
 		}

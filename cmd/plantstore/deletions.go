@@ -24,20 +24,18 @@ type deletionsCommand struct {
 	Purge   deletionsPurge   `cmd:"" help:"Remove old entries from the ledger. Their plants can no longer be restored."`
 }
 
-// withLedger runs use on the owner's connection.
+// withLedger runs use on a connection of the owner. Where a right is missing, its error has the
+// GRANT.
 func (f *ownerFlags) withLedger(ctx context.Context, use func(*pgx.Conn) error) error {
-	conn, err := f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	err = use(conn)
-	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "42501" { // insufficient_privilege
-		if grants, e := ledger.MissingGrants(ctx, conn); e == nil && len(grants) > 0 { // only the owner may ask
-			return fmt.Errorf("%w: first run %s", err, strings.Join(grants, " "))
+	return f.with(ctx, func(conn *pgx.Conn) error {
+		err := use(conn)
+		if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "42501" { // insufficient_privilege
+			if grants, e := ledger.MissingGrants(ctx, conn); e == nil && len(grants) > 0 { // only the owner may ask
+				return fmt.Errorf("%v: first run %s", err, strings.Join(grants, " "))
+			}
 		}
-	}
-	return f.explained(err)
+		return err
+	})
 }
 
 // A period limits entries by their time.

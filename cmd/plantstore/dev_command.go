@@ -7,8 +7,8 @@ const devAddr, devAdminAddr = "127.0.0.1:8080", "127.0.0.1:9090"
 type devCommand struct {
 	Addr       string `env:"PLANTSTORE_ADDR" help:"Address of the public listener. Default: ${dev_addr}, or any free port when that is taken."`
 	AdminAddr  string `env:"PLANTSTORE_ADMIN_ADDR" help:"Address of the operators' listener. Default: ${dev_admin_addr}, or any free port when that is taken."`
-	LogFormat  string `env:"PLANTSTORE_LOG_FORMAT" default:"text" enum:"json,text" help:"Log format: ${enum}."`
-	LogLevel   string `env:"PLANTSTORE_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least severe log entry: ${enum}."`
+	LogFormat  string `env:"PLANTSTORE_LOG_FORMAT" default:"text" enum:"json,text" help:"Log format: json or text."`
+	LogLevel   string `env:"PLANTSTORE_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least severe log entry: debug, info, warn or error."`
 	limitFlags `embed:""`
 }
 

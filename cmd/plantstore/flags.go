@@ -74,9 +74,14 @@ func hasPGVariables() bool {
 	return slices.ContainsFunc([]string{"PGHOST", "PGDATABASE", "PGSERVICE"}, func(name string) bool { return os.Getenv(name) != "" })
 }
 
-// connect opens the owner's connection.
-func (f *ownerFlags) connect(ctx context.Context) (*pgx.Conn, error) {
-	return postgres.Connect(ctx, f.owner.setting, f.owner.url)
+// with runs use on a connection of the owner, and explains its error.
+func (f *ownerFlags) with(ctx context.Context, use func(*pgx.Conn) error) error {
+	conn, err := postgres.Connect(ctx, f.owner.setting, f.owner.url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	return f.explained(use(conn))
 }
 
 // explained adds advice for an operator to an error of the owner's database.

@@ -39,8 +39,8 @@ type serveCommand struct {
 	OIDCBudget         plant.Budget  `name:"oidc-budget" env:"PLANTSTORE_OIDC_BUDGET" placeholder:"N/PERIOD" help:"Deletion budget of each principal of JWTs that has none of its own, as 500/1h or 10000/7d. Default: no limit."`
 	JWKSURL            string        `name:"jwks-url" env:"PLANTSTORE_JWKS_URL" placeholder:"URL" help:"URL of the issuer's keys, https or file. Default: OpenID Connect discovery."`
 	DrainDelay         time.Duration `env:"PLANTSTORE_DRAIN_DELAY" default:"5s" help:"How long to go on serving, not ready, after SIGTERM."`
-	LogFormat          string        `env:"PLANTSTORE_LOG_FORMAT" default:"json" enum:"json,text" help:"Log format: ${enum}."`
-	LogLevel           string        `env:"PLANTSTORE_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least severe log entry: ${enum}."`
+	LogFormat          string        `env:"PLANTSTORE_LOG_FORMAT" default:"json" enum:"json,text" help:"Log format: json or text."`
+	LogLevel           string        `env:"PLANTSTORE_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least severe log entry: debug, info, warn or error."`
 	limitFlags         `embed:""`
 
 	database    target

@@ -27,12 +27,7 @@ type tokenCommand struct {
 // change runs do on the owner's connection, and explains its error. If the answer to the commit
 // is lost, the same command can be run again, or says what to run.
 func (f *ownerFlags) change(ctx context.Context, name string, do func(*pgx.Conn) error) error {
-	conn, err := f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	err = do(conn)
+	err := f.with(ctx, do)
 	switch {
 	case errors.Is(err, postgres.ErrPrincipalExists):
 		return fmt.Errorf("principal %q exists: 'plantstore token rotate %s' makes another token for it", name, name)
@@ -47,7 +42,7 @@ func (f *ownerFlags) change(ctx context.Context, name string, do func(*pgx.Conn)
 	case errors.Is(err, postgres.ErrNoToken):
 		return fmt.Errorf("all tokens of %q are revoked: 'plantstore token create %s' makes another", name, name)
 	}
-	return f.explained(err)
+	return err
 }
 
 // A lifetime is how long a new token is good.
@@ -208,30 +203,27 @@ type tokenList struct {
 
 // Run lists the principals.
 func (c *tokenList) Run(ctx context.Context, console *console) error {
-	conn, err := c.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	list, err := postgres.Principals(ctx, conn)
-	if err != nil {
-		return c.explained(err)
-	}
-	now := time.Now()
-	if c.JSON {
-		return writeJSON(console.out, principalsAsJSON(list, now))
-	}
-	table := newTable(console.out, "PRINCIPAL", "TOKEN", "SCOPES", "CREATED", "EXPIRES", "LAST USED", "BUDGET")
-	for _, p := range list {
-		if len(p.Tokens) == 0 {
-			fmt.Fprintf(table, "%s\tJWT\t-\t%s\t-\t-\t%s\n", p.Name, date(p.CreatedAt, "-"), budgetText(p))
+	return c.with(ctx, func(conn *pgx.Conn) error {
+		list, err := postgres.Principals(ctx, conn)
+		if err != nil {
+			return err
 		}
-		for i, t := range p.Tokens {
-			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, state(t, i > 0, now), strings.Join(t.Scopes, ","),
-				date(t.CreatedAt, "-"), date(t.ExpiresAt, "never"), date(t.LastUsedAt, "never"), budgetText(p))
+		now := time.Now()
+		if c.JSON {
+			return writeJSON(console.out, principalsAsJSON(list, now))
 		}
-	}
-	return table.Flush()
+		table := newTable(console.out, "PRINCIPAL", "TOKEN", "SCOPES", "CREATED", "EXPIRES", "LAST USED", "BUDGET")
+		for _, p := range list {
+			if len(p.Tokens) == 0 {
+				fmt.Fprintf(table, "%s\tJWT\t-\t%s\t-\t-\t%s\n", p.Name, date(p.CreatedAt, "-"), budgetText(p))
+			}
+			for i, t := range p.Tokens {
+				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, state(t, i > 0, now), strings.Join(t.Scopes, ","),
+					date(t.CreatedAt, "-"), date(t.ExpiresAt, "never"), date(t.LastUsedAt, "never"), budgetText(p))
+			}
+		}
+		return table.Flush()
+	})
 }
 
 // state describes a token. A valid one is old if its principal has a newer one.

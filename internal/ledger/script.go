@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -52,23 +53,24 @@ func Script(ctx context.Context, conn *pgx.Conn, s Selection, w io.Writer) error
 	if err != nil {
 		return err
 	}
-	script := "BEGIN;\n" + settings + "\n"
+	out := bufio.NewWriter(w)
+	fmt.Fprintf(out, "BEGIN;\n%s\n", settings)
 	for _, e := range entries {
-		script += fmt.Sprintf("-- %s\n", e)
+		fmt.Fprintf(out, "-- %s\n", e)
 	}
 	if triggers != "" {
-		script += fmt.Sprintf("-- fires the store's triggers %s\n", triggers)
+		fmt.Fprintf(out, "-- fires the store's triggers %s\n", triggers)
 	}
 	if cascaded != "" {
-		script += fmt.Sprintf("-- without what left with them in %s\n", cascaded)
+		fmt.Fprintf(out, "-- without what left with them in %s\n", cascaded)
 	}
-	_, err = fmt.Fprintf(w, `%sINSERT INTO public.plants (%s) OVERRIDING SYSTEM VALUE
+	fmt.Fprintf(out, `INSERT INTO public.plants (%s) OVERRIDING SYSTEM VALUE
 SELECT %s
 FROM (SELECT literal::public.plants AS plant FROM plantstore.deletions WHERE restored_at IS NULL AND id = ANY (%s) ORDER BY id OFFSET 0) v;
-UPDATE plantstore.deletions SET restored_at = clock_timestamp(), restored_by = session_user WHERE restored_at IS NULL AND id = ANY (%[4]s);
+UPDATE plantstore.deletions SET restored_at = clock_timestamp(), restored_by = session_user WHERE restored_at IS NULL AND id = ANY (%[3]s);
 COMMIT;
-`, script, strings.Join(inserted, ", "), strings.Join(values, ", "), array(idsOf(entries)))
-	return err
+`, strings.Join(inserted, ", "), strings.Join(values, ", "), array(idsOf(entries)))
+	return out.Flush()
 }
 
 // quoted returns a literal of SQL.

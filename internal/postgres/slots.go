@@ -11,7 +11,7 @@ import (
 
 // slots are semaphores, one for each key that is in use, first come, first served.
 type slots[K comparable] struct {
-	number func(K) int64 // a key's slots; one, if nil
+	number func(K) int64 // of a key's slots; one, if nil
 	mu     sync.Mutex
 	inUse  map[K]*slot
 }
@@ -66,7 +66,8 @@ type connSlot struct {
 // more, since others need them, too.
 func (s connSlot) most() int64 { return max(2, int64(s.pool.Stat().MaxConns())/3) }
 
-// acquire takes a connection of a pool for a principal, which waits while it has most of them.
+// acquire takes a connection of a pool for a principal. It waits while the principal has as many
+// as it may have.
 func (db *DB) acquire(ctx context.Context, pool *pgxpool.Pool, principal string) (conn *pgx.Conn, release func(), err error) {
 	key := connSlot{pool, principal}
 	if err := db.conns.take(ctx, key); err != nil {

@@ -298,6 +298,9 @@ func TestRefusalWithoutBudgetIsFinal(t *testing.T) {
 	}
 	s.expect(t, with(s.of(id, "first")), "deleted")
 	s.expect(t, with(s.of(id+1, "second")), "over budget")
+	if r, err := s.Delete(t.Context(), with(s.of(id+1, "third"))); outcomeOf(err) != "over budget" || r.Attempts != 0 {
+		t.Errorf("once the budget is used up: %v after %d attempts; want none", err, r.Attempts)
+	}
 	s.expect(t, with(s.sent(id, "key")), "deleted earlier")
 	s.expect(t, with(s.sent(id+1, "key")), "over budget")
 	s.exec(t, `INSERT INTO public.plants (id, name) VALUES ($1, 'back')`, int64(id))

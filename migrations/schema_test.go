@@ -462,6 +462,7 @@ func TestTokensVersionChanges(t *testing.T) {
 		{`UPDATE plantstore.tokens SET expires_at = now()`, true},
 		{`UPDATE plantstore.tokens SET revoked_at = now()`, true},
 		{`DELETE FROM plantstore.tokens`, true},
+		{`TRUNCATE plantstore.tokens`, true},
 	} {
 		mustExec(t, conn, test.sql)
 		next := lines(t, conn, `SELECT version FROM plantstore.tokens_version`)[0]

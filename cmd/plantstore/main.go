@@ -86,7 +86,7 @@ func helpVariables() kong.Vars {
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	helped := false
 	console := &console{in: stdin, out: stdout, err: stderr}
-	parser, err := kong.New(&commands{},
+	parser := kong.Must(&commands{},
 		kong.Name("plantstore"),
 		kong.Description("Deletes plants over HTTP: authenticated, recorded, and reversible."),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
@@ -96,9 +96,6 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(console),
 	)
-	if err != nil {
-		return err
-	}
 	command, err := parser.Parse(args)
 	if helped {
 		return nil

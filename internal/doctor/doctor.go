@@ -187,29 +187,27 @@ func (in Input) arguments(conn *pgx.Conn) pgx.NamedArgs {
 // so that PostgreSQL writes the schema in front of the store's names.
 const limits = `SELECT set_config('statement_timeout', '5s', true), set_config('lock_timeout', '1s', true), set_config('search_path', 'pg_catalog, pg_temp', true)`
 
-func (c check) inTx(ctx context.Context, conn *pgx.Conn, arguments pgx.NamedArgs) ([]Finding, error) {
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly})
-	if err != nil {
-		return nil, err
+func (c check) inTx(ctx context.Context, conn *pgx.Conn, arguments pgx.NamedArgs) (found []Finding, err error) {
+	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, limits); err != nil {
+			return err
+		}
+		found, err = c.query(ctx, tx, arguments)
+		return err
+	})
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && c.name == schemaCheck && pg.Code == "42P01" { // no such table
+		return []Finding{{c.name, Problem, "no migration is applied", "plantstore migrate up"}}, nil
 	}
-	defer tx.Rollback(context.WithoutCancel(ctx))
-	if _, err := tx.Exec(ctx, limits); err != nil {
-		return nil, err
-	}
-	return c.query(ctx, tx, arguments)
+	return found, err
 }
 
 // query returns the findings of the check's query. It uses no prepared statement, which a
 // pooler could lose.
 func (c check) query(ctx context.Context, tx pgx.Tx, arguments pgx.NamedArgs) ([]Finding, error) {
 	rows, _ := tx.Query(ctx, c.sql, pgx.QueryExecModeExec, arguments)
-	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Finding, error) {
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Finding, error) {
 		f := Finding{Check: c.name}
 		err := row.Scan(&f.Level, &f.Message, &f.Remedy)
 		return f, err
 	})
-	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && c.name == schemaCheck && pg.Code == "42P01" { // no such table
-		return []Finding{{c.name, Problem, "no migration is applied", "plantstore migrate up"}}, nil
-	}
-	return found, err
 }

@@ -278,10 +278,10 @@ func (r *restore) insert(ctx context.Context, parts []*part) error {
 // asTheStore executes SQL with the session's search path, for functions of the store, and
 // returns the number of rows. Values, constraints and functions that do not fit are refused,
 // with the flag or that of their table.
-func (r *restore) asTheStore(ctx context.Context, flag, sql string, args ...any) (int, error) {
+func (r *restore) asTheStore(ctx context.Context, flag, sql string, args ...any) (n int, err error) {
 	const setPath = `SELECT set_config('search_path', $1, true)`
 	if _, err := r.Exec(ctx, setPath, r.path); err != nil {
-		return 0, err
+		return n, err
 	}
 	done, err := r.Exec(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && slices.Contains([]string{"22", "23", "42", "P0"}, pg.Code[:2]) && pg.Code != "42501" {
@@ -289,10 +289,10 @@ func (r *restore) asTheStore(ctx context.Context, flag, sql string, args ...any)
 			flag = plantsOnly
 		}
 		r.refuse(flag, "%s", strings.TrimSuffix(pg.Message+": "+pg.Detail, ": "))
-		return 0, r.refused()
+		return n, r.refused()
 	}
 	if err != nil {
-		return 0, err
+		return n, err
 	}
 	_, err = r.Exec(ctx, setPath, "pg_catalog, pg_temp")
 	return int(done.RowsAffected()), err
@@ -340,7 +340,7 @@ func (r *restore) changeBack(ctx context.Context, p *part) (int, error) {
 	c, _ := p.find(p.changed)
 	n, err := r.asTheStore(ctx, plantsOnly, p.update(c, "$1"), p.ids)
 	if err != nil {
-		return 0, err
+		return n, err
 	}
 	left, err := r.keys(ctx, fmt.Sprintf(`SELECT e.key FROM %s WHERE NOT EXISTS (SELECT FROM %s p WHERE %s AND p.%s IS NOT DISTINCT FROM %s) ORDER BY e.id`, p.rows("$1"), p.only, p.join(), c.quoted(), p.then(c)), p.ids)
 	if err != nil || left == "" {

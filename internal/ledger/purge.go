@@ -24,7 +24,7 @@ func Older(ctx context.Context, conn *pgx.Conn, age time.Duration) (n int64, err
 func Purge(ctx context.Context, conn *pgx.Conn, age time.Duration) (purged int64, err error) {
 	var cutoff time.Time
 	if err := conn.QueryRow(ctx, `SELECT clock_timestamp() - $1::interval FROM set_config('statement_timeout', '0', false)`, age).Scan(&cutoff); err != nil {
-		return 0, err
+		return purged, err
 	}
 	var last *int64
 	for {

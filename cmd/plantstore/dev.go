@@ -27,10 +27,15 @@ const devDatabase, devSetting = "plantstore", "the private database's URL"
 
 // Run serves a private database until ctx ends, and removes it.
 func (c *devCommand) Run(ctx context.Context, console *console, parsed *kong.Context) (err error) {
+	var ignored []string // libpq's variables are for another database
 	for _, variable := range os.Environ() {
 		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "PG") {
-			os.Unsetenv(name) // libpq's variables are for another database
+			os.Unsetenv(name)
+			ignored = append(ignored, name)
 		}
+	}
+	if len(ignored) > 0 {
+		fmt.Fprintf(console.err, "ignored, as the database is a private one: %s\n", strings.Join(ignored, ", "))
 	}
 	program, err := os.Executable()
 	if err != nil {

@@ -33,6 +33,9 @@ func TestDevServesAndCleansUp(t *testing.T) {
 	d := launch(t, program(t, []string{"TMPDIR=" + folder, "PGSERVICE=nowhere", "PGOPTIONS=-c nonsense=1", "PGTARGETSESSIONATTRS=standby", "PGSSLROOTCERT=/nonexistent"}, "dev", "--addr=127.0.0.1:0", "--admin-addr=127.0.0.1:0"))
 	d.waitFor(t, "msg=ready")
 	greeting := d.output()
+	if want := "ignored, as the database is a private one: PG"; !strings.Contains(greeting, want) {
+		t.Errorf("got %s; want %q in it", greeting, want)
+	}
 	curl := regexp.MustCompile(`(?m)^  curl -i -X DELETE (\S+)(?: -H 'Authorization: Bearer (\S+)')?$`).FindAllStringSubmatch(greeting, -1)
 	if len(curl) != 4 {
 		t.Fatalf("got %d curl lines, want 4:\n%s", len(curl), greeting)

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -21,7 +22,8 @@ import (
 	"plantstore/internal/server"
 )
 
-// Each setting of serve changes its own fields only. Settings of JWTs need an issuer.
+// Each setting of serve changes its own fields only. Each field of the configurations has a
+// setting. Settings of JWTs need an issuer.
 func TestServeSettingsReachTheirFields(t *testing.T) {
 	t.Parallel()
 	const (
@@ -63,6 +65,10 @@ func TestServeSettingsReachTheirFields(t *testing.T) {
 	options := gocmp.Options{gocmp.AllowUnexported(service{}), cmpopts.IgnoreUnexported(postgres.Config{}), cmpopts.EquateComparable(netip.Prefix{}),
 		gocmp.Comparer(func(a, b *server.Certificate) bool { return (a == nil) == (b == nil) })}
 	covered := []string{"--help", "--addr", "--admin-addr"} // what listens is held by TestBadCommandLinesAreRejected
+	changed := []string{"postgres.Config.Log"}              // what is no setting
+	for _, field := range strings.Fields("Plants Tokens JWTs Ready Metrics Log Tracer Build") {
+		changed = append(changed, "server.Config."+field)
+	}
 	for _, row := range rows {
 		for flag := range strings.FieldsSeq(row.set) {
 			name, _, _ := strings.Cut(flag, "=")
@@ -74,8 +80,12 @@ func TestServeSettingsReachTheirFields(t *testing.T) {
 				t.Errorf("%s without an issuer: got %v, want %s", row.set, err, want)
 			}
 		}
-		want := serviceOf(t, cmp.Or(row.before, database))
+		original := serviceOf(t, cmp.Or(row.before, database))
+		want := original
 		row.want(&want)
+		for _, pair := range [][2]any{{original.database, want.database}, {original.server, want.server}, {original.issuer, want.issuer}} {
+			changed = append(changed, differences(pair[0], pair[1])...)
+		}
 		if diff := gocmp.Diff(want, serviceOf(t, row.before+" "+row.set), options); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", row.set, diff)
 		}
@@ -85,6 +95,26 @@ func TestServeSettingsReachTheirFields(t *testing.T) {
 			t.Errorf("--%s has no row: want what it changes", flag.Name)
 		}
 	}
+	for _, config := range []any{postgres.Config{}, server.Config{}, service{}.issuer} {
+		for _, field := range differences(config, nil) {
+			if !slices.Contains(changed, field) {
+				t.Errorf("no flag changes %s", field)
+			}
+		}
+	}
+}
+
+// differences returns the names of a struct's exported fields whose values differ from those of
+// another, or of all if that is nil.
+func differences(a, b any) (names []string) {
+	v := reflect.ValueOf(a)
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		if f.IsExported() && (b == nil || !reflect.DeepEqual(v.Field(i).Interface(), reflect.ValueOf(b).Field(i).Interface())) {
+			names = append(names, v.Type().String()+"."+f.Name)
+		}
+	}
+	return names
 }
 
 // serviceOf returns the service that a command line of serve configures.

@@ -49,6 +49,9 @@ func TestRestoreAfterTheTableChanged(t *testing.T) {
 				if diff := cmp.Diff(test.refused, strings.Join(reasons(t, err), "\n")); diff != "" {
 					t.Errorf("refused (-want +got):\n%s", diff)
 				}
+				if strings.Contains(err.Error(), "\n--") {
+					t.Errorf("got the advice of a flag, which could not help: %v", err)
+				}
 				if refused, _ := errors.AsType[*ledger.RefusedError](err); test.want != "" {
 					pgtest.Execute(t, owner, refused.ByHand)
 				}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,8 +24,12 @@ import (
 	"plantstore/migrations"
 )
 
-// table is goose's table of applied migrations. Its schema has to exist before goose runs.
-const table = "plantstore.goose_db_version"
+// table is goose's table of applied migrations. Its schema has to exist before goose runs. IF NOT
+// EXISTS would ask for a right on the database even then.
+const (
+	table        = "plantstore.goose_db_version"
+	createSchema = `DO $$ BEGIN IF to_regnamespace('plantstore') IS NULL THEN CREATE SCHEMA plantstore; END IF; END $$`
+)
 
 // The limits of the command line. Clients may have to wait behind a migration that waits for a
 // lock. 1.2 s is longer than deadlock_timeout, when autovacuum gives way.
@@ -309,7 +314,7 @@ func (l *locker) SessionLock(ctx context.Context, conn *sql.Conn) error {
 		}
 		return err
 	}
-	_, err = conn.ExecContext(ctx, `DO $$ BEGIN IF to_regnamespace('plantstore') IS NULL THEN CREATE SCHEMA plantstore; END IF; END $$`)
+	_, err = conn.ExecContext(ctx, createSchema)
 	return err
 }
 
@@ -378,9 +383,9 @@ func status(ctx context.Context, conn *pgx.Conn) ([]State, error) {
 		}
 		states = append(states, s)
 	}
-	for version, at := range applied {
+	for _, version := range slices.Sorted(maps.Keys(applied)) {
+		at := applied[version]
 		states = append(states, State{Migration: Migration{Version: version, Name: "unknown to this plantstore"}, AppliedAt: &at, Unknown: true})
 	}
-	slices.SortFunc(states, func(a, b State) int { return int(a.Version - b.Version) })
 	return states, nil
 }

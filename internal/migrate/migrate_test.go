@@ -40,6 +40,9 @@ func TestMigrateUpDownAndUpAgain(t *testing.T) {
 	if want := []Migration{All()[len(All())-1]}; err != nil || !slices.Equal(down, want) {
 		t.Errorf("one step down: got %v, %v, want %v", down, err, want)
 	}
+	if p, err := Plan(t.Context(), db.Owner); err != nil || !strings.Contains(p.Summary(), ": pending are 1\n") || !strings.Contains(p.Summary(), "\nrole plantstore_owner will own what they create\n") || !strings.HasSuffix(p.Summary(), "runs it\n") {
+		t.Errorf("plan after one step down: got %v, %+v, want one migration with its owner and the commands", err, p)
+	}
 	if down, err = Down(t.Context(), db.Owner, 0, Options{}); err != nil || len(down) != len(All())-1 {
 		t.Errorf("all the way down: got %v, %v, want the other migrations", down, err)
 	}

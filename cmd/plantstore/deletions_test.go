@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"strings"
 	"testing"
 
@@ -115,7 +116,7 @@ func TestDeletionsRestore(t *testing.T) {
 	fern := func(plant, deletion int) string {
 		return fmt.Sprintf(`plant %d "Fern <%[1]d>" \(deletion %d, deleted by role plantstore_owner at 2026-07-01T%d:00:00Z\)`, plant, deletion, deletion+12)
 	}
-	expect(2, "", fern(11, 1)+"\n"+fern(12, 2)+`\nRestore 2 plants\? \[y/N\] plantstore: standard input has no answer: use --yes\n`, "deletions", "restore", "1", "--plant=12")
+	expect(2, "", fern(11, 1)+"\n"+fern(12, 2)+`\nRestore 2 plants\? \[y/N\] plantstore: standard input is not a terminal, so nobody can confirm: use --yes\n`, "deletions", "restore", "1", "--plant=12")
 	expect(0, "would restore 1 plant\n", fern(11, 1)+"\n", "deletions", "restore", "1", "--dry-run")
 	execute(t, owner, `INSERT INTO plants (id, name) VALUES (12, 'Moss')`)
 	expect(1, "", "plantstore: nothing was restored:\n  "+fern(12, 2)+": its id is taken\n--skip-existing restores the others.\n", "deletions", "restore", "1", "2")
@@ -126,8 +127,15 @@ func TestDeletionsRestore(t *testing.T) {
 	expect(0, `\{\n  "cascaded": \[\],\n  "deleted_again": 0,\n  "dry_run": false,\n  "notices": \[\n    "column \\"note\\" of public.plants is new and takes its default"\n  \],\n  "restored": \[\n    14\n  \],\n  "taken": \[\]\n\}\n`, "",
 		"deletions", "restore", "--plant=14", "--yes", "--json")
 	execute(t, owner, `DELETE FROM plants WHERE id = 14`)
+	ids, _, err := os.Pipe() // of a shell's loop, which nobody ends
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, stderr, code := answering(t, ids, "deletions", "restore", "--plant=14", "--migrate-database-url="+owner.Config().ConnString()); code != 2 || !strings.HasSuffix(stderr, "use --yes\n") {
+		t.Errorf("restore that reads from a pipe: got exit code %d, %q; want 2 and advice", code, stderr)
+	}
 	for _, tt := range []struct{ answer, stdout, end string }{{"n\n", "", "plantstore: nothing was restored\n"}, {"Yes \n", "restored 1 plant\n", ""}} {
-		stdout, stderr, _ := answering(t, tt.answer, "deletions", "restore", "--plant=14", "--migrate-database-url="+owner.Config().ConnString())
+		stdout, stderr, _ := answering(t, strings.NewReader(tt.answer), "deletions", "restore", "--plant=14", "--migrate-database-url="+owner.Config().ConnString())
 		if stdout != tt.stdout || !strings.HasSuffix(stderr, "\nRestore 1 plant? [y/N] "+tt.end) || strings.Count(stderr, "Fern") != 1 {
 			t.Errorf("restore, answered %q: got %q, %q; want %q, and the plant, the question and %q", tt.answer, stdout, stderr, tt.stdout, tt.end)
 		}

@@ -50,14 +50,14 @@ func TestMain(m *testing.M) {
 // command runs a command line in this process.
 func command(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
-	return answering(t, "", args...)
+	return answering(t, strings.NewReader(""), args...)
 }
 
 // answering runs a command line that reads from standard input.
-func answering(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
+func answering(t *testing.T, stdin io.Reader, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	err := run(t.Context(), args, strings.NewReader(stdin), &out, &errOut)
+	err := run(t.Context(), args, stdin, &out, &errOut)
 	if exit, ok := errors.AsType[*exitError](err); ok {
 		code, err = exit.code, exit.err
 	} else if err != nil {
@@ -331,7 +331,8 @@ func TestBadCommandLinesAreRejected(t *testing.T) {
 		{"serve --tls-cert=cert.pem" + service, 2, `--tls-cert (PLANTSTORE_TLS_CERT) and --tls-key (PLANTSTORE_TLS_KEY) go together: one of them is not set`},
 		{"serve --tls-cert=/nonexistent --tls-key=/nonexistent" + service, 2, `the certificate for TLS can't be read: open /nonexistent: no such file or directory`},
 		{"serve --oidc-audience=a,_" + issuer, 2, `--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) has an empty name in its list: remove the comma`},
-		{"serve" + issuer, 2, `--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is not set: set it to the name that JWTs have for this service`},
+		{"serve" + issuer, 2, `--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is "": set it, without blanks around it`},
+		{"serve --oidc-audience=a --oidc-scope=,_" + issuer, 2, `--oidc-scope (PLANTSTORE_OIDC_SCOPE) is ", ": set it, without blanks around it`},
 		{"serve --oidc-audience=a --jwks-url=http://10.0.0.1/keys" + issuer, 2, `--jwks-url (PLANTSTORE_JWKS_URL): "http://10.0.0.1/keys" is not an https URL: keys could be replaced on their way`},
 		{"serve --addr=nowhere" + database, 2, noPort},
 		{"dev --addr=nowhere", 2, noPort},

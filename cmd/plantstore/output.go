@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -78,13 +79,19 @@ func counted[N int | int64](n N, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// confirm asks a question. It returns nil for yes, and otherwise refused.
+// confirm asks a question on a terminal. It returns nil for yes, and otherwise refused.
 func (c *console) confirm(ctx context.Context, question string, refused error) error {
+	noAnswer := &exitError{exitUsage, errors.New("standard input is not a terminal, so nobody can confirm: use --yes")}
+	if file, ok := c.in.(*os.File); ok { // a test has another reader
+		if info, err := file.Stat(); err != nil || info.Mode()&os.ModeCharDevice == 0 {
+			return noAnswer
+		}
+	}
 	fmt.Fprintf(c.err, "%s [y/N] ", question)
 	answer := make(chan string, 1)
 	go func() {
 		line, err := bufio.NewReader(c.in).ReadString('\n')
-		if err != nil {
+		if err != nil { // /dev/null passes for a terminal
 			close(answer)
 			return
 		}
@@ -96,7 +103,7 @@ func (c *console) confirm(ctx context.Context, question string, refused error) e
 	case line, ok := <-answer:
 		switch {
 		case !ok:
-			return &exitError{exitUsage, errors.New("standard input has no answer: use --yes")}
+			return noAnswer
 		case line == "y" || line == "yes":
 			return nil
 		}

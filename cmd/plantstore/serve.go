@@ -40,7 +40,7 @@ type serveCommand struct {
 	JWKSURL            string        `name:"jwks-url" env:"PLANTSTORE_JWKS_URL" placeholder:"URL" help:"URL of the issuer's keys, https or file. Default: OpenID Connect discovery."`
 	DrainDelay         time.Duration `env:"PLANTSTORE_DRAIN_DELAY" default:"5s" help:"How long to go on serving, not ready, after SIGTERM."`
 	LogFormat          string        `env:"PLANTSTORE_LOG_FORMAT" default:"json" enum:"json,text" help:"Log format: json or text."`
-	LogLevel           string        `env:"PLANTSTORE_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least severe log entry: debug, info, warn or error."`
+	LogLevel           slog.Level    `env:"PLANTSTORE_LOG_LEVEL" default:"info" help:"Least severe log entry: debug, info, warn or error."`
 	limitFlags         `embed:""`
 
 	database    target
@@ -111,8 +111,17 @@ func (c *serveCommand) checkIssuer() error {
 			return errors.New("--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) has an empty name in its list: remove the comma")
 		}
 	}
-	if len(c.OIDCAudience) == 0 {
-		return errors.New("--oidc-audience (PLANTSTORE_OIDC_AUDIENCE) is not set: set it to the name that JWTs have for this service")
+	for _, s := range []struct{ name, value string }{
+		{"--oidc-issuer (PLANTSTORE_OIDC_ISSUER)", c.OIDCIssuer},
+		{"--oidc-audience (PLANTSTORE_OIDC_AUDIENCE)", strings.Join(c.OIDCAudience, ",")},
+		{"--oidc-audience-claim (PLANTSTORE_OIDC_AUDIENCE_CLAIM)", c.OIDCAudienceClaim},
+		{"--oidc-scope-claim (PLANTSTORE_OIDC_SCOPE_CLAIM)", c.OIDCScopeClaim},
+		{"--oidc-scope (PLANTSTORE_OIDC_SCOPE)", c.OIDCScope},
+		{"--oidc-principal-claim (PLANTSTORE_OIDC_PRINCIPAL_CLAIM)", c.OIDCPrincipalClaim},
+	} {
+		if s.value == "" || strings.TrimSpace(s.value) != s.value {
+			return fmt.Errorf("%s is %q: set it, without blanks around it", s.name, s.value)
+		}
 	}
 	if c.JWKSURL == "" {
 		if err := auth.CheckIssuer(c.OIDCIssuer); err != nil {
@@ -174,10 +183,11 @@ func changed(parsed *kong.Context) (settings []any) {
 // A service has the configurations from the settings of serve or dev. Fields that are no
 // settings, such as the log and the repositories, are empty.
 type service struct {
-	database            postgres.Config
-	server              server.Config
-	issuer              auth.Issuer // without URL: no JWTs are accepted
-	logFormat, logLevel string
+	database  postgres.Config
+	server    server.Config
+	issuer    auth.Issuer // without URL: no JWTs are accepted
+	logFormat string
+	logLevel  slog.Level
 }
 
 func (c *serveCommand) service() service {
@@ -255,9 +265,8 @@ func serve(ctx context.Context, console *console, s service, public, admin net.L
 	return nil
 }
 
-func newLog(buffer *server.LogBuffer, format, level string) *slog.Logger {
-	least := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}[level]
-	options := &slog.HandlerOptions{Level: least}
+func newLog(buffer *server.LogBuffer, format string, level slog.Level) *slog.Logger {
+	options := &slog.HandlerOptions{Level: level}
 	if format == "text" {
 		return slog.New(buffer.Handler(slog.NewTextHandler(buffer, options)))
 	}

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/x509"
 	"encoding/pem"
+	"log/slog"
 	"net/http/httptest"
 	"net/netip"
 	"path/filepath"
@@ -52,7 +54,7 @@ func TestServeSettingsReachTheirFields(t *testing.T) {
 		{issuer, "--jwks-url=file:///keys.json", func(s *service) { s.issuer.JWKS = "file:///keys.json" }},
 		{database, "--drain-delay=7s", func(s *service) { s.server.DrainDelay = 7 * time.Second }},
 		{database, "--log-format=text", func(s *service) { s.logFormat = "text" }},
-		{database, "--log-level=warn", func(s *service) { s.logLevel = "warn" }},
+		{database, "--log-level=warn", func(s *service) { s.logLevel = slog.LevelWarn }},
 		{database, "--request-timeout=9s", func(s *service) { s.database.RequestTimeout, s.server.RequestTimeout = 9*time.Second, 9*time.Second }},
 		{database, "--shutdown-timeout=21s", func(s *service) { s.server.ShutdownTimeout = 21 * time.Second }},
 		{database, "--max-in-flight=7", func(s *service) { s.database.MaxInFlight = 7 }},
@@ -115,6 +117,21 @@ func differences(a, b any) (names []string) {
 		}
 	}
 	return names
+}
+
+func TestLogHasItsFormatAndLeastLevel(t *testing.T) {
+	t.Parallel()
+	for format, want := range map[string]string{"json": `"level":"WARN","msg":"second"`, "text": "level=WARN msg=second"} {
+		var out bytes.Buffer
+		buffer := server.NewLogBuffer(&out)
+		log := newLog(buffer, format, slog.LevelWarn)
+		log.Info("first")
+		log.Warn("second")
+		buffer.Close()
+		if got := out.String(); !strings.Contains(got, want) || strings.Contains(got, "first") {
+			t.Errorf("%s from WARN: got %s; want %s and nothing else", format, got, want)
+		}
+	}
 }
 
 // serviceOf returns the service that a command line of serve configures.

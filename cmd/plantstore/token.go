@@ -24,8 +24,9 @@ type tokenCommand struct {
 	Budget tokenBudget `cmd:"" help:"Limit how many plants a principal may delete in a period."`
 }
 
-// change runs do on the owner's connection, and explains its error. If the answer to the commit
-// is lost, the same command can be run again, or says what to run.
+// change runs do on the owner's connection, and explains its error. After a lost answer to
+// the commit, the command can be run again: create then names rotate, and rotate replaces a token
+// that nobody has seen.
 func (f *ownerFlags) change(ctx context.Context, name string, do func(*pgx.Conn) error) error {
 	err := f.with(ctx, do)
 	switch {

@@ -14,7 +14,7 @@ func TestBadVariablesAreRejected(t *testing.T) {
 	const collector = "OTEL_EXPORTER_OTLP_ENDPOINT=http://c|"
 	for variables, want := range map[string]string{
 		"PLANTSTORE_REQUEST_TIMEOUT=soon":                             `--request-timeout: expected duration but got "soon": time: invalid duration "soon" (from envar PLANTSTORE_REQUEST_TIMEOUT="soon")`,
-		"PLANTSTORE_LOG_LEVEL=loud":                                   `--log-level must be one of "debug","info","warn","error" but got "loud"`,
+		"PLANTSTORE_LOG_LEVEL=loud":                                   `--log-level: slog: level string "loud": unknown name`,
 		"DATABASE_URL=host=h\npassword=secret":                        `DATABASE_URL has a line break or another control character in it: a database URL is one line`,
 		"DATABASE_URL_FILE=/nonexistent":                              `DATABASE_URL_FILE cannot be read: open /nonexistent: no such file or directory`,
 		"DATABASE_URL_FILE=/dev/null":                                 `DATABASE_URL_FILE: the file /dev/null is empty`,

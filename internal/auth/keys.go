@@ -42,7 +42,7 @@ type keyring struct {
 	logged  string
 }
 
-// refresh keeps the keys fresh, without any JWT, too.
+// refresh fetches old keys from now on, whether or not JWTs come.
 func (k *keyring) refresh() {
 	k.get(false)
 	time.AfterFunc(fetchEvery, k.refresh)

@@ -93,7 +93,7 @@ func explainConnect(e *pgconn.ConnectError, pg *pgconn.PgError, setting string) 
 	case errors.Is(e, syscall.ECONNREFUSED), errors.Is(e, syscall.ENOENT):
 		return cannot + fmt.Sprintf("connection refused: is it running, and is %s right?", setting)
 	case unknownAuthority: // psql asks for the file
-		return cannot + fmt.Sprintf("an unknown authority signed its certificate: name the authority's file with sslrootcert in %s. Without sslrootcert, the authorities of this machine count", setting)
+		return cannot + fmt.Sprintf("an unknown authority signed its certificate: let sslrootcert in %s name the file of the right one. Without sslrootcert, the authorities of this machine count", setting)
 	case pgconn.Timeout(e), errors.Is(e, context.DeadlineExceeded):
 		return cannot + fmt.Sprintf("it does not answer in time: is %s right, and does a firewall let connections through?", setting)
 	case errors.Is(e, pgconn.ErrReadOnlyConnection), errors.Is(e, pgconn.ErrStandbyConnection):
@@ -121,6 +121,12 @@ func address(host string, port uint16) string {
 }
 
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+
+// notDriven are parameters of libpq that the driver would send to the server.
+var notDriven = []string{"fallback_application_name", "gssdelegation", "gssencmode", "gsslib", "hostaddr", "keepalives", "keepalives_count",
+	"keepalives_idle", "keepalives_interval", "load_balance_hosts", "oauth_client_id", "oauth_client_secret", "oauth_issuer", "oauth_scope",
+	"requirepeer", "requiressl", "scram_client_key", "scram_server_key", "ssl_max_protocol_version", "ssl_min_protocol_version", "sslcompression",
+	"sslcrl", "sslcrldir", "sslkeylogfile", "tcp_user_timeout"}
 
 // unescaped matches characters that end a URL's user and password too early.
 var unescaped = regexp.MustCompile(`[/@ ]|%(?:$|[^0-9A-Fa-f]|.$|.[^0-9A-Fa-f])`)
@@ -152,7 +158,10 @@ func CheckURL(setting, url string) error {
 		return unreadable
 	}
 	for name, value := range config.ConnConfig.RuntimeParams {
-		if !parameterName.MatchString(name) || strings.Contains(value, "://") {
+		switch {
+		case slices.Contains(notDriven, name):
+			return fmt.Errorf("%s sets %s, a parameter of libpq that this program does not support: remove it", setting, name)
+		case !parameterName.MatchString(name) || strings.Contains(value, "://"):
 			return fmt.Errorf("%s has a parameter without a proper name. Remove what is before postgres://, such as a quotation mark, and put values with blanks of a DSN in single quotes", setting)
 		}
 	}

@@ -39,6 +39,8 @@ func TestCheckURL(t *testing.T) {
 		"postgres://u:s e@%c/ret@h/d?sslmode=disable": misplaced,
 		"postgres://u:secret%@h/d":                    misplaced,
 
+		"host=h keepalives_idle=5": "DATABASE_URL sets keepalives_idle, a parameter of libpq that this program does not support: remove it",
+
 		"postgres://u:secret@h:p/d":                       wrong + "invalid port",
 		"postgres://u:secret@h/d?sslmode=on":              wrong + "failed to configure TLS (sslmode is invalid)",
 		"postgres://u:secret@h/d?pool_max_conns=x":        wrong + `cannot parse pool_max_conns (strconv.ParseInt: parsing "x": invalid syntax)`,
@@ -126,7 +128,7 @@ func TestConnectErrorsNameTheirCause(t *testing.T) {
 		{"no database", refusing("3D000", `database "d" does not exist`), t.Context(), "sslmode=disable", `there is no database "d" at SERVER: create it, or correct DATABASE_URL`},
 		{"no role", refusing("28000", `role "u" does not exist`), t.Context(), "sslmode=disable", `the server at SERVER refuses the connection: role "u" does not exist (SQLSTATE 28000)`},
 		{"unknown authority", withTLS, t.Context(), "sslmode=verify-full",
-			"cannot connect to PostgreSQL at SERVER: an unknown authority signed its certificate: name the authority's file with sslrootcert in DATABASE_URL. Without sslrootcert, the authorities of this machine count"},
+			"cannot connect to PostgreSQL at SERVER: an unknown authority signed its certificate: let sslrootcert in DATABASE_URL name the file of the right one. Without sslrootcert, the authorities of this machine count"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

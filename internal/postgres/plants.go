@@ -163,7 +163,7 @@ func (e *execution) tryAlone(ctx context.Context, pool *pgxpool.Pool, timeout, l
 	defer cancel()
 	began = time.Now()
 	m, err := deleteOne(ctx, conn, &e.deletion, lock)
-	if e.suspect && time.Since(began) > p.db.limits.batchStatement/8 {
+	if took := time.Since(began) - time.Duration(p.db.roundTrip.Load()); e.suspect && took > p.db.limits.batchStatement/8 {
 		// The deletion made its batch slow, as a foreign key without an index does, and would make
 		// the next one slow.
 		p.memory.slow(e.deletion.Principal)

@@ -72,19 +72,27 @@ func TestBudgetIsFreeWhileARequestWaitsForItsPlant(t *testing.T) {
 	})
 }
 
-// A slow deletion takes its principal out of batches after it was in one that took too long.
+// A slow deletion takes its principal out of batches after it was in one that took too long. The
+// way to the database does not count.
 func TestSlowDeletionTakesItsPrincipalOutOfBatches(t *testing.T) {
 	t.Parallel()
 	l := patient
 	l.batchStatement = 0 // any time in the database is too long
 	s := limitedStore(t, l)
-	first := s.plant(t, 2)
-	e := execution{plants: s.Plants, deletion: s.of(first, "key"), suspect: true}
-	if m, err := e.tryAlone(t.Context(), s.batch, time.Hour, 0); m != deleted {
-		t.Fatalf("the attempt: meaning %d, %v; want it deleted", m, err)
-	}
-	other := s.of(first+1, "key")
-	if got := s.memory.route(&other); got != onBatchPool {
-		t.Errorf("another plant takes route %d; want %d", got, onBatchPool)
+	first := s.plant(t, 3)
+	for n, c := range []struct {
+		roundTrip time.Duration
+		want      route
+	}{{time.Hour, inBatch}, {0, onBatchPool}} {
+		acquired(t, s.batch).Release() // a new connection would find the true round trip
+		s.roundTrip.Store(int64(c.roundTrip))
+		e := execution{plants: s.Plants, deletion: s.of(first+plant.ID(n), "key"), suspect: true}
+		if m, err := e.tryAlone(t.Context(), s.batch, time.Hour, 0); m != deleted {
+			t.Fatalf("the attempt: meaning %d, %v; want it deleted", m, err)
+		}
+		other := s.of(first+2, "key")
+		if got := s.memory.route(&other); got != c.want {
+			t.Errorf("round trips of %s: another plant takes route %d; want %d", c.roundTrip, got, c.want)
+		}
 	}
 }

@@ -81,8 +81,8 @@ type timed[V any] struct {
 	until time.Time
 }
 
-// maxRecent limits how many keys are remembered. When there are more, all are forgotten. A key
-// is added again after its next failure.
+// maxRecent limits how many keys are remembered, with those whose time is over. When there are
+// more, all are forgotten. A key is added again after its next failure.
 const maxRecent = 10_000
 
 // add remembers a value until a time, or until the key's earlier value ends if that is later.

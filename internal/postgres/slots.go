@@ -11,7 +11,7 @@ import (
 
 // slots are semaphores, one for each key that is in use, first come, first served.
 type slots[K comparable] struct {
-	number func(K) int64 // of a key's slots; one, if nil
+	number func(K) int64 // how many slots a key has; nil: one
 	mu     sync.Mutex
 	inUse  map[K]*slot
 }

@@ -23,6 +23,7 @@ type part struct {
 	ids      []int64 // in plantstore.recorded
 	names    []string
 	types    []string // of the columns when plants were recorded
+	escaped  bool     // values of type json have escapes that json's functions refuse
 	today    []column
 	reshaped bool   // columns are gone or have another type
 	row      string // the temporary table with the recorded columns c0, c1 and so on
@@ -91,15 +92,16 @@ func (p *part) join() string {
 func (r *restore) parts(ctx context.Context, plants []Deletion) (inserted, changed []*part, err error) {
 	rows, _ := r.Query(ctx, `
 		WITH entries AS MATERIALIZED ( -- a row that several deletions took or changed comes back as the last one found it
-			SELECT DISTINCT ON (relation, changed, became, key) relation, changed, became, id, types, ARRAY(SELECT json_object_keys(`+readable("content")+`)) AS names
+			SELECT DISTINCT ON (relation, changed, became, key) relation, changed, became, id, types, ARRAY(SELECT json_object_keys(`+readable("content")+`)) AS names,
+				content::text <> `+readable("content")+`::text AS escaped
 			FROM plantstore.recorded WHERE deletion_id = ANY ($1) AND ($2 OR types IS NOT NULL) ORDER BY relation, changed, became, key, id DESC
 		)
 		SELECT relation::oid, types IS NOT NULL, relation::text, coalesce((SELECT CASE relkind WHEN 'p' THEN '' ELSE 'ONLY ' END FROM pg_class WHERE oid = relation) || relation::text, ''),
-			coalesce(changed, ''), coalesce(became, ''), array_agg(id ORDER BY id), names, types::text[]
+			coalesce(changed, ''), coalesce(became, ''), array_agg(id ORDER BY id), names, types::text[], bool_or(escaped)
 		FROM entries GROUP BY relation, changed, became, names, types ORDER BY types IS NULL, min(id)`, idsOf(plants), !r.options.PlantsOnly)
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*part, error) {
 		var p part
-		return &p, row.Scan(&p.oid, &p.plants, &p.name, &p.only, &p.changed, &p.became, &p.ids, &p.names, &p.types)
+		return &p, row.Scan(&p.oid, &p.plants, &p.name, &p.only, &p.changed, &p.became, &p.ids, &p.names, &p.types, &p.escaped)
 	})
 	if err != nil {
 		return nil, nil, err
@@ -139,6 +141,10 @@ func (p *part) byHand() string {
 	case p.changed != "":
 		return p.update(changed, array(p.ids)) + ";\n"
 	}
+	comment, content := "", "e.content"
+	if p.escaped {
+		comment, content = "-- \\u0000 and \\ud800 to \\udfff in values of type json come back as \\u0001.\n", readable("e.content")
+	}
 	var columns, values, types []string
 	for _, c := range p.today {
 		i := slices.Index(p.names, c.name)
@@ -148,8 +154,8 @@ func (p *part) byHand() string {
 		columns, values = append(columns, c.quoted()), append(values, "p."+c.quoted())
 		types = append(types, c.quoted()+" "+c.reads)
 	}
-	return fmt.Sprintf("INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE\nSELECT %s\nFROM %s, json_to_record(e.content) p (%s);\n",
-		p.name, strings.Join(columns, ", "), strings.Join(values, ", "), p.rows(array(p.ids)), strings.Join(types, ", "))
+	return fmt.Sprintf("%sINSERT INTO %s (%s) OVERRIDING SYSTEM VALUE\nSELECT %s\nFROM %s, json_to_record(%s) p (%s);\n",
+		comment, p.name, strings.Join(columns, ", "), strings.Join(values, ", "), p.rows(array(p.ids)), content, strings.Join(types, ", "))
 }
 
 // readColumns locks the table, and refuses columns that have changed since.

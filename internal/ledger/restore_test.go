@@ -71,15 +71,16 @@ func TestRestoreAfterTheTableChanged(t *testing.T) {
 	}
 }
 
-// The SQL by hand restores rows of watched tables, too, whatever the session's settings.
+// The SQL by hand restores rows of watched tables, too, whatever the session's settings. It says
+// which values of type json it has to change.
 func TestRestoreByHand(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Connect(t, pgtest.New(t).Owner)
 	pgtest.Execute(t, owner, `
-		CREATE TABLE notes (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE, gone int, fragment xml, twice int GENERATED ALWAYS AS (id * 2) STORED);
+		CREATE TABLE notes (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE, gone json, note json, fragment xml, twice int GENERATED ALWAYS AS (id * 2) STORED);
 		CREATE TABLE stock (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE SET NULL, other bigint REFERENCES plants ON DELETE SET NULL);
 		SELECT plantstore.watch('notes'), plantstore.watch('stock');
-		INSERT INTO plants (id, name) VALUES (1, 'Fern'); INSERT INTO notes VALUES (1, 1, 2, 'a<b/>'); INSERT INTO stock VALUES (1, 1, 1);
+		INSERT INTO plants (id, name) VALUES (1, 'Fern'); INSERT INTO notes VALUES (1, 1, '"\u0000"', '"\u0000"', 'a<b/>'); INSERT INTO stock VALUES (1, 1, 1);
 		DELETE FROM plants; ALTER TABLE notes DROP gone; ALTER TABLE stock RENAME plant TO renamed; SET xmloption = document`)
 	_, err := ledger.Restore(t.Context(), owner, ledger.Selection{Plants: []int64{1}}, ledger.Options{})
 	refused, ok := errors.AsType[*ledger.RefusedError](err)
@@ -87,9 +88,12 @@ func TestRestoreByHand(t *testing.T) {
 		t.Fatalf("got %v, want a refusal", err)
 	}
 	pgtest.Execute(t, owner, refused.ByHand)
-	const want = `Fern (1,1,a<b/>,2) (1,,1)`
+	const want = `Fern (1,1,"""\\u0001""",a<b/>,2) (1,,1)`
 	if got := value[string](t, owner, `SELECT concat_ws(' ', name, n::text, s::text) FROM plants, notes n, stock s`); got != want {
 		t.Errorf("rows: got %s, want %s, by\n%s", got, want, refused.ByHand)
+	}
+	if want := "-- \\u0000 and \\ud800 to \\udfff in values of type json come back as \\u0001.\nINSERT INTO public.notes "; strings.Count(refused.ByHand, "\n--") != 1 || !strings.Contains(refused.ByHand, want) {
+		t.Errorf("got %s, want one comment, %s", refused.ByHand, want)
 	}
 }
 

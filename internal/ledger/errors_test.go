@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -12,29 +13,22 @@ import (
 	"plantstore/internal/pgtest"
 )
 
-// A failure fails one statement of a connection.
-type failure struct {
-	at, seen int
-	sql      string
+// A tracer is called before each statement of a connection, which may get another context.
+type tracer func(ctx context.Context, conn *pgx.Conn, sql string) context.Context
+
+func (f tracer) TraceQueryStart(ctx context.Context, conn *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	return f(ctx, conn, q.SQL)
 }
 
-func (f *failure) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
-	if q.SQL == "rollback" {
-		return ctx
-	}
-	if f.seen++; f.seen == f.at {
-		f.sql = q.SQL
-		cancelled, cancel := context.WithCancel(ctx)
-		cancel()
-		return cancelled
-	}
+func (f tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func cancelled(ctx context.Context) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	cancel()
 	return ctx
 }
 
-func (f *failure) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-// Each statement that fails returns its own error, not that of a later statement. Only after a
-// failed commit it is unknown whether the plants were restored.
+// Each statement that fails returns its own error, not that of a later statement.
 func TestFailedStatementsReturnTheirOwnErrors(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
@@ -58,27 +52,67 @@ func TestFailedStatementsReturnTheirOwnErrors(t *testing.T) {
 		_, err := ledger.Purge(ctx, conn, ledger.MinAge)
 		return err
 	}
-	f := &failure{}
+	var at, seen int
+	var failed string
+	fail := tracer(func(ctx context.Context, _ *pgx.Conn, sql string) context.Context {
+		if sql == "rollback" {
+			return ctx
+		}
+		if seen++; seen == at {
+			failed = sql
+			return cancelled(ctx)
+		}
+		return ctx
+	})
 	var conn *pgx.Conn
 	for _, do := range []func(context.Context, *pgx.Conn) error{script, purge, restore} {
-		for f.at = 1; ; f.at++ {
+		for at = 1; ; at++ {
 			if conn == nil || conn.IsClosed() { // a failed BEGIN closes the connection
-				conn = pgtest.ConnectWith(t, db.Owner, func(c *pgx.ConnConfig) { c.Tracer = f })
+				conn = pgtest.ConnectWith(t, db.Owner, func(c *pgx.ConnConfig) { c.Tracer = fail })
 			}
-			f.seen = 0
+			seen = 0
 			err := do(t.Context(), conn)
-			if f.seen < f.at {
-				if err != nil || f.at == 1 {
-					t.Errorf("without a failure: got %v after %d statements, want none", err, f.seen)
+			if seen < at {
+				if err != nil || at == 1 {
+					t.Errorf("without a failure: got %v after %d statements, want none", err, seen)
 				}
 				break
 			}
 			if !errors.Is(err, context.Canceled) {
-				t.Errorf("got %v, want %v from statement %d: %s", err, context.Canceled, f.at, f.sql)
+				t.Errorf("got %v, want %v from statement %d: %s", err, context.Canceled, at, failed)
 			}
-			if unknown := f.sql == "commit"; errors.Is(err, ledger.ErrCommitUnknown) != unknown {
-				t.Errorf("got %v from %s, want ErrCommitUnknown: %v", err, f.sql, unknown)
-			}
+		}
+	}
+}
+
+// It is unknown whether plants were restored only if the answer to the commit is lost.
+func TestRestoreReportsAFailedCommit(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	pgtest.Execute(t, pgtest.Connect(t, db.Owner), `CREATE TABLE pots (plant bigint REFERENCES plants DEFERRABLE); INSERT INTO plants (id, name) VALUES (1, 'p'); DELETE FROM plants;
+		CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';
+		CREATE CONSTRAINT TRIGGER die AFTER INSERT ON pots DEFERRABLE FOR EACH ROW WHEN (NEW.plant IS NULL) EXECUTE FUNCTION die()`)
+	for want, sql := range map[string]string{ // before the commit
+		`nothing was restored: ERROR: insert or update on table "pots"`:  `SET CONSTRAINTS ALL DEFERRED; INSERT INTO public.pots VALUES (7)`,
+		"nothing was restored: commit unexpectedly resulted in rollback": `SELECT 1 / 0`,
+		"nothing was restored: timeout: context already done":            ``,
+		ledger.ErrCommitUnknown.Error():                                  `SET CONSTRAINTS ALL DEFERRED; INSERT INTO public.pots VALUES (NULL)`,
+	} {
+		conn := pgtest.ConnectWith(t, db.Owner, func(c *pgx.ConnConfig) {
+			c.Tracer = tracer(func(ctx context.Context, conn *pgx.Conn, statement string) context.Context {
+				if statement != "commit" {
+					return ctx
+				}
+				conn.PgConn().Exec(ctx, sql).ReadAll() // may fail
+				if sql == "" {
+					return cancelled(ctx)
+				}
+				return ctx
+			})
+		})
+		done, err := ledger.Restore(t.Context(), conn, ledger.Selection{Plants: []int64{1}}, ledger.Options{})
+		if unknown := want == ledger.ErrCommitUnknown.Error(); err == nil || !strings.HasPrefix(err.Error(), want) || errors.Is(err, ledger.ErrCommitUnknown) != unknown {
+			t.Errorf("got %+v, %v, want %s", done, err, want)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Options allow restores that are refused without them.
@@ -109,10 +110,15 @@ func Restore(ctx context.Context, conn *pgx.Conn, s Selection, o Options) (Resto
 	if o.DryRun || len(done.Plants) == 0 {
 		return done, nil
 	}
-	if err = r.Commit(ctx); err != nil {
-		err = fmt.Errorf("%w (%w)", ErrCommitUnknown, err)
+	err = r.Commit(ctx)
+	pg, answered := errors.AsType[*pgconn.PgError](err)
+	switch {
+	case err == nil:
+		return done, nil
+	case answered && pg.SeverityUnlocalized == "ERROR", errors.Is(err, pgx.ErrTxCommitRollback), pgconn.SafeToRetry(err):
+		return Restored{}, fmt.Errorf("nothing was restored: %w", err)
 	}
-	return done, err
+	return done, fmt.Errorf("%w (%w)", ErrCommitUnknown, err)
 }
 
 // begin begins a transaction in which public.plants keeps its columns. Values are read and

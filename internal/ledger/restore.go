@@ -29,11 +29,21 @@ type Restored struct {
 }
 
 // Cascaded counts rows of a watched table: those that were removed, or those whose column
-// Changed was set to null or to its default. Rows recorded with other columns count apart.
+// Changed was set to null or to its default.
 type Cascaded struct {
 	Table   string `json:"table"`
 	Changed string `json:"changed,omitempty"`
 	Rows    int    `json:"rows"`
+}
+
+// count adds rows of a part, which may be one of several of its table.
+func (d *Restored) count(p *part, rows int) {
+	i := slices.IndexFunc(d.Cascaded, func(c Cascaded) bool { return c.Table == p.name && c.Changed == p.changed })
+	if i < 0 {
+		d.Cascaded = append(d.Cascaded, Cascaded{p.name, p.changed, rows})
+	} else {
+		d.Cascaded[i].Rows += rows
+	}
 }
 
 // A Reason prevents a restore.
@@ -210,7 +220,7 @@ func (r *restore) run(ctx context.Context, conn *pgx.Conn, s Selection) (done Re
 			return done, err
 		}
 		if !p.plants {
-			done.Cascaded = append(done.Cascaded, Cascaded{Table: p.name, Rows: len(p.ids)})
+			done.count(p, len(p.ids))
 		}
 	}
 	for _, p := range changed {
@@ -219,7 +229,7 @@ func (r *restore) run(ctx context.Context, conn *pgx.Conn, s Selection) (done Re
 			return done, err
 		}
 		if n > 0 {
-			done.Cascaded = append(done.Cascaded, Cascaded{p.name, p.changed, n})
+			done.count(p, n)
 		}
 	}
 	if err := r.refused(); err != nil {

@@ -97,6 +97,23 @@ func TestRestoreByHand(t *testing.T) {
 	}
 }
 
+// Rows of a table count together, whatever columns the table had when they left.
+func TestRestoreCountsTheRowsOfATable(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.Connect(t, pgtest.New(t).Owner)
+	pgtest.Execute(t, owner, `
+		CREATE TABLE notes (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE, other bigint REFERENCES plants ON DELETE SET NULL);
+		CREATE TABLE stock (id int PRIMARY KEY, plant bigint REFERENCES plants ON DELETE CASCADE); SELECT plantstore.watch('notes'), plantstore.watch('stock');
+		INSERT INTO plants (id, name) VALUES (1, 'p'), (2, 'p'); INSERT INTO notes VALUES (1, 1, NULL), (2, 2, NULL), (3, NULL, 1), (4, NULL, 2); INSERT INTO stock VALUES (1, 1), (2, 2);
+		DELETE FROM plants WHERE id = 1; ALTER TABLE notes ADD text text; ALTER TABLE stock ADD text text; DELETE FROM plants`)
+	done := restore(t, owner, ledger.Selection{Plants: []int64{1, 2}}, ledger.Options{})
+	slices.SortFunc(done.Cascaded, func(a, b ledger.Cascaded) int { return strings.Compare(a.Table+a.Changed, b.Table+b.Changed) })
+	want := []ledger.Cascaded{{Table: "public.notes", Rows: 2}, {Table: "public.notes", Changed: "other", Rows: 2}, {Table: "public.stock", Rows: 2}}
+	if diff := cmp.Diff(want, done.Cascaded); diff != "" {
+		t.Errorf("rows that came back (-want +got):\n%s", diff)
+	}
+}
+
 func reasons(t *testing.T, err error) (texts []string) {
 	t.Helper()
 	refused, ok := errors.AsType[*ledger.RefusedError](err)

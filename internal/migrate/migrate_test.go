@@ -16,6 +16,7 @@ import (
 
 	"plantstore/internal/localpg"
 	"plantstore/internal/pgtest"
+	"plantstore/migrations"
 )
 
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
@@ -95,6 +96,20 @@ func TestDownRefusesToLoseRows(t *testing.T) {
 			t.Errorf("down: got %v and %v, want %q and nothing rolled back", done, err, step.want)
 		}
 		pgtest.Execute(t, owner, step.empty)
+	}
+}
+
+func TestLossesNameEachDroppedTable(t *testing.T) {
+	t.Parallel()
+	for _, m := range All() {
+		text, err := migrations.Files.ReadFile(m.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, down, _ := strings.Cut(string(text), "-- +goose Down\n")
+		if losses[m.Version] == "" && strings.Contains(down, "DROP TABLE") {
+			t.Errorf("%s: its Down drops a table, and losses in migrate.go has no query for its rows", m.Name)
+		}
 	}
 }
 

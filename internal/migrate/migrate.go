@@ -38,7 +38,8 @@ const (
 	DefaultLockAttempts = 10
 )
 
-// Options are for Up and Down. The zero value waits for locks without a limit.
+// Options are for Up and Down. With a zero LockTimeout, a migration and the clients behind it wait
+// for a lock without a limit: commands must set both limits.
 type Options struct {
 	LockTimeout  time.Duration // of an attempt
 	LockAttempts int

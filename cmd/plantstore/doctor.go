@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -24,9 +25,10 @@ const (
 
 type doctorCommand struct {
 	ownerFlags `embed:""`
-	Skip       []string `env:"PLANTSTORE_DOCTOR_SKIP" placeholder:"NAME" help:"Skip a check, if its finding is intended. Repeatable."`
-	Replicas   int      `default:"1" help:"How many replicas of the service run: each opens pool_max_conns connections."`
-	JSON       bool     `name:"json" help:"Print JSON."`
+	Skip       []string      `env:"PLANTSTORE_DOCTOR_SKIP" placeholder:"NAME" help:"Skip a check, if its finding is intended. Repeatable."`
+	Replicas   int           `default:"1" help:"How many replicas of the service run: each opens pool_max_conns connections."`
+	JSON       bool          `name:"json" help:"Print JSON."`
+	Timeout    time.Duration `default:"2m" help:"Longest time for all checks together."`
 }
 
 // Help adds the checks to the command's help.
@@ -54,6 +56,8 @@ func (c *doctorCommand) Validate() error {
 
 // Run checks the database.
 func (c *doctorCommand) Run(ctx context.Context, console *console) error {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
 	in := doctor.Input{Versions: migrate.Versions(), Skip: c.Skip}
 	if c.service.url != "" || hasPGVariables() {
 		if in.Connections, in.ServiceErr = c.connections(ctx); in.ServiceErr == nil {

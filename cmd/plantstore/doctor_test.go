@@ -44,6 +44,7 @@ problems: 1, advice: 1
 	expect(exitUnknown, "", "plantstore: cannot connect to PostgreSQL at 127.0.0.1:1: connection refused", "--database-url=postgres://127.0.0.1:1/plantstore")
 	expect(exitUnknown, "advice: transactions: role plantstore_app cannot see how long transactions of other roles have been open\n    GRANT pg_read_all_stats TO plantstore_app;\n"+
 		"problems: 0, advice: 1\n", "plantstore: check budgets failed: permission denied for table principals", urls[1], "--skip=cascades,restore-rights,store-triggers")
+	expect(exitUnknown, "", "plantstore: cannot connect to PostgreSQL", append(urls, "--timeout=1ns")...)
 	expect(exitUsage, "", `plantstore: doctor: --skip (PLANTSTORE_DOCTOR_SKIP): there is no check "everything": see 'plantstore doctor --help'`, append(urls, "--skip=everything")...)
 	expect(exitUsage, "", "plantstore: doctor: --replicas is 0: it must be at least 1", append(urls, "--replicas=0")...)
 	help, _, _ := command(t, "doctor", "--help")

@@ -488,6 +488,11 @@ func TestChecksAreReadOnlyAndLimited(t *testing.T) {
 	if want := "on 5s 1s"; err != nil || len(found) != 1 || found[0].Message != want {
 		t.Errorf("got %+v, %v, want %q", found, err, want)
 	}
+	expired, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	if _, err := Run(expired, Input{Owner: conn}); err == nil || !strings.HasPrefix(err.Error(), "check version failed: the database did not answer in time") {
+		t.Errorf("after the deadline: got %v, want no answer in time", err)
+	}
 }
 
 // An address is a connection that seems to lead elsewhere.

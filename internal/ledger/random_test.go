@@ -57,15 +57,24 @@ func (s *randomStore) add() {
 	pgtest.Execute(s.t, s.conn, `BEGIN; SET CONSTRAINTS ALL IMMEDIATE`)
 	n := len(s.tables)
 	table := randomTable{name: fmt.Sprintf(s.oneOf(`public.t%d`, `public."T ""%%s"" %d"`, `store."gone' %d"`), n), typ: s.oneOf("int", "bigint", "smallint", "text", "varchar")}
-	pgtest.Execute(s.t, s.conn, fmt.Sprintf(`CREATE TABLE %s (id %s PRIMARY KEY)`, table.name, table.typ))
-	columns := []string{"id"}
+	generated := "STORED"
+	if value[int](s.t, s.conn, `SELECT current_setting('server_version_num')::int`) >= 180000 {
+		generated = s.oneOf("STORED", "VIRTUAL")
+	}
+	create := fmt.Sprintf(`CREATE TABLE %s (id %s PRIMARY KEY, value float8, note json, twice float8 GENERATED ALWAYS AS (value * 2) %s)`, table.name, table.typ, generated)
+	if s.IntN(4) == 0 {
+		create += fmt.Sprintf(` PARTITION BY HASH (id); CREATE TABLE store.part%d PARTITION OF %s FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+			CREATE TABLE store."other part%[1]d" PARTITION OF %[2]s FOR VALUES WITH (MODULUS 2, REMAINDER 1)`, n, table.name)
+	}
+	pgtest.Execute(s.t, s.conn, create)
+	columns := []string{"id", "value", "note"}
 	var parents []randomTable
 	for i := range 1 + s.IntN(3) {
 		parents = append(parents, append(slices.Clone(s.tables), s.tables[0], table)[s.IntN(n+2)])
 		columns = append(columns, s.reference(table, parents[i], i))
 	}
 	for size := 3 + s.IntN(10); table.n < size; table.n++ {
-		values := []string{fmt.Sprintf("'%d'", table.n)}
+		values := []string{fmt.Sprintf("'%d'", table.n), s.oneOf("0.1 + 0.2::float8", "'-0'", "'NaN'", "NULL"), s.oneOf(`'{"a": 1,  "a": 2}'`, `'"\u0000"'`, "NULL")}
 		for _, parent := range parents {
 			switch {
 			case table.n == 0:

@@ -39,8 +39,9 @@ func (b *bench) wrk(ctx context.Context, address, token string, w walk, clients 
 	return l, nil
 }
 
-// deletedOf returns how many plants a load deleted, where one in every was to be refused (0:
-// none). Requests in flight at the end are not in the load: at most as many as clients.
+// deletedOf returns how many plants a load deleted. If every is not 0, the server has to refuse
+// one plant in so many. Each client may have a request in flight at the end, which the load
+// leaves out.
 func deletedOf(l load, every, gone, clients int64) (int64, error) {
 	deleted, slack, referred := l.Requests-l.Refused, clients+2, int64(0)
 	if every > 0 {

@@ -35,7 +35,8 @@ func lostOp(do action) op  { return op{Do: do, Lost: true} }
 // other.
 func TestCheckerOrdersSequentialOperations(t *testing.T) {
 	t.Parallel()
-	// ends has a plant's deletions, and outcomes by key.
+	// ends returns the final state of a plant that is gone: its deletions, and the outcomes of
+	// keys 1, 2 and so on.
 	ends := func(deletions int, outcomes ...int) final {
 		l := final{deletions: deletions}
 		copy(l.outcomes[1:], outcomes)

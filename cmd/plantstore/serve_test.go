@@ -34,17 +34,20 @@ func TestServeWaitsForMigrationThenDeletes(t *testing.T) {
 	provider := authtest.New(t)
 	file := filepath.Join(t.TempDir(), "url")
 	writeFile(t, file, database.App+"\n")
-	s := serving(t, []string{"DATABASE_URL_FILE=" + file, "PLANTSTORE_MIGRATE_LOCK_TIMEOUT=1s"}, "--rate-limit=500/s", "--trusted-proxies=10.0.0.0/8, 2001:db8::7", "--profiles",
+	s := serving(t, []string{"DATABASE_URL_FILE=" + file, "PLANTSTORE_MIGRATE_LOCK_TIMEOUT=1s", "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1", "OTEL_TRACES_EXPORTER=none"}, "--rate-limit=500/s", "--trusted-proxies=10.0.0.0/8, 2001:db8::7", "--profiles",
 		"--oidc-issuer="+provider.URL, "--jwks-url="+provider.URL+"/keys?secret", "--oidc-audience=web, "+authtest.Audience, "--oidc-budget=1/1h")
-	var entry struct{ Settings map[string]string }
+	var entry struct {
+		Settings map[string]string
+		Traces   bool
+	}
 	if err := json.Unmarshal([]byte(s.waitFor(t, `"msg":"serving"`)), &entry); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]string{"database_url_file": file, "addr": "127.0.0.1:0", "admin_addr": "127.0.0.1:0", "drain_delay": "0s",
 		"rate_limit": "500/s,burst=500", "trusted_proxies": "[10.0.0.0/8 2001:db8::7/128]", "profiles": "true",
 		"oidc_issuer": provider.URL, "jwks_url": provider.URL + "/keys", "oidc_audience": "[web " + authtest.Audience + "]", "oidc_budget": "1/1h"}
-	if diff := cmp.Diff(want, entry.Settings); diff != "" {
-		t.Errorf("settings in the log (-want +got):\n%s", diff)
+	if diff := cmp.Diff(want, entry.Settings); diff != "" || entry.Traces {
+		t.Errorf("traces: %v, want none; settings in the log (-want +got):\n%s", entry.Traces, diff)
 	}
 	s.waitFor(t, `"msg":"not ready"`)
 	if _, stderr, code := command(t, "healthcheck", "--timeout=10m", "--admin-addr="+strings.TrimPrefix(s.admin, "http://")); code != 1 || !strings.Contains(stderr, fmt.Sprintf("migrations [%d] are missing: apply them with 'plantstore migrate up'", migrate.Latest())) {

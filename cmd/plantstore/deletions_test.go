@@ -140,7 +140,7 @@ func TestDeletionsRestore(t *testing.T) {
 			t.Errorf("restore, answered %q: got %q, %q; want %q, and the plant, the question and %q", tt.answer, stdout, stderr, tt.stdout, tt.end)
 		}
 	}
-	for _, args := range []string{"", "1 --by=shop", "--by=shop", "--by=shop --by-role=x --since=1h", "1 --sql --plants-only"} {
+	for _, args := range []string{"", "1 --by=shop", "--by=shop", "--by=shop --by-role=x --since=1h", "1 --sql --plants-only", "1 --sql --json", "1 --sql --dry-run", "1 --sql --fire-triggers", "1 --sql --skip-existing"} {
 		expect(2, "", ".*plantstore: .*", append([]string{"deletions", "restore"}, strings.Fields(args)...)...)
 	}
 }

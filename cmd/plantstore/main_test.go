@@ -348,6 +348,7 @@ func TestBadCommandLinesAreRejected(t *testing.T) {
 		{"token budget x" + database, 2, `set the budget of "x", as 500/1h or none, or reset what is used of it with --reset`},
 		{"migrate down --lock-attempts=0" + database, 2, `migrate down: --lock-attempts (PLANTSTORE_MIGRATE_LOCK_ATTEMPTS) is 0: it must be at least 1`},
 		{"migrate up --lock-timeout=61s" + database, 2, `migrate up: --lock-timeout (PLANTSTORE_MIGRATE_LOCK_TIMEOUT) is 1m1s: it must be from 10ms to 1m`},
+		{"migrate plan --migrate-database-url=postgres://127.0.0.1:1/d", 1, `cannot connect to PostgreSQL at 127.0.0.1:1: connection refused: is it running, and is --migrate-database-url right?`},
 		{"migrate plan --sql --json" + database, 2, `--sql and --json can't be used together`},
 		{"healthcheck --admin-addr=a:b:c", 2, `--admin-addr (PLANTSTORE_ADMIN_ADDR) is "a:b:c": parse "http://a:b:c/readyz": invalid port ":b:c" after host`},
 	} {

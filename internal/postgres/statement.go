@@ -66,10 +66,7 @@ func deleteMany(ctx context.Context, conn *pgx.Conn, deletions []*plant.Deletion
 	if conn.PgConn().CustomData()[throughPooler] != nil {
 		sql, args = deleteThroughPoolerSQL, append(args, strconv.FormatInt(lock.Milliseconds(), 10))
 	}
-	rows, err := conn.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
+	rows, _ := conn.Query(ctx, sql, args...)
 	gone, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	if err == nil {
 		err = takeCutShort(conn)

@@ -103,6 +103,21 @@ func TestShutdownDoesNotWaitForEver(t *testing.T) {
 	})
 }
 
+func TestShutdownWithAnUnusedConnectionIsNoError(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := testConfig()
+		c.ShutdownTimeout = time.Second
+		s := run(t, c)
+		s.public.dial(t)
+		synctest.Wait()
+		s.end()
+		if err := <-s.stopped; err != nil {
+			t.Errorf("Serve: %v, want no error", err)
+		}
+	})
+}
+
 func TestServeReportsALostListener(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

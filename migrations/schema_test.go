@@ -94,7 +94,7 @@ func TestUnfitTablesAreNamed(t *testing.T) {
 			[]string{"is written by a subscription, whose deletions leave no record"}},
 		{"fit", `CREATE TABLE plants ("key" text, id bigint PRIMARY KEY, up text GENERATED ALWAYS AS (lower("key")) STORED)`, []string{}},
 	} {
-		// In a schema of its own and rolled back, so that the tests can share a database.
+		// Each table has a schema of its own and is rolled back, so that the cases share a database.
 		mustExec(t, conn, `BEGIN; CREATE SCHEMA mine; SET LOCAL search_path = mine, pg_catalog`)
 		mustExec(t, conn, test.sql)
 		want := []string{}

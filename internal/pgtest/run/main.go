@@ -109,8 +109,8 @@ func startLocal(ctx context.Context) (*server, error) {
 	return &server{url: s.URL("postgres", "postgres"), source: source, stop: s.Close}, nil
 }
 
-// memory returns a folder in memory if it has many times the space that the tests need and
-// TMPDIR is not set: hundreds of databases then take two thirds of the time.
+// memory returns a folder in memory, where hundreds of databases take two thirds of the time. If
+// TMPDIR is set or the folder has too little space, it returns an empty text.
 func memory() string {
 	const folder, needed = "/dev/shm", 8 << 30
 	var fs syscall.Statfs_t

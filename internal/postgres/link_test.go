@@ -75,8 +75,10 @@ func simulable() limits {
 func linked(t *testing.T, database pgtest.Database, l limits) (*DB, *link) {
 	t.Helper()
 	k := &link{}
-	url := strings.Replace(database.App, "connect_timeout=60", "sslmode=disable&pool_max_conns=8", 1) // the timeout is the service's own
-	t.Cleanup(func() { time.Sleep(time.Minute) })                                                     // simulated, until the driver has closed the connections that it gave up
+	// The timeout is the service's own.
+	url := strings.Replace(database.App, "connect_timeout=60", "sslmode=disable&pool_max_conns=8", 1)
+	// A simulated minute, in which the driver closes the connections that it gave up.
+	t.Cleanup(func() { time.Sleep(time.Minute) })
 	return opened(t, Config{URL: url, Log: slog.New(slog.NewTextHandler(&k.log, nil)), limits: &l, dial: k.dial}), k
 }
 
